@@ -1,0 +1,55 @@
+# `make` alone lists the targets. Needs only Python 3.11 and make; everything else goes into .venv.
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# One thread per BLAS call: two test workers or two kernels share two cores, and sums stay in one order.
+ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+
+.PHONY: help app test test-all lint samples bench golden clean
+
+help:  ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+PY := $(shell command -v $(PYTHON) 2>/dev/null || command -v python3)
+
+$(BIN)/python:
+	@test -n "$(PY)" || { echo "nvfp4viz needs Python 3.11: install it, or run make PYTHON=/path/to/python3.11"; exit 1; }
+	@"$(PY)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nvfp4viz needs Python 3.11 or newer, $(PY) is older: run make PYTHON=/path/to/python3.11"; exit 1; }
+	"$(PY)" -m venv $(VENV)
+
+$(VENV)/.app: requirements.txt | $(BIN)/python
+	$(BIN)/python -m pip install -q -r requirements.txt
+	@touch $@
+
+$(VENV)/.dev: requirements.txt requirements-dev.txt | $(BIN)/python
+	$(BIN)/python -m pip install -q -r requirements-dev.txt
+	@touch $@ $(VENV)/.app
+
+app: $(VENV)/.app  ## install what is needed and start the app
+	$(BIN)/python -m nvfp4viz.warm
+	$(BIN)/streamlit run app.py
+
+test: $(VENV)/.dev  ## install what tests need and run them (minutes)
+	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not browser"
+
+test-all: $(VENV)/.dev  ## everything: also slow tests and the browser (needs g++ and Chromium)
+	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist loadfile
+
+lint: $(VENV)/.dev  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+samples: $(VENV)/.app  ## rebuild the shipped sample checkpoints from their seeds and statistics
+	$(BIN)/python -m sample_checkpoints.build
+
+bench: $(VENV)/.dev  ## measure; peers are installed into .venv-peers
+	$(BIN)/python -m benchmarks
+
+golden:  ## rebuild tests/golden with the real packages (installs them into .venv-peers*)
+	$(MAKE) $(VENV)/.dev
+	$(BIN)/python -m tests.golden.make_golden
+
+clean:  ## remove the environment and caches
+	rm -rf $(VENV) .venv-* .cache sample_checkpoints/built
