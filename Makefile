@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # One thread per BLAS call: two test workers or two kernels share two cores, and sums stay in one order.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-.PHONY: help app test test-all lint samples bench golden clean
+.PHONY: help app test test-rest lint samples bench golden clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,8 +33,9 @@ app: $(VENV)/.app  ## install what is needed and start the app
 test: $(VENV)/.dev  ## install what tests need and run them (minutes)
 	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not browser"
 
-test-all: $(VENV)/.dev  ## everything: also slow tests and the browser (needs g++ and Chromium)
-	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist loadfile
+test-rest: $(VENV)/.dev  ## the slow tests and those that drive Chromium (needs g++ and Chromium)
+	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not browser"
+	$(ONE_THREAD) $(BIN)/python -m pytest -m browser
 
 lint: $(VENV)/.dev  ## ruff and mypy
 	$(BIN)/ruff check .
