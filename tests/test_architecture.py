@@ -83,7 +83,9 @@ def test_pages_stay_thin(path):
 LIGHT = ["errors", "formats", "quant", "moe", "checkpoint", "model", "serving", "audit", "figures", "cli"]
 
 
-@pytest.mark.parametrize("package", [name for name in LIGHT if (PACKAGE / name).exists() or (PACKAGE / f"{name}.py").exists()])
+@pytest.mark.parametrize(
+    "package", [name for name in LIGHT if (PACKAGE / name).exists() or (PACKAGE / f"{name}.py").exists()]
+)
 def test_imports_are_light(package):
     """Importing a package brings neither torch nor streamlit nor numba: they cost seconds and memory."""
     code = (
@@ -95,7 +97,9 @@ def test_imports_are_light(package):
 
 
 def test_no_machine_paths_in_the_tree():
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\n")
     here = str(ROOT.parent)
     for name in filter(None, tracked):
         path = ROOT / name

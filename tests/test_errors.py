@@ -10,7 +10,9 @@ import pytest
 from nvfp4viz import errors
 
 PACKAGE = Path(errors.__file__).parent
-RAISED = re.compile(r"(?:NvError|FormatError|CheckpointError|ModelError|ServingError|InputError)\(\s*\"([a-z0-9_.\-]+)\"")
+RAISED = re.compile(
+    r"(?:NvError|FormatError|CheckpointError|ModelError|ServingError|InputError)\(\s*\"([a-z0-9_.\-]+)\""
+)
 
 
 def raised_codes() -> set[str]:
@@ -31,7 +33,10 @@ def test_every_raised_code_is_described():
 def test_languages_say_the_same(code):
     english, chinese = errors.error_texts("en")[code], errors.error_texts("zh")[code]
     assert set(english) == set(chinese) == {"what", "why", "next"}
-    together = {lang: set().union(*map(placeholders, text.values())) for lang, text in (("en", english), ("zh", chinese))}
+    together = {
+        lang: set().union(*map(placeholders, text.values()))
+        for lang, text in (("en", english), ("zh", chinese))
+    }
     assert together["en"] == together["zh"]
     assert re.search(r"[一-鿿]", "".join(chinese.values())), "the Chinese text is not Chinese"
 
