@@ -97,9 +97,9 @@ def test_imports_are_light(package):
 
 
 def test_no_machine_paths_in_the_tree():
-    tracked = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split("\n")
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )
     here = str(ROOT.parent)
     for name in filter(None, tracked):
         path = ROOT / name

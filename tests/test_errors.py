@@ -34,8 +34,7 @@ def test_languages_say_the_same(code):
     english, chinese = errors.error_texts("en")[code], errors.error_texts("zh")[code]
     assert set(english) == set(chinese) == {"what", "why", "next"}
     together = {
-        lang: set().union(*map(placeholders, text.values()))
-        for lang, text in (("en", english), ("zh", chinese))
+        lang: set().union(*map(placeholders, text.values())) for lang, text in (("en", english), ("zh", chinese))
     }
     assert together["en"] == together["zh"]
     assert re.search(r"[一-鿿]", "".join(chinese.values())), "the Chinese text is not Chinese"

@@ -1,8 +1,9 @@
 """What this machine computes on.
 
 Every page says which device made its numbers.  Today that is always the CPU: the CUDA kernels of ``kernels/`` are not
-part of this version, so a GPU that is present is named and left alone.  Finding it must cost nothing and break nothing:
-we ask the driver through ``ctypes`` instead of importing CuPy or torch, and every failure is a sentence, not an exception.
+part of this version, so a GPU that is present is named and left alone.  Finding it must cost nothing and break
+nothing: we ask the driver through ``ctypes`` instead of importing CuPy or torch, and every failure is a sentence, not
+an exception.
 """
 
 from __future__ import annotations
@@ -36,9 +37,7 @@ class DeviceReport:
     no_gpu_reason: str | None  # id of the reason (a key of content/*/ui.toml), None where a GPU was found
 
 
-KERNEL_THREADS = (
-    2  # quant.fast splits rows over two threads: the smallest machine we promise speed on has two cores
-)
+KERNEL_THREADS = 2  # quant.fast splits rows over two threads: the smallest machine we promise speed on has two cores
 
 
 def _cpu_name() -> str:
@@ -66,9 +65,7 @@ def _find_gpus(library: str | None = None) -> tuple[tuple[Gpu, ...], str | None]
         if cuda.cuDeviceGet(ctypes.byref(handle), ordinal) != 0:
             return tuple(gpus), "driver-failed"
         cuda.cuDeviceGetName(name, len(name), handle)
-        cuda.cuDeviceGetAttribute(
-            ctypes.byref(major), 75, handle
-        )  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+        cuda.cuDeviceGetAttribute(ctypes.byref(major), 75, handle)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
         cuda.cuDeviceGetAttribute(ctypes.byref(minor), 76, handle)  # …_MINOR
         gpus.append(Gpu(name.value.decode(errors="replace"), (major.value, minor.value)))
     return tuple(gpus), None if gpus else "none-found"

@@ -31,9 +31,7 @@ def test_a_missing_driver_is_a_reason():
 def test_a_broken_driver_is_a_reason(tmp_path, gxx, body, reason):
     (tmp_path / "driver.c").write_text(body)
     compiler = shutil.which("gcc") or gxx
-    subprocess.run(
-        [compiler, "-shared", "-fPIC", "-x", "c", "driver.c", "-o", "driver.so"], cwd=tmp_path, check=True
-    )
+    subprocess.run([compiler, "-shared", "-fPIC", "-x", "c", "driver.c", "-o", "driver.so"], cwd=tmp_path, check=True)
     assert device._find_gpus(str(tmp_path / "driver.so")) == ((), reason)
 
 
@@ -51,7 +49,4 @@ def test_a_device_is_named(tmp_path, gxx):
 
 def test_asking_imports_neither_cupy_nor_torch():
     code = "import sys, nvfp4viz.device as d; d.describe_device(); print({'cupy','torch'} & set(sys.modules))"
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-        == "set()\n"
-    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
