@@ -1,0 +1,12 @@
+"""nvfp4viz in the browser: page config, navigation, language, error boundary.  Nothing else lives here."""
+
+import streamlit as st
+
+from nvfp4viz.ui.errors import boundary
+from nvfp4viz.ui.shell import open_shell
+
+st.set_page_config(page_title="nvfp4viz", page_icon=":material/grid_4x4:", layout="wide")
+
+page = open_shell()
+with boundary():
+    page.run()

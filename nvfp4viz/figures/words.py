@@ -1,0 +1,79 @@
+"""Every sentence a reader sees, from ``content/<language>/*.toml``.
+
+A key is ``<file>.<table>.<entry>``, for example ``"ui.copy_link"`` or ``"e2m1.claim"`` (files in ``pages/`` drop the folder).
+Numbers are never part of a sentence: they are placeholders, filled by the caller from what the library computed.
+"""
+
+from __future__ import annotations
+
+import string
+import time
+import tomllib
+from functools import lru_cache
+from pathlib import Path
+
+LANGUAGES = ("en", "zh")
+CONTENT = Path(__file__).parents[1] / "content"
+
+
+def words(language: str, key: str, **values: object) -> str:
+    """One text in ``language``, with its placeholders filled.
+
+    Raises
+    ------
+    KeyError
+        If there is no such text, or a placeholder has no value: both are mistakes of ours that a test finds.
+
+    >>> words("zh", "ui.language")
+    '语言'
+    """
+    text = catalogue(language)[key]
+    return text.format(**values) if values or "{" in text else text
+
+
+def has_words(language: str, key: str) -> bool:
+    """Whether there is a text under ``key``."""
+    return key in catalogue(language)
+
+
+def catalogue(language: str) -> dict[str, str]:
+    """All texts of a language, ``{key: text}``; read again, within a second, when a file has changed."""
+    return _load(_stamp(language, int(time.monotonic())))
+
+
+@lru_cache(maxsize=8)
+def _stamp(language: str, second: int) -> tuple[tuple[str, int], ...]:
+    # A page asks for a hundred texts; looking at the files once a second is enough for an author and free for a reader.
+    folder = CONTENT / language
+    files = sorted([*folder.glob("*.toml"), *(folder / "pages").glob("*.toml")])
+    return tuple((str(path), path.stat().st_mtime_ns) for path in files if not path.name.startswith("errors"))
+
+
+@lru_cache(maxsize=4)
+def _load(stamp: tuple[tuple[str, int], ...]) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for name, _ in stamp:
+        path = Path(name)
+        _flatten(tomllib.loads(path.read_text(encoding="utf-8")), path.stem, texts)
+    return texts
+
+
+def _flatten(table: dict[str, object], prefix: str, into: dict[str, str]) -> None:
+    for name, value in table.items():
+        key = f"{prefix}.{name}"
+        if isinstance(value, dict):
+            _flatten(value, key, into)
+        elif isinstance(value, list):
+            for index, item in enumerate(value):
+                _flatten(item if isinstance(item, dict) else {"": item}, f"{key}.{index}", into)
+        else:
+            into[key] = str(value)
+
+
+def placeholders(text: str) -> set[str]:
+    """Names of the placeholders in a text.
+
+    >>> sorted(placeholders("{x} rounds to {value}"))
+    ['value', 'x']
+    """
+    return {name for _, name, _, _ in string.Formatter().parse(text) if name}

@@ -1,0 +1,41 @@
+"""Components that live in the browser, one folder each: ``<name>.html``, ``<name>.css``, ``<name>.js``.
+
+``load`` puts the palette in front of the style sheet and ``arithmetic.js`` (where a component has one) in front of the script.
+The arithmetic a local edit needs lives in that file alone, so that a test can hold it against the library.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import streamlit as st
+
+from nvfp4viz.figures.palette import css_variables
+
+if TYPE_CHECKING:
+    from streamlit.components.v2.types import ComponentRenderer
+
+FOLDER = Path(__file__).parent
+
+
+def read(name: str, part: str) -> str:
+    """The text of one file of a component, or nothing if it has no such file."""
+    path = FOLDER / name / part
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def load(name: str) -> ComponentRenderer:
+    """Register a component from its folder; call once, at import."""
+    shared = (FOLDER / "shared.css").read_text(encoding="utf-8")
+    return st.components.v2.component(
+        f"nvfp4viz.{name}",
+        html=read(name, f"{name}.html") + "\n",
+        css=css_variables() + shared + read(name, f"{name}.css"),
+        js=read(name, "arithmetic.js") + "\n" + read(name, f"{name}.js"),
+    )
+
+
+def state(key: str) -> dict[str, Any]:
+    """What a mounted component last reported, or an empty dict."""
+    return dict(st.session_state.get(key) or {})

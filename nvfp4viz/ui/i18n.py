@@ -1,0 +1,75 @@
+"""The reader's language: ``?lang=en|zh``, else the browser's, kept when they move on and when they switch."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from nvfp4viz.figures.words import LANGUAGES, has_words, words
+
+_KEY = "lang"
+_SWITCH = "lang_switch"
+NAMES = {"en": "English", "zh": "中文"}
+
+
+def lang() -> str:
+    """The language of this session: ``"en"`` or ``"zh"``."""
+    return st.session_state.get(_KEY) or _from_browser()
+
+
+def t(key: str, **values: object) -> str:
+    """A text in the reader's language; see :mod:`nvfp4viz.figures.words` for keys."""
+    return words(lang(), key, **values)
+
+
+def has(key: str) -> bool:
+    """Whether the reader's language has a text under ``key``."""
+    return has_words(lang(), key)
+
+
+def _from_browser() -> str:
+    locale = (st.context.locale or "en").lower()
+    return "zh" if locale.startswith("zh") else "en"
+
+
+def settle_language() -> str | None:
+    """Take the language from the link, the session or the browser, in this order, and put it into the link.
+
+    Returns
+    -------
+    str or None
+        The value of ``?lang=`` if it names no language of ours.
+    """
+    asked = st.query_params.get(_KEY)
+    written = st.session_state.get("_lang_written")
+    bad = None
+    if asked is not None and asked != written:
+        if asked in LANGUAGES:
+            st.session_state[_KEY] = asked
+        else:
+            bad = asked
+    st.session_state.setdefault(_KEY, _from_browser())
+    if asked != st.session_state[_KEY]:
+        st.query_params[_KEY] = st.session_state[_KEY]
+    st.session_state["_lang_written"] = st.session_state[_KEY]
+    return bad
+
+
+def language_switch() -> None:
+    """Two segments, English and 中文.  Switching keeps everything else on the page."""
+    st.session_state[_SWITCH] = lang()
+    st.segmented_control(
+        t("ui.language"),
+        LANGUAGES,
+        format_func=NAMES.__getitem__,
+        key=_SWITCH,
+        required=True,
+        label_visibility="collapsed",
+        on_change=_switched,
+    )
+
+
+def _switched() -> None:
+    chosen = st.session_state[_SWITCH]
+    st.session_state[_KEY] = chosen
+    st.query_params[_KEY] = chosen
+    st.session_state["_lang_written"] = chosen

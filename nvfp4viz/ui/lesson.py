@@ -1,0 +1,169 @@
+"""The page template: a claim, a stage with its side, details, and a foot with code, sources, data and the link.
+
+A lesson page reads::
+
+    ensure_shell()
+    page = lesson.open_page("e2m1", x=state.number(...))
+    stage, side = page.stage()
+    with stage: ...            # the component or the figure
+    with side:
+        page.finding("seen", x=..., value=...)
+    page.prose("ties", ...)
+    page.foot(code={"x": 2.5}, data={"e2m1_codes": rows})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import streamlit as st
+
+from nvfp4viz.ui import export, i18n, registry, snippets, state
+from nvfp4viz.ui.components import load
+from nvfp4viz.ui.errors import escape
+from nvfp4viz.ui.i18n import t
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+_COPY_LINK = load("copy_link")
+Rows = Sequence[Mapping[str, Any]]
+
+
+def open_page(page_id: str, **params: state.Param) -> Lesson:
+    """Read the link, draw title and claim, name link values that could not be used."""
+    page = Lesson(page_id, state.open_view(page_id, **params))
+    page.head()
+    return page
+
+
+class Lesson:
+    """One page being drawn.  ``view`` holds its settings."""
+
+    def __init__(self, page_id: str, view: state.View) -> None:
+        self.id = page_id
+        self.view = view
+        self._count = 0
+
+    def t(self, key: str, **values: object) -> str:
+        """A text of this page: ``page.t("claim")`` is ``t("e2m1.claim")``."""
+        return t(f"{self.id}.{key}", **values)
+
+    def _key(self, kind: str) -> str:
+        self._count += 1
+        return f"{kind}_{self.id}_{self._count}"
+
+    def head(self) -> None:
+        with st.container(key="lesson_head", gap="xsmall"):
+            with st.container(key="lesson_group"):
+                st.markdown(t(f"ui.group.{registry.entry_of(self.id).group}"))
+            st.title(self.t("title"), anchor=False)
+            with st.container(key="lesson_claim"):
+                st.markdown(self.t("claim"))
+        for note in self.view.notes:
+            shown = f"`{note.name}={note.value.replace('`', '')}`"
+            name = "ui.link.unusable" if note.allowed else "ui.link.unknown"
+            st.caption(t(name, what=shown, allowed=note.allowed))
+
+    def stage(self, ratio: tuple[int, int] = (2, 1)) -> tuple[Any, Any]:
+        """The stage (about two thirds) and the side; the side follows below on a phone."""
+        stage, side = st.columns(ratio, gap="large")
+        return stage, side
+
+    def finding(self, key: str, **values: object) -> None:
+        """What is to be seen now, in one computed sentence."""
+        with st.container(key=self._key("finding")):
+            st.markdown(self.t(key, **values))
+
+    def prose(self, key: str, **values: object) -> None:
+        """A piece of Markdown from the page's texts."""
+        with st.container(key=self._key("prose")):
+            st.markdown(self.t(key, **values))
+
+    def heading(self, key: str) -> None:
+        st.subheader(self.t(key), anchor=False)
+
+    def expander(self, key: str) -> Any:
+        """An expander whose body is computed only while it is open: ``if (box := page.expander("ties")).open: with box: …``."""
+        return st.expander(self.t(key), key=f"{self.id}.open.{key}", on_change="rerun")
+
+    def tabs(self, *keys: str) -> list[Any]:
+        """Tabs whose bodies are computed only while they are open; test ``tab.open`` before computing."""
+        return list(st.tabs([self.t(key) for key in keys], key=f"{self.id}.tabs", on_change="rerun"))
+
+    def figure(self, figure: go.Figure, *, alt: str, finding: str, rows: Callable[[], Rows] | None = None) -> None:
+        """A Plotly figure with its short name, the sentence that states its finding, and its data as a table."""
+        key = self._key("figure")
+        st.plotly_chart(
+            figure,
+            theme=None,
+            key=key,
+            alt=alt,
+            config={"displaylogo": False, "displayModeBar": "hover", "modeBarButtonsToRemove": ["select2d", "lasso2d"]},
+        )
+        st.markdown(finding)
+        if rows is not None:
+            box = st.expander(t("ui.table"), key=f"{key}_table", on_change="rerun")
+            if box.open:
+                box.dataframe(list(rows()), hide_index=True, alt=alt)
+
+    def glossary(self, *terms: str) -> None:
+        """A row of terms; each opens its definition."""
+        with st.container(horizontal=True, gap="small", vertical_alignment="center"):
+            st.caption(t("ui.terms"), width="content")
+            for term in terms:
+                with st.popover(t(f"glossary.{term}.term"), type="tertiary", key=f"{self.id}.term.{term}"):
+                    st.markdown(t(f"glossary.{term}.text"))
+
+    def foot(
+        self,
+        *,
+        code: Mapping[str, Any],
+        data: Mapping[str, Rows | Callable[[], Rows]],
+    ) -> None:
+        """Show me the code, Sources, Download data, Copy link; and the address bar is brought up to date.
+
+        ``code`` fills the page's snippet ``content/code/<id>.py``; ``data`` maps a file's stem to its rows (or a function
+        that computes them when somebody downloads).
+        """
+        self.view.write_link()
+        st.divider()
+        box = st.expander(t("ui.code.label"), key=f"{self.id}.open.code", on_change="rerun", icon=":material/code:")
+        if box.open:
+            with box:
+                source = snippets.fill(self.id, code)
+                st.code(source, language="python")
+                st.caption(t("ui.code.output"))
+                st.code(snippets.run(source), language=None)
+        with st.container(horizontal=True, gap="small", vertical_alignment="center"):
+            with st.popover(t("ui.sources"), icon=":material/menu_book:", key=f"{self.id}.sources"):
+                for line in self._sources():
+                    st.markdown(line)
+            with st.popover(t("ui.download"), icon=":material/download:", key=f"{self.id}.download"):
+                for stem, rows in data.items():
+                    for kind, convert, mime in export.KINDS:
+                        st.download_button(
+                            f"{stem}.{kind}",
+                            data=lambda rows=rows, convert=convert: convert(rows() if callable(rows) else rows),
+                            file_name=f"{stem}.{kind}",
+                            mime=mime,
+                            key=f"{self.id}.download.{stem}.{kind}",
+                            on_click="ignore",
+                        )
+            _COPY_LINK(
+                key=f"{self.id}.copy",
+                data={"label": t("ui.copy.label"), "copied": t("ui.copy.copied"), "byHand": t("ui.copy.by_hand")},
+                width="content",
+            )
+
+    def _sources(self) -> Iterable[str]:
+        index = 0
+        while i18n.has(f"{self.id}.sources.{index}.what"):
+            what = self.t(f"sources.{index}.what")
+            where = self.t(f"sources.{index}.where")
+            yield f"- {what}  \n  `{where}`"
+            index += 1
+
+
+__all__ = ["Lesson", "escape", "open_page"]

@@ -1,0 +1,63 @@
+"""Predict, then see.  A question before a surprise; nothing is hidden for good and no answer is scolded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import streamlit as st
+
+from nvfp4viz.ui.i18n import t
+
+
+def ask(key: str, options: Sequence[str], answer: str, **values: object) -> bool:
+    """Ask once; afterwards show the guess beside the answer.
+
+    Parameters
+    ----------
+    key
+        Text key such as ``"e2m1.predict.product"`` with ``question``, ``options.<id>`` and ``reveal``.
+    options
+        Ids of the answers offered.
+    answer
+        The id that is right: computed by the caller from the library, never written down.
+    **values
+        For the placeholders of all these texts.
+
+    Returns
+    -------
+    bool
+        Whether the surprise may be shown.
+    """
+    assert answer in options, f"{answer} is not offered by {key}"
+    slot = key.replace(".", "_")
+    skipped = f"predict.skipped.{key}"
+    guess_key = f"predict.guess.{key}"
+    guess = st.session_state.get(guess_key)
+    revealed = guess is not None or st.session_state.get(skipped, False)
+    with st.container(border=True, key=f"predict_{slot}"):
+        st.caption(t("ui.predict.label"))
+        st.radio(
+            t(f"{key}.question", **values),
+            options,
+            index=None,
+            format_func=lambda option: t(f"{key}.options.{option}", **values),
+            key=guess_key,
+            persist_state="session",
+            disabled=revealed,
+        )
+        if not revealed:
+            st.button(t("ui.predict.skip"), type="tertiary", key=f"predict.skip.{key}", on_click=_skip, args=(skipped,))
+            return False
+        right = t(f"{key}.options.{answer}", **values)
+        if guess is None:
+            st.markdown(t("ui.predict.answer", answer=right))
+        elif guess == answer:
+            st.markdown(t("ui.predict.as_predicted", answer=right))
+        else:
+            st.markdown(t("ui.predict.otherwise", answer=right))
+        st.markdown(t(f"{key}.reveal", **values))
+    return True
+
+
+def _skip(flag: str) -> None:
+    st.session_state[flag] = True

@@ -1,0 +1,60 @@
+"""Which pages there are, in reading order.  To add one: a line here, a file in ``pages/``, a text file per language."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import streamlit as st
+
+from nvfp4viz.ui.i18n import t
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class PageEntry:
+    """One page.  ``id`` names its script, its texts and its address; it never changes with the language."""
+
+    id: str
+    group: str
+    default: bool = False
+
+    @property
+    def script(self) -> str:
+        return f"pages/{self.id}.py"
+
+
+# The default page lives at "/": its own address would show Streamlit's "Page not found".
+PAGES = (
+    PageEntry("empty_answer", "start", default=True),
+    PageEntry("e2m1", "formats"),
+    PageEntry("two_level_scaling", "formats"),
+)
+
+
+def streamlit_pages() -> dict[str, list[st.Page]]:
+    """The pages for ``st.navigation``, grouped, with titles in the reader's language and constant addresses."""
+    groups: dict[str, list[st.Page]] = {}
+    for entry in PAGES:
+        page = st.Page(
+            entry.script,
+            title=t(f"{entry.id}.title"),
+            url_path=None if entry.default else entry.id,
+            default=entry.default,
+            help=t(f"{entry.id}.aim"),
+        )
+        groups.setdefault(t(f"ui.group.{entry.group}"), []).append(page)
+    return groups
+
+
+def entry_of(page_id: str) -> PageEntry:
+    """The registry's line for a page."""
+    return next(entry for entry in PAGES if entry.id == page_id)
+
+
+def link(page_id: str, label: str | None = None, **query: str) -> None:
+    """A link to another page of ours, with the view it should open on (ids and numbers as in a link)."""
+    entry = entry_of(page_id)
+    params = {"lang": st.session_state.get("lang", "en"), **query}
+    st.page_link(entry.script, label=label or t(f"{page_id}.title"), query_params=params)

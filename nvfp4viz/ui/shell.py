@@ -1,0 +1,37 @@
+"""What surrounds every page: navigation, language, and the guard against a cold deep link."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+
+from nvfp4viz.ui import i18n, registry
+from nvfp4viz.ui.i18n import t
+
+_STYLE = Path(__file__).parent / "shell.css"
+
+
+def open_shell() -> st.Page:
+    """Navigation, style and the language switch; returns the page to run."""
+    bad_language = i18n.settle_language()
+    page = st.navigation(registry.streamlit_pages(), expanded=True)
+    st.session_state["_shell"] = True
+    st.html(_STYLE)
+    with st.container(horizontal=True, horizontal_alignment="right", key="topbar"):
+        i18n.language_switch()
+    if bad_language is not None:
+        st.caption(t("ui.link.bad_language"))
+    return page
+
+
+def ensure_shell() -> None:
+    """First line of every page.
+
+    Until one session of a server has run ``st.navigation``, Streamlit answers a deep link by running the page's file alone,
+    without ``app.py``.  Declaring the navigation here and running again brings the shell in; the link is kept.
+    """
+    if "_shell" not in st.session_state:
+        i18n.settle_language()
+        st.navigation(registry.streamlit_pages(), expanded=True)
+        st.rerun()

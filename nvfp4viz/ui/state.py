@@ -1,0 +1,236 @@
+"""What a link restores: the shared cursor and a page's own settings, as ids and numbers, never as translated labels.
+
+A page declares its settings once::
+
+    view = open_view("e2m1", x=number(-1e6, 1e6, default=2.5), format=choice(FORMATS, default="e2m1"))
+    st.slider(..., **view.widget("x"))     # key and persistence
+    view["x"]                              # the value
+    view.put(x=3.0)                        # set it from a component's callback
+    view.write_link()                      # after the widgets: the address bar follows
+
+Values live in the session under ``view.key(name)``; the address bar holds those that differ from their default.  What a link
+says is checked here, once: a value that makes no sense is named in ``view.notes`` and removed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import streamlit as st
+
+CURSOR = ("checkpoint", "layer", "expert", "projection", "block", "element")
+# Settled elsewhere, so no page complains about them.
+_COMMON = {"lang", "mode", *CURSOR}
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """How one setting is written in a link.  ``parse`` raises ``ValueError``; ``allowed`` is shown to the reader."""
+
+    default: Any
+    parse: Callable[[str], Any]
+    allowed: str
+    write: Callable[[Any], str] = str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A link value that could not be used."""
+
+    name: str
+    value: str
+    allowed: str
+
+
+def integer(low: int, high: int, default: int | None = None) -> Param:
+    """A whole number from ``low`` to ``high``."""
+
+    def parse(text: str) -> int:
+        value = int(text)
+        if not low <= value <= high:
+            raise ValueError(text)
+        return value
+
+    return Param(default, parse, f"{low} … {high}")
+
+
+def number(low: float, high: float, default: float | None = None) -> Param:
+    """A finite number from ``low`` to ``high``; written so that it reads back to the same float."""
+
+    def parse(text: str) -> float:
+        value = float(text)
+        if not low <= value <= high:  # also refuses NaN
+            raise ValueError(text)
+        return value
+
+    return Param(default, parse, f"{low:g} … {high:g}", write=repr_number)
+
+
+def numbers(count: int, default: Sequence[float]) -> Param:
+    """Exactly ``count`` numbers separated by commas; ``nan``, ``inf`` and ``-inf`` are values too."""
+
+    def parse(text: str) -> tuple[float, ...]:
+        values = tuple(float(part) for part in text.split(","))
+        if len(values) != count:
+            raise ValueError(text)
+        return values
+
+    return Param(tuple(default), parse, f"{count} × 1.5", write=lambda v: ",".join(map(repr_number, v)))
+
+
+def choice(options: Sequence[str], default: str | None = None) -> Param:
+    """One id out of ``options``."""
+
+    def parse(text: str) -> str:
+        if text not in options:
+            raise ValueError(text)
+        return text
+
+    return Param(default, parse, ", ".join(options))
+
+
+def flag(default: bool = False) -> Param:
+    """On or off, written ``1`` or ``0``."""
+
+    def parse(text: str) -> bool:
+        return {"1": True, "0": False}[text] if text in ("0", "1") else _refuse(text)
+
+    return Param(default, parse, "0, 1", write=lambda v: "1" if v else "0")
+
+
+def slug(default: str | None = None) -> Param:
+    """An opaque id such as a sample's name: letters, digits, dot, dash, underscore.  Never a path."""
+
+    def parse(text: str) -> str:
+        return text if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text) else _refuse(text)
+
+    return Param(default, parse, "a-z 0-9 . _ -")
+
+
+def _refuse(text: str) -> Any:
+    raise ValueError(text)
+
+
+def repr_number(value: float) -> str:
+    """The shortest text that reads back to the same double.
+
+    >>> repr_number(2.0), repr_number(0.1), repr_number(float("nan"))
+    ('2', '0.1', 'nan')
+    """
+    value = float(value)
+    if math.isfinite(value) and value == int(value) and abs(value) < 1e15 and math.copysign(1, value) * value >= 0:
+        return str(int(value)) if value or math.copysign(1, value) > 0 else "-0.0"
+    return repr(value)
+
+
+_CURSOR_PARAMS = {
+    "checkpoint": slug(),
+    "layer": integer(0, 9999),
+    "expert": integer(0, 99999),
+    "projection": choice(("w1", "w2", "w3", "w13", "gate", "up", "down")),
+    "block": integer(0, 2**31),
+    "element": integer(0, 31),
+}
+
+
+class View:
+    """A page's settings in this session; made by :func:`open_view`."""
+
+    def __init__(self, page: str, params: dict[str, Param]) -> None:
+        self.page = page
+        self.params = params
+        self.notes: list[Note] = []
+
+    def key(self, name: str) -> str:
+        """Session and widget key of a setting; the cursor's fields are shared by all pages."""
+        return name if name in CURSOR else f"{self.page}.{name}"
+
+    def widget(self, name: str) -> dict[str, Any]:
+        """Keyword arguments that tie a widget to a setting: its key, and keeping its value on other pages."""
+        return {"key": self.key(name), "persist_state": "session"}
+
+    def __getitem__(self, name: str) -> Any:
+        return st.session_state.get(self.key(name), self.params[name].default)
+
+    def put(self, **values: Any) -> None:
+        """Set settings; in a callback, or before the widget that shows them is drawn."""
+        for name, value in values.items():
+            st.session_state[self.key(name)] = value
+
+    def defaults(self, *names: str) -> None:
+        """Back to the default: a reset button's callback."""
+        self.put(**{name: self.params[name].default for name in names or self.params})
+
+    def query(self) -> dict[str, str]:
+        """What the link to this view says, without the language."""
+        found = {}
+        for name, param in self.params.items():
+            value = self[name]
+            if value is not None and value != param.default:
+                found[name] = param.write(value)
+        return found
+
+    def write_link(self) -> None:
+        """Bring the address bar up to date.  Call it after the widgets, also at the end of a fragment."""
+        wanted = self.query()
+        for name in self.params:
+            if name in wanted:
+                if st.query_params.get(name) != wanted[name]:
+                    st.query_params[name] = wanted[name]
+            elif name in st.query_params:
+                del st.query_params[name]
+        st.session_state["_link"] = wanted
+
+
+def open_view(page: str, **params: Param) -> View:
+    """Read a page's settings from the link, or from this session, or take their defaults.
+
+    The cursor's fields (``checkpoint``, ``layer``, ``expert``, ``projection``, ``block``, ``element``) may be declared with
+    tighter bounds than the general ones; they are read and written on every page.
+    """
+    view = View(page, {**_CURSOR_PARAMS, **params})
+    if st.session_state.get("_view_page") != page:
+        # Another page's notes and link belong to it.
+        st.session_state["_view_page"], st.session_state["_link"], st.session_state["_notes"] = page, {}, []
+    written = st.session_state["_link"]
+    for name in list(st.query_params):
+        raw = st.query_params[name]
+        param = view.params.get(name)
+        if param is None:
+            if name not in _COMMON:
+                _note(name[:40], raw, "")
+                del st.query_params[name]
+            continue
+        if written.get(name) == raw:
+            continue
+        try:
+            view.put(**{name: param.parse(raw)})
+        except (ValueError, OverflowError):
+            _note(name, raw, param.allowed)
+            del st.query_params[name]
+    for name, param in view.params.items():
+        if view.key(name) not in st.session_state:
+            st.session_state[view.key(name)] = param.default
+        elif st.session_state[view.key(name)] is not None:
+            _recheck(view, name, param)
+    view.notes = st.session_state["_notes"]
+    return view
+
+
+def _recheck(view: View, name: str, param: Param) -> None:
+    """The cursor comes from other pages: a layer that this page's checkpoint lacks falls back to the default."""
+    if name in CURSOR:
+        try:
+            param.parse(param.write(st.session_state[view.key(name)]))
+        except ValueError:
+            st.session_state[view.key(name)] = param.default
+
+
+def _note(name: str, value: str, allowed: str) -> None:
+    note = Note(name, value[:40], allowed)
+    if note not in st.session_state["_notes"]:
+        st.session_state["_notes"] = [*st.session_state["_notes"], note]
