@@ -3,9 +3,9 @@
 import streamlit as st
 
 from nvfp4viz.ui.errors import boundary
-from nvfp4viz.ui.shell import open_shell
+from nvfp4viz.ui.shell import ICON, open_shell
 
-st.set_page_config(page_title="nvfp4viz", page_icon=":material/grid_4x4:", layout="wide")
+st.set_page_config(page_title="nvfp4viz", page_icon=ICON, layout="wide")
 
 page = open_shell()
 with boundary():

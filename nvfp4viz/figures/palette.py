@@ -1,8 +1,8 @@
 """What each colour means, in light and dark.  The only place where a colour is written down in Python.
 
-A colour has one role everywhere (Okabe–Ito base).  Each role has a ``fill`` for areas, the ``on_fill`` ink that is legible on it,
-and a ``text`` variant of at least 4.5:1 against the page for words and thin lines.  No role is told by colour alone: ``mark``
-is the letter or sign that goes with it.
+A colour has one role everywhere (Okabe–Ito base).  Each role has a ``fill`` for areas, the ``on_fill`` ink that is
+legible on it, and a ``text`` variant of at least 4.5:1 against the page for words and thin lines.  No role is told by
+colour alone: ``mark`` is the letter or sign that goes with it.
 
 >>> ROLES["sign"].mark, ROLES["sign"].light.fill
 ('S', '#D55E00')
@@ -86,7 +86,10 @@ DIVERGING: list[list[float | str]] = [
     [1.0, "#0B4679"],
 ]
 
-SANS = "Inter, Segoe UI, Helvetica Neue, Noto Sans, Liberation Sans, PingFang SC, Microsoft YaHei, Noto Sans CJK SC, sans-serif"
+SANS = (
+    "Inter, Segoe UI, Helvetica Neue, Noto Sans, Liberation Sans, PingFang SC, Microsoft YaHei, "
+    "Noto Sans CJK SC, sans-serif"
+)
 MONO = "JetBrains Mono, SF Mono, Cascadia Mono, Menlo, Consolas, DejaVu Sans Mono, Noto Sans Mono CJK SC, monospace"
 
 

@@ -1,6 +1,7 @@
 """Every sentence a reader sees, from ``content/<language>/*.toml``.
 
-A key is ``<file>.<table>.<entry>``, for example ``"ui.copy_link"`` or ``"e2m1.claim"`` (files in ``pages/`` drop the folder).
+A key is ``<file>.<table>.<entry>``, for example ``"ui.copy.label"`` or ``"e2m1.claim"`` (files in ``pages/`` drop the
+folder).
 Numbers are never part of a sentence: they are placeholders, filled by the caller from what the library computed.
 """
 

@@ -1,4 +1,4 @@
-"""Errors as part of the lesson: what happened, why, what to do, in the reader's language.  Never a traceback, never a path."""
+"""Errors as part of the lesson: what happened, why, what to do, in the reader's language.  No traceback, no path."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def escape(text: str) -> str:
 
 @contextmanager
 def boundary() -> Iterator[None]:
-    """Everything a page may raise ends here: ours as a panel, the unexpected as an apology with a number for the log."""
+    """What a page raises ends here: ours as a panel, the unexpected as an apology with a number for the log."""
     try:
         yield
     except NvError as error:

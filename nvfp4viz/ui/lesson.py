@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 
-from nvfp4viz.ui import export, i18n, registry, snippets, state
+from nvfp4viz.ui import export, i18n, snippets, state
 from nvfp4viz.ui.components import load
 from nvfp4viz.ui.errors import escape
 from nvfp4viz.ui.i18n import t
@@ -56,8 +56,6 @@ class Lesson:
 
     def head(self) -> None:
         with st.container(key="lesson_head", gap="xsmall"):
-            with st.container(key="lesson_group"):
-                st.markdown(t(f"ui.group.{registry.entry_of(self.id).group}"))
             st.title(self.t("title"), anchor=False)
             with st.container(key="lesson_claim"):
                 st.markdown(self.t("claim"))
@@ -85,7 +83,7 @@ class Lesson:
         st.subheader(self.t(key), anchor=False)
 
     def expander(self, key: str) -> Any:
-        """An expander whose body is computed only while it is open: ``if (box := page.expander("ties")).open: with box: …``."""
+        """An expander whose body is computed only while it is open: test ``box.open`` before computing."""
         return st.expander(self.t(key), key=f"{self.id}.open.{key}", on_change="rerun")
 
     def tabs(self, *keys: str) -> list[Any]:
@@ -124,8 +122,8 @@ class Lesson:
     ) -> None:
         """Show me the code, Sources, Download data, Copy link; and the address bar is brought up to date.
 
-        ``code`` fills the page's snippet ``content/code/<id>.py``; ``data`` maps a file's stem to its rows (or a function
-        that computes them when somebody downloads).
+        ``code`` fills the page's snippet ``content/code/<id>.py``; ``data`` maps a file's stem to its rows (or a
+        function that computes them when somebody downloads).
         """
         self.view.write_link()
         st.divider()

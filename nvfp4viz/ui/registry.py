@@ -53,6 +53,11 @@ def entry_of(page_id: str) -> PageEntry:
     return next(entry for entry in PAGES if entry.id == page_id)
 
 
+def entry_at(url_path: str) -> PageEntry:
+    """The registry's line for an address; the default page's is empty."""
+    return next(entry for entry in PAGES if entry.id == url_path or (entry.default and not url_path))
+
+
 def link(page_id: str, label: str | None = None, **query: str) -> None:
     """A link to another page of ours, with the view it should open on (ids and numbers as in a link)."""
     entry = entry_of(page_id)

@@ -10,6 +10,8 @@ from nvfp4viz.ui import i18n, registry
 from nvfp4viz.ui.i18n import t
 
 _STYLE = Path(__file__).parent / "shell.css"
+# A file of ours: Streamlit fetches emoji and Material page icons from the network.
+ICON = str(Path(__file__).parent / "icon.svg")
 
 
 def open_shell() -> st.Page:
@@ -18,7 +20,9 @@ def open_shell() -> st.Page:
     page = st.navigation(registry.streamlit_pages(), expanded=True)
     st.session_state["_shell"] = True
     st.html(_STYLE)
-    with st.container(horizontal=True, horizontal_alignment="right", key="topbar"):
+    st.logo(ICON, size="large")
+    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center", key="topbar"):
+        st.markdown(t(f"ui.group.{registry.entry_at(page.url_path).group}"), width="content")
         i18n.language_switch()
     if bad_language is not None:
         st.caption(t("ui.link.bad_language"))
@@ -28,8 +32,8 @@ def open_shell() -> st.Page:
 def ensure_shell() -> None:
     """First line of every page.
 
-    Until one session of a server has run ``st.navigation``, Streamlit answers a deep link by running the page's file alone,
-    without ``app.py``.  Declaring the navigation here and running again brings the shell in; the link is kept.
+    Until one session of a server has run ``st.navigation``, Streamlit answers a deep link by running the page's file
+    alone, without ``app.py``.  Declaring the navigation here and running again brings the shell in; the link is kept.
     """
     if "_shell" not in st.session_state:
         i18n.settle_language()

@@ -8,8 +8,8 @@ A page declares its settings once::
     view.put(x=3.0)                        # set it from a component's callback
     view.write_link()                      # after the widgets: the address bar follows
 
-Values live in the session under ``view.key(name)``; the address bar holds those that differ from their default.  What a link
-says is checked here, once: a value that makes no sense is named in ``view.notes`` and removed.
+Values live in the session under ``view.key(name)``; the address bar holds those that differ from their default.  What a
+link says is checked here, once: a value that makes no sense is named in ``view.notes`` and removed.
 """
 
 from __future__ import annotations
@@ -189,8 +189,8 @@ class View:
 def open_view(page: str, **params: Param) -> View:
     """Read a page's settings from the link, or from this session, or take their defaults.
 
-    The cursor's fields (``checkpoint``, ``layer``, ``expert``, ``projection``, ``block``, ``element``) may be declared with
-    tighter bounds than the general ones; they are read and written on every page.
+    The cursor's fields (``checkpoint``, ``layer``, ``expert``, ``projection``, ``block``, ``element``) may be declared
+    with tighter bounds than the general ones; they are read and written on every page.
     """
     view = View(page, {**_CURSOR_PARAMS, **params})
     if st.session_state.get("_view_page") != page:

@@ -1,7 +1,7 @@
 """Components that live in the browser, one folder each: ``<name>.html``, ``<name>.css``, ``<name>.js``.
 
-``load`` puts the palette in front of the style sheet and ``arithmetic.js`` (where a component has one) in front of the script.
-The arithmetic a local edit needs lives in that file alone, so that a test can hold it against the library.
+``load`` puts the palette in front of the style sheet and ``arithmetic.js`` (where a component has one) in front of the
+script.  The arithmetic a local edit needs lives in that file alone, so that a test can hold it against the library.
 """
 
 from __future__ import annotations

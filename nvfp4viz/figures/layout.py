@@ -1,0 +1,48 @@
+"""What all figures share: type, margins, hover, axes.  Transparent, so that they sit on the page of either theme."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nvfp4viz.figures.palette import MONO, SANS, Theme, surface
+
+
+def base_layout(theme: Theme, *, height: int, **more: Any) -> dict[str, Any]:
+    """Keyword arguments for ``go.Layout``; ``more`` is merged over it, one level deep for axes."""
+    ink = surface(theme)
+    axis = {
+        "gridcolor": ink.line,
+        "linecolor": ink.line,
+        "zerolinecolor": ink.line,
+        "tickcolor": ink.line,
+        "ticks": "outside",
+        "ticklen": 4,
+        "tickfont": {"color": ink.muted, "size": 12},
+        "title": {"font": {"color": ink.ink, "size": 13}, "standoff": 8},
+        "automargin": True,
+    }
+    layout: dict[str, Any] = {
+        # Our own look, not Plotly's default template: that alone is 6.4 KB in every figure.
+        "template": None,
+        "height": height,
+        "margin": {"l": 8, "r": 8, "t": 24, "b": 8},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": SANS, "size": 13, "color": ink.ink},
+        "hoverlabel": {
+            "bgcolor": ink.panel,
+            "bordercolor": ink.line,
+            "font": {"family": MONO, "size": 12, "color": ink.ink},
+        },
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "font": {"color": ink.ink, "size": 12}},
+        "xaxis": dict(axis),
+        "yaxis": dict(axis),
+    }
+    for name, value in more.items():
+        if name.startswith(("xaxis", "yaxis")):
+            layout[name] = {**axis, **value}
+            if isinstance(value.get("title"), str):
+                layout[name]["title"] = {**axis["title"], "text": value["title"]}
+        else:
+            layout[name] = value
+    return layout

@@ -1,0 +1,87 @@
+"""How numbers are written: exact where bits are the subject, four significant digits elsewhere."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def exact(value: float) -> str:
+    """Enough digits to read back the same float32, without an exponent where that stays short.
+
+    >>> exact(2.5), exact(-0.0), exact(2.0**-9), exact(float("nan")), exact(float("-inf"))
+    ('2.5', '−0', '0.001953125', 'NaN', '−∞')
+    """
+    number = np.float32(value)
+    if np.isnan(number):
+        return "NaN"
+    if np.isinf(number):
+        return "∞" if number > 0 else "−∞"
+    if number == 0:
+        return "−0" if np.signbit(number) else "0"
+    if 1e-5 <= abs(number) < 1e7:
+        text = np.format_float_positional(number, unique=True, trim="-")
+    else:
+        text = _scientific(np.format_float_scientific(number, unique=True, trim="-", exp_digits=1))
+    return text.replace("-", "−")
+
+
+def four(value: float) -> str:
+    """Four significant digits.
+
+    >>> four(0.123456), four(12345.678), four(1.5e-7), four(2.0)
+    ('0.1235', '12350', '1.5×10^−7', '2')
+    """
+    number = float(value)
+    if not np.isfinite(number) or number == 0:
+        return exact(number)
+    if 1e-4 <= abs(number) < 1e7:
+        text = np.format_float_positional(number, precision=4, unique=False, fractional=False, trim="-")
+    else:
+        text = _scientific(np.format_float_scientific(number, precision=3, unique=False, trim="-", exp_digits=1))
+    return text.replace("-", "−")
+
+
+def percent(share: float) -> str:
+    """A share as a percentage with four significant digits at most.
+
+    >>> percent(0.125), percent(1 / 3)
+    ('12.5 %', '33.33 %')
+    """
+    return f"{four(100 * share)} %"
+
+
+def _scientific(text: str) -> str:
+    mantissa, exponent = text.split("e")
+    return f"{mantissa}×10^{int(exponent)}"
+
+
+def hex_byte(value: int) -> str:
+    """Two hex digits.
+
+    >>> hex_byte(126)
+    '0x7E'
+    """
+    return f"0x{int(value):02X}"
+
+
+def hex_nibble(value: int) -> str:
+    """One hex digit."""
+    return f"0x{int(value):X}"
+
+
+def hex_f32(value: float) -> str:
+    """The bits of a float32.
+
+    >>> hex_f32(1 / 6)
+    '0x3E2AAAAB'
+    """
+    return f"0x{int(np.float32(value).view(np.uint32)):08X}"
+
+
+def bits(value: int, width: int) -> str:
+    """Binary digits.
+
+    >>> bits(5, 4)
+    '0101'
+    """
+    return f"{int(value):0{width}b}"

@@ -1,0 +1,39 @@
+"""Opens a page as a reader would: from ``app.py``, with a link."""
+
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+ROOT = Path(__file__).parents[2]
+
+
+def texts(at: AppTest) -> str:
+    """Everything a reader can read on the page, in one string."""
+    parts = [*at.title, *at.subheader, *at.markdown, *at.caption, *at.code]
+    return "\n".join(str(part.value) for part in parts)
+
+
+def clean(at: AppTest) -> AppTest:
+    """Fail if the page ended in an exception or in the panel for unforeseen ones."""
+    assert not at.exception, at.exception
+    assert "could not be drawn" not in texts(at), texts(at)
+    assert "没能画出来" not in texts(at), texts(at)
+    return at
+
+
+@pytest.fixture
+def open_page():
+    """``open_page("e2m1", lang="zh", x="2.5")`` → the AppTest after its first run."""
+
+    def open_it(page_id: str, lang: str = "en", **query: str) -> AppTest:
+        at = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60)
+        at.run()
+        at.query_params.clear()
+        at.query_params["lang"] = lang
+        for name, value in query.items():
+            at.query_params[name] = value
+        at.switch_page(f"pages/{page_id}.py").run()
+        return clean(at)
+
+    return open_it
