@@ -302,9 +302,7 @@ def _check_operand(packed: U8, scales: U8, kind: Kind, side: str) -> None:
         raise FormatError("mma.dtype", side=side, packed=packed.dtype, scales=scales.dtype)
     k = packed.shape[-1] * 2
     if k % block or scales.shape != (*packed.shape[:-1], k // block):
-        raise FormatError(
-            "mma.scales", side=side, packed=packed.shape, scales=scales.shape, block=block, kind=kind
-        )
+        raise FormatError("mma.scales", side=side, packed=packed.shape, scales=scales.shape, block=block, kind=kind)
 
 
 def mma_matmul(
@@ -396,9 +394,7 @@ def mma_grouped(
         out = np.zeros((len(a_packed), b_packed.shape[1]), np.float32)
         for expert in np.unique(row_expert):
             rows = row_expert == expert
-            out[rows] = _matmul_numpy(
-                a_packed[rows], a_scales[rows], b_packed[expert], b_scales[expert], None, kind
-            )
+            out[rows] = _matmul_numpy(a_packed[rows], a_scales[rows], b_packed[expert], b_scales[expert], None, kind)
         return out
     from nvfp4viz.quant.tensor_core_fast import grouped_numba
 

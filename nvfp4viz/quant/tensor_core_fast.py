@@ -81,73 +81,119 @@ def _expand_rows(packed, scales, significands, exponents, pairs, block_groups, v
 
 
 @nb.njit(nogil=True, inline="always")
-def _expand_tile(packed, scales, first, count, step, significands, exponents, pairs, block_groups, tile, tile_exponents, tile_nan):  # type: ignore[no-untyped-def]
-    """Decode one step of ``count`` rows of B, N innermost: ``tile (64, TILE)``, ``tile_exponents (4, TILE)``."""
-    groups = packed.shape[1] // 8
+def _doubled(code):  # type: ignore[no-untyped-def]
+    """Twice the value of an E2M1 code, by arithmetic: a table would be read one element at a time."""
+    size = np.int32(code & np.int32(7))
+    over4 = np.int32(size - np.int32(4))
+    over6 = np.int32(size - np.int32(6))
+    size = np.int32(size + (over4 if over4 > np.int32(0) else np.int32(0)))  # 4, 5, 6 stand for 4, 6, 8
+    over6 = over6 if over6 > np.int32(0) else np.int32(0)
+    size = np.int32(size + np.int32(over6 + over6))  # and 7 for 12
+    sign = np.int32(np.int32(code & np.int32(8)) << np.int32(28))
+    return np.int32(np.float32(size).view(np.int32) | sign).view(np.float32)
+
+
+@nb.njit(nogil=True, inline="always")
+def _expand_tile(
+    packed,
+    scales,
+    first,
+    count,
+    step,
+    significands,
+    exponents,
+    block_groups,
+    columns,
+    tile,
+    tile_significands,
+    tile_exponents,
+    tile_nan,
+):  # type: ignore[no-untyped-def]
+    """Decode one step of ``count`` rows of B, N innermost: ``tile (64, TILE)``, ``tile_exponents (4, TILE)``.
+
+    ``columns (32, TILE)`` and ``tile_significands (4, TILE)`` are room to work in.
+    """
+    half = packed.shape[1]
+    valid = min(32, half - step * 32)
+    if valid < 32:
+        columns[valid * TILE :] = 0
+        tile_significands[valid // 8 * TILE :] = 0
+        tile_exponents[valid // 8 * TILE :] = 2 * ZERO_EXPONENT
     for n in range(count):
         row = first + n
-        for g in range(4):
-            group = step * 4 + g
-            if group >= groups:
-                tile_exponents[g * TILE + n] = 2 * ZERO_EXPONENT
-                for j in range(GROUP):
-                    tile[(g * GROUP + j) * TILE + n] = 0.0
-                continue
-            scale = scales[row, group // block_groups]
+        for j in range(valid):
+            columns[j * TILE + n] = packed[row, step * 32 + j]
+        for g in range(valid // 8):
+            scale = scales[row, (step * 4 + g) // block_groups]
             significand = significands[scale]
+            tile_significands[g * TILE + n] = significand
             tile_exponents[g * TILE + n] = exponents[scale]
             tile_nan[n] |= np.uint8(significand < 0)
-            for j in range(8):
-                byte = np.int64(packed[row, group * 8 + j]) * 2
-                at = (g * GROUP + 2 * j) * TILE + n
-                tile[at] = pairs[byte] * significand
-                tile[at + TILE] = pairs[byte + 1] * significand
+    for j in range(32):
+        g = j // 8
+        for n in range(TILE):
+            byte = np.int32(columns[j * TILE + n])
+            significand = tile_significands[g * TILE + n]
+            tile[2 * j * TILE + n] = _doubled(byte) * significand
+            tile[(2 * j + 1) * TILE + n] = _doubled(np.int32(byte >> 4)) * significand
 
 
 @nb.njit(nogil=True, inline="always")
 def _dots(a, at, tile, g, dots):  # type: ignore[no-untyped-def]
     """``dots[g, n] = Σ_k a[k] * tile[k, n]`` over the 16 elements of group ``g``: integers below 2^19."""
-    a0, a1, a2, a3 = a[at], a[at + 1], a[at + 2], a[at + 3]
-    a4, a5, a6, a7 = a[at + 4], a[at + 5], a[at + 6], a[at + 7]
-    a8, a9, a10, a11 = a[at + 8], a[at + 9], a[at + 10], a[at + 11]
-    a12, a13, a14, a15 = a[at + 12], a[at + 13], a[at + 14], a[at + 15]
-    base = g * GROUP * TILE
-    for n in range(TILE):
-        b = base + n
-        even = a0 * tile[b] + a1 * tile[b + TILE] + a2 * tile[b + 2 * TILE] + a3 * tile[b + 3 * TILE]
-        odd = a4 * tile[b + 4 * TILE] + a5 * tile[b + 5 * TILE] + a6 * tile[b + 6 * TILE] + a7 * tile[b + 7 * TILE]
-        even += a8 * tile[b + 8 * TILE] + a9 * tile[b + 9 * TILE] + a10 * tile[b + 10 * TILE] + a11 * tile[b + 11 * TILE]
-        odd += a12 * tile[b + 12 * TILE] + a13 * tile[b + 13 * TILE] + a14 * tile[b + 14 * TILE] + a15 * tile[b + 15 * TILE]
-        dots[g * TILE + n] = even + odd
+    # Eight elements at a time: eight broadcast values and the sum fit the sixteen vector registers.
+    for half in range(2):
+        a0, a1, a2, a3 = a[at], a[at + 1], a[at + 2], a[at + 3]
+        a4, a5, a6, a7 = a[at + 4], a[at + 5], a[at + 6], a[at + 7]
+        base = (g * GROUP + half * 8) * TILE
+        for n in range(TILE):
+            b = base + n
+            even = a0 * tile[b] + a1 * tile[b + TILE] + a2 * tile[b + 2 * TILE] + a3 * tile[b + 3 * TILE]
+            odd = a4 * tile[b + 4 * TILE] + a5 * tile[b + 5 * TILE] + a6 * tile[b + 6 * TILE] + a7 * tile[b + 7 * TILE]
+            dots[g * TILE + n] = even + odd if half == 0 else dots[g * TILE + n] + (even + odd)
+        at += 8
 
 
 @nb.njit(nogil=True, inline="always")
 def _power(exponent):  # type: ignore[no-untyped-def]
     """2**exponent as f32, for exponents of normal numbers."""
-    return np.int32(np.int32(exponent + 127) << np.int32(23)).view(np.float32)
+    return np.int32(np.int32(exponent + 127) << 23).view(np.float32)
 
 
+@nb.njit(nogil=True, inline="always")
+def _align(value, exponent, top, fraction_bits):  # type: ignore[no-untyped-def]
+    """``value * 2**(exponent - top + fraction_bits)`` truncated to an integer.
+
+    A term 90 binades down has no bit left, and stopping there keeps the power of two a normal number.
+    """
+    down = np.int32(exponent - top)
+    down = down if down > np.int32(-90) else np.int32(-90)
+    return np.trunc(value * _power(np.int32(down + fraction_bits)))
+
+
+# Numba adds two int32 as int64; the int32() around each sum keeps eight lanes in a vector register instead of four.
 @nb.njit(nogil=True, inline="always")
 def _accumulate(dots, e0, e1, e2, e3, tile_exponents, acc, acc_at, terms, tops):  # type: ignore[no-untyped-def]
     """Rules 5 to 7 for one row of A and one tile."""
     for n in range(TILE):
         bits = np.float32(acc[acc_at + n]).view(np.int32)
-        field = (bits >> np.int32(23)) & np.int32(255)
-        hidden = np.int32(1 << 23) if field > 0 else np.int32(0)
-        size = np.float32((bits & np.int32(0x7FFFFF)) | hidden)
+        field = np.int32(np.int32(bits >> 23) & 255)
+        size = np.float32(np.int32(np.int32(bits & 0x7FFFFF) | (np.int32(1 << 23) if field > 0 else np.int32(0))))
         signed = -size if bits < 0 else size
-        e = max(field, np.int32(1)) - np.int32(127)
-        x0 = e0 + tile_exponents[n]
-        x1 = e1 + tile_exponents[TILE + n]
-        x2 = e2 + tile_exponents[2 * TILE + n]
-        x3 = e3 + tile_exponents[3 * TILE + n]
-        top = max(max(max(x0, x1), max(x2, x3)), e)
-        far = top - np.int32(90)  # a term 90 binades down has no bit left; the bound keeps _power's result normal
-        terms[n] = np.trunc(signed * _power(np.int32(12) + max(e, far) - top))
-        terms[TILE + n] = np.trunc(dots[n] * _power(np.int32(27) + max(x0, far) - top))
-        terms[2 * TILE + n] = np.trunc(dots[TILE + n] * _power(np.int32(27) + max(x1, far) - top))
-        terms[3 * TILE + n] = np.trunc(dots[2 * TILE + n] * _power(np.int32(27) + max(x2, far) - top))
-        terms[4 * TILE + n] = np.trunc(dots[3 * TILE + n] * _power(np.int32(27) + max(x3, far) - top))
+        e = np.int32((field if field > np.int32(1) else np.int32(1)) - 127)
+        x0 = np.int32(e0 + tile_exponents[n])
+        x1 = np.int32(e1 + tile_exponents[TILE + n])
+        x2 = np.int32(e2 + tile_exponents[2 * TILE + n])
+        x3 = np.int32(e3 + tile_exponents[3 * TILE + n])
+        x01 = x0 if x0 > x1 else x1
+        x23 = x2 if x2 > x3 else x3
+        top = x01 if x01 > x23 else x23
+        top = top if top > e else e
+        terms[n] = _align(signed, e, top, 12)
+        terms[TILE + n] = _align(dots[n], x0, top, 27)
+        terms[2 * TILE + n] = _align(dots[TILE + n], x1, top, 27)
+        terms[3 * TILE + n] = _align(dots[2 * TILE + n], x2, top, 27)
+        terms[4 * TILE + n] = _align(dots[3 * TILE + n], x3, top, 27)
         tops[n] = top
     for n in range(TILE):
         total = np.float64(0.0) + np.float64(terms[n])  # 0.0 first: an exact zero sum is +0 even if every term is -0
@@ -166,14 +212,12 @@ def _accumulate(dots, e0, e1, e2, e3, tile_exponents, acc, acc_at, terms, tops):
 
 
 @nb.njit(
-    nb.void(
-        _F4, _I4, _U1, _I8, _I8, _U1_3, _U1_3, _F4_2, nb.b1, nb.f4[:, ::1], _F4, _I4, _F4, nb.i8, nb.i8, nb.i8
-    ),
+    nb.void(_F4, _I4, _U1, _I8, _I8, _U1_3, _U1_3, _F4_2, nb.b1, nb.f4[:, ::1], _F4, _I4, nb.i8, nb.i8, nb.i8),
     nogil=True,
     cache=True,
 )
 def _product(
-    a, a_exponents, a_nan, order, starts, b_packed, b_scales, c, has_c, out, significands, exponents, pairs,
+    a, a_exponents, a_nan, order, starts, b_packed, b_scales, c, has_c, out, significands, exponents,
     block_groups, part, parts,
 ):  # type: ignore[no-untyped-def]  # fmt: skip
     """Every ``parts``-th tile, from ``part`` on, of all experts.
@@ -186,6 +230,8 @@ def _product(
     tile = np.zeros(STEP * TILE, np.float32)
     tile_exponents = np.zeros(4 * TILE, np.int32)
     tile_nan = np.zeros(TILE, np.uint8)
+    columns_of_bytes = np.zeros(32 * TILE, np.uint8)
+    tile_significands = np.zeros(4 * TILE, np.float32)
     dots = np.empty(4 * TILE, np.float32)
     terms = np.empty(5 * TILE, np.float32)
     tops = np.empty(TILE, np.int32)
@@ -210,8 +256,8 @@ def _product(
                     acc[i * TILE + n] = c[order[low + i], first + n] if has_c else np.float32(0)
             for step in range(steps):
                 _expand_tile(
-                    b_packed[expert], b_scales[expert], first, count, step, significands, exponents, pairs,
-                    block_groups, tile, tile_exponents, tile_nan,
+                    b_packed[expert], b_scales[expert], first, count, step, significands, exponents,
+                    block_groups, columns_of_bytes, tile, tile_significands, tile_exponents, tile_nan,
                 )  # fmt: skip
                 for i in range(high - low):
                     at = (order[low + i] * steps + step) * 4
@@ -267,7 +313,7 @@ def _run(
     def part(index: int, count: int) -> None:
         _product(
             values, row_exponents, row_nan, order, starts, b_packed, b_scales, start, c is not None, out,
-            significands, exponents, pairs, block_groups, index, count,
+            significands, exponents, block_groups, index, count,
         )  # fmt: skip
 
     if rows * columns * half * 2 < THREADING_PAYS:
@@ -277,9 +323,7 @@ def _run(
     return out
 
 
-def matmul_numba(
-    a_packed: U8, a_scales: U8, b_packed: U8, b_scales: U8, c: F32 | None, kind: Kind
-) -> F32:
+def matmul_numba(a_packed: U8, a_scales: U8, b_packed: U8, b_scales: U8, c: F32 | None, kind: Kind) -> F32:
     """See :func:`nvfp4viz.quant.tensor_core.mma_matmul`, which checks the arguments."""
     rows = len(a_packed)
     return _run(
