@@ -1,8 +1,8 @@
 """Two threads for the Numba kernels.
 
 Kernels release the interpreter lock (``nogil=True``), so two plain Python threads use two cores.  Numba's own
-``parallel=True`` is not used: its portable layer breaks when several threads call it, and its OpenMP layer kills children
-of a fork; the app runs one thread per visitor.
+``parallel=True`` is not used: its portable layer breaks when several threads call it, and its OpenMP layer kills
+children of a fork; the app runs one thread per visitor.
 """
 
 from __future__ import annotations
