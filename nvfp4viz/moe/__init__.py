@@ -1,0 +1,45 @@
+"""The mixture-of-experts layer: routers, the route of tokens through grouped GEMMs, activations, expert backends."""
+
+from nvfp4viz.moe.dataflow import Dispatch, combine_routes, plan_dispatch, round_bf16, shuffle_rows
+from nvfp4viz.moe.dense import (
+    Bf16Experts,
+    EmulationExperts,
+    W4A16Experts,
+    decode_weights,
+    prepare_emulation,
+    prepare_w4a16,
+    run_bf16_experts,
+    run_emulation_experts,
+    run_w4a16_experts,
+)
+from nvfp4viz.moe.experts import (
+    ExpertsResult,
+    ExpertsTrace,
+    Operand,
+    W4A4Experts,
+    quantize_rows,
+    run_w4a4_experts,
+)
+
+__all__ = [
+    "Bf16Experts",
+    "Dispatch",
+    "EmulationExperts",
+    "ExpertsResult",
+    "ExpertsTrace",
+    "Operand",
+    "W4A4Experts",
+    "W4A16Experts",
+    "combine_routes",
+    "decode_weights",
+    "plan_dispatch",
+    "prepare_emulation",
+    "prepare_w4a16",
+    "quantize_rows",
+    "round_bf16",
+    "run_bf16_experts",
+    "run_emulation_experts",
+    "run_w4a4_experts",
+    "run_w4a16_experts",
+    "shuffle_rows",
+]

@@ -1,0 +1,286 @@
+"""The routed experts of one layer, as each vLLM backend computes them.
+
+======================  ===========================================================================================
+``run_w4a4_experts``    VLLM_CUTLASS: activations quantised with each expert's own scale, tensor-core product
+``run_w4a16_experts``   MARLIN: activations stay BF16, ``input_scale`` is never read (`nvfp4viz.moe.dense`)
+``run_emulation_…``     EMULATION: quantise-dequantise of activations with one scale a layer (`nvfp4viz.moe.dense`)
+``run_bf16_experts``    no quantisation (`nvfp4viz.moe.dense`)
+======================  ===========================================================================================
+
+The W4A4 path follows `serving-vllm.md` section 6 in its nine steps; every product goes through the bit-exact tensor-core
+model of `nvfp4viz.quant.tensor_core`, so a NaN block scale, an infinite encode scale or a zero alpha do here what they
+do there.  Nothing is patched: a NaN that appears is carried on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from nvfp4viz.moe.dataflow import Dispatch, combine_routes, nan_rows, plan_dispatch, round_bf16, shuffle_rows
+
+Array = npt.NDArray[Any]
+F32 = npt.NDArray[np.float32]
+U8 = npt.NDArray[np.uint8]
+Activation = Literal["gelu_tanh", "silu"]
+
+PER_TOKEN_BASE = np.float32(1.0 / 2688.0)
+"""Base scale of per-token NVFP4: a row's decode scale is its amax times this."""
+
+
+class RoutingLike(Protocol):
+    """What the experts need of a routing: `nvfp4viz.moe.routing.Routing` has it."""
+
+    @property
+    def ids(self) -> Array: ...
+    @property
+    def weights(self) -> Array: ...
+
+
+@dataclass(frozen=True, slots=True)
+class W4A4Experts:
+    """What the CUTLASS kernels read, after ``process_weights_after_loading``.
+
+    Attributes
+    ----------
+    w13_packed, w13_scales : (E, 2I, H//2), (E, 2I, H//16) uint8
+        Gate rows, then up rows; E2M1 codes and E4M3 block scales.
+    w2_packed, w2_scales : (E, H, I//2), (E, H, I//16) uint8
+        Down projection.
+    a1_gscale, a2_gscale : (E,) float32
+        Encode scales of the inputs of the two GEMMs, ``1 / input_scale``.
+    g1_alphas, g2_alphas : (E,) float32
+        ``input_scale * weight_scale_2``, what the epilogue multiplies by.
+    activation
+        Between the GEMMs: ``"gelu_tanh"`` (Gemma 4) or ``"silu"``.
+    per_token
+        The activation scale comes from each row's own amax (``nvfp4_per_token``); a1/a2 must be 1.
+    """
+
+    w13_packed: U8
+    w13_scales: U8
+    w2_packed: U8
+    w2_scales: U8
+    a1_gscale: F32
+    a2_gscale: F32
+    g1_alphas: F32
+    g2_alphas: F32
+    activation: Activation = "gelu_tanh"
+    per_token: bool = False
+
+    @property
+    def count(self) -> int:
+        """Number of experts E."""
+        return int(self.w13_packed.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """Activations on their way into a GEMM.
+
+    Attributes
+    ----------
+    values : (R, K) bfloat16
+        As the layer hands them over.
+    gscale : (R,) float32 or None
+        Encode scale of each row's expert; None where activations are not quantised.
+    packed, scales : (R, K//2), (R, K//16) uint8 or None
+        Codes and block scales, in plain row order.
+    dequantised : (R, K) bfloat16 or None
+        What an emulating backend multiplies instead.
+    """
+
+    values: Array
+    gscale: F32 | None = None
+    packed: U8 | None = None
+    scales: U8 | None = None
+    dequantised: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsTrace:
+    """Every tensor of one pass through a layer's experts; rows are in permuted order until `routes`.
+
+    Attributes
+    ----------
+    dispatch
+        Steps 1 and 2: counts, offsets and maps.
+    input
+        Steps 3 and 4: the shuffled rows (R, H), quantised.
+    acc1, alpha1, c1 : (R, 2I) float32, (R,) float32, (R, 2I) bfloat16
+        Step 5: accumulator, factor of the epilogue and its rounded product.
+    intermediate
+        Steps 6: activated rows (R, I), quantised.
+    acc2, alpha2, c3 : (R, H) float32, (R,) float32, (R, H) bfloat16
+        Step 7.
+    routes, weights : (T, k, H) bfloat16, (T, k) float32
+        Step 8: each token's expert outputs in its own order, and the routing weights.
+    out : (T, H) bfloat16
+        Step 9.
+    """
+
+    dispatch: Dispatch
+    input: Operand
+    acc1: F32
+    alpha1: F32
+    c1: Array
+    intermediate: Operand
+    acc2: F32
+    alpha2: F32
+    c3: Array
+    routes: Array
+    weights: F32
+    out: Array
+
+    def rows_of(self, expert: int) -> slice:
+        """The permuted rows that met one expert."""
+        offsets = self.dispatch.expert_offsets
+        return slice(int(offsets[expert]), int(offsets[expert + 1]))
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsResult:
+    """Output of a layer's experts.
+
+    Attributes
+    ----------
+    out : (T, H) bfloat16
+    nan_experts
+        Experts whose output holds a NaN for some token, ascending.
+    trace
+        Every tensor on the way, where it was asked for.
+    """
+
+    out: Array
+    nan_experts: tuple[int, ...] = ()
+    trace: ExpertsTrace | None = None
+
+
+def run_w4a4_experts(
+    x: Array,
+    routing: RoutingLike,
+    experts: W4A4Experts,
+    record: bool = False,
+    *,
+    expert_map: Array | None = None,
+    path: Literal["auto", "numpy", "numba"] = "auto",
+) -> ExpertsResult:
+    """The VLLM_CUTLASS path: ``run_cutlass_moe_fp4`` in nine steps.
+
+    1. expert ids become local ids; 2. counts, offsets and maps; 3. rows are shuffled so that each expert's lie together;
+    4. each row is quantised with its expert's ``a1_gscale`` (recipe ``vllm-cuda``); 5. grouped GEMM, ``c1 =
+    bf16(g1_alphas[e] * acc)``; 6. activation in BF16 and quantisation with ``a2_gscale``, unfused as for every activation
+    but SiLU; 7. second grouped GEMM with ``g2_alphas``; 8. rows go back to their tokens; 9. weighted sum with routing
+    weights cast to BF16, products rounded to BF16, f32 reduction, BF16 result.
+
+    Parameters
+    ----------
+    x : (T, H) bfloat16
+        The layer's normalised input.
+    routing
+        ``ids (T, k)`` and ``weights (T, k)``.
+    experts
+        Weights and scales.
+    record
+        Keep every tensor in `ExpertsResult.trace`.
+    expert_map
+        Local id of each global expert, −1 for an expert of another rank.
+    path
+        As `nvfp4viz.quant.mma_matmul`; the bits are equal.
+    """
+    from nvfp4viz.quant import mma_grouped
+
+    n1, n, k = experts.w13_packed.shape[1], experts.w2_packed.shape[2] * 2, x.shape[1]
+    plan = plan_dispatch(routing.ids, experts.count, n1=n1, n=n, k=k, expert_map=expert_map)
+    row_expert = plan.row_expert
+    rows = shuffle_rows(x, plan.a_map[: plan.rows])
+
+    first, alpha1 = _operand(
+        rows, experts.a1_gscale[row_expert], experts.g1_alphas[row_expert], experts.per_token, path
+    )
+    acc1 = mma_grouped(first.packed, first.scales, row_expert, experts.w13_packed, experts.w13_scales, path=path)
+    c1 = epilogue(acc1, alpha1)
+
+    c2 = activate(c1, experts.activation)
+    second, alpha2 = _operand(c2, experts.a2_gscale[row_expert], experts.g2_alphas[row_expert], experts.per_token, path)
+    acc2 = mma_grouped(second.packed, second.scales, row_expert, experts.w2_packed, experts.w2_scales, path=path)
+    c3 = epilogue(acc2, alpha2)
+
+    routes = shuffle_rows(c3, plan.c_map).reshape(*plan.ids.shape, k)
+    out = combine_routes(routes, routing.weights)
+    trace = None
+    if record:
+        weights = np.asarray(routing.weights, np.float32)
+        trace = ExpertsTrace(plan, first, acc1, alpha1, c1, second, acc2, alpha2, c3, routes, weights, out)
+    return ExpertsResult(out, nan_experts_of(c3, row_expert), trace)
+
+
+def _operand(rows: Array, gscale: F32, alpha: F32, per_token: bool, path: str) -> tuple[Operand, F32]:
+    """Quantise rows with their experts' encode scales; per-token scaling replaces them and follows into alpha."""
+    if per_token:
+        gscale, decode = per_token_scales(rows)
+        with np.errstate(over="ignore", invalid="ignore"):
+            alpha = alpha * decode
+    packed, scales = quantize_rows(rows, gscale, path=path)
+    return Operand(rows, gscale, packed, scales), alpha
+
+
+def per_token_scales(rows: Array) -> tuple[F32, F32]:
+    """Encode and decode scale of each row from its own amax: ``p = amax * (1/2688)``, ``g = rcp_approx(p)``.
+
+    The decode scale multiplies the expert's alpha in f32 before the epilogue.  Source: `numerics-vllm.md` section 8; an
+    all-zero row has p = 0 and g = Inf.
+    """
+    from nvfp4viz.quant import rcp_approx_ftz
+
+    decode = np.abs(rows.astype(np.float32)).max(axis=1, initial=0.0) * PER_TOKEN_BASE
+    return rcp_approx_ftz(decode), decode
+
+
+def quantize_rows(rows: Array, gscale: F32, path: str = "auto") -> tuple[U8, U8]:
+    """``scaled_fp4_experts_quant``: each row with its own encode scale, recipe ``vllm-cuda``.
+
+    Rows that follow each other with the same scale (one expert's rows) are quantised in one call.
+
+    Returns
+    -------
+    (R, K//2) packed codes and (R, K//16) block-scale bytes, uint8, rows in the given order.
+    """
+    from nvfp4viz.quant import quantize
+
+    packed = np.empty((len(rows), rows.shape[1] // 2), np.uint8)
+    scales = np.empty((len(rows), rows.shape[1] // 16), np.uint8)
+    if len(rows) == 0:
+        return packed, scales
+    # Compare bits: NaN scales are equal to themselves here, and -0 differs from 0.
+    bits = np.ascontiguousarray(gscale, np.float32).view(np.uint32)
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(bits)) + 1, [len(rows)]])
+    for begin, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+        done = quantize(rows[begin:end], recipe="vllm-cuda", global_scale=gscale[begin], path=path)
+        packed[begin:end], scales[begin:end] = done.packed, done.scales
+    return packed, scales
+
+
+def epilogue(acc: F32, alpha: F32) -> Array:
+    """``bf16(alpha * acc)`` with one f32 product, row by row: (R, N) and (R,) to (R, N) BF16.
+
+    >>> epilogue(np.float32([[np.nan, 0], [3, 0]]), np.float32([0, np.inf])).tolist()
+    [[nan, 0.0], [inf, nan]]
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        return round_bf16(acc * np.asarray(alpha, np.float32)[:, None])
+
+
+def activate(c1: Array, activation: Activation) -> Array:
+    """Gate and up to the intermediate rows: (R, 2I) to (R, I) BF16."""
+    from nvfp4viz.moe.activation import gelu_tanh_and_mul, silu_and_mul
+
+    return (gelu_tanh_and_mul if activation == "gelu_tanh" else silu_and_mul)(c1)
+
+
+def nan_experts_of(c3: Array, row_expert: Array) -> tuple[int, ...]:
+    """Experts that own a row with a NaN."""
+    return tuple(int(expert) for expert in np.unique(row_expert[nan_rows(c3)]))
