@@ -1,0 +1,104 @@
+"""One table of tensors out of all shards, and what the shards and the index say of each other.
+
+An absent or unreadable shard is one problem, and the tensors that the index places there are noted as unreadable, so
+that nobody reports each of them as missing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from nvfp4viz.checkpoint.header import Header
+from nvfp4viz.checkpoint.problems import printable, problem
+from nvfp4viz.checkpoint.sidecars import missing_by_number
+
+if TYPE_CHECKING:
+    from nvfp4viz.checkpoint.open import Checkpoint
+
+
+def merge_shards(checkpoint: Checkpoint, shards: list[str]) -> None:
+    """Fill ``tensors``, ``unreadable``, ``blind_files`` and ``problems`` of an opened checkpoint."""
+    index = checkpoint.index
+    indexed = set(index.values()) if index else set()
+    # Where no indexed shard is here, the index is stale or foreign: then all shards are looked at.
+    foreign = not indexed & set(shards)
+    extra = [] if not index or foreign else [header for header in checkpoint.files if header.file not in indexed]
+    used = [header for header in checkpoint.files if header not in extra] if extra else list(checkpoint.files)
+    for header in used:
+        checkpoint.tensors.update(header.entries)
+        checkpoint.unreadable.update(dict.fromkeys(header.unreadable, header.file))
+    if len(checkpoint.tensors) != sum(len(header.entries) for header in used):
+        _settle_duplicates(checkpoint, used)
+    if index:
+        _compare_with_index(checkpoint, index, set(shards), extra, foreign)
+    elif checkpoint.source.only is None:
+        missing = missing_by_number(shards)
+        for file in missing:
+            checkpoint.problems.append(problem("container.missing-shard.by-number", file))
+        checkpoint.blind_files = (*missing, *(header.file for header in checkpoint.files if not header.readable))
+
+
+def _settle_duplicates(checkpoint: Checkpoint, headers: list[Header]) -> None:
+    """The copy that the index names counts, else the last one."""
+    counts = Counter(name for header in headers for name in header.entries)
+    twice = tuple(name for name, count in counts.items() if count > 1)
+    by_file = {header.file: header for header in headers}
+    for name in twice:
+        home = by_file.get((checkpoint.index or {}).get(name, ""))
+        if home and name in home.entries:
+            checkpoint.tensors[name] = home.entries[name]
+    files = sorted(header.file for header in headers if not header.entries.keys().isdisjoint(twice))
+    params = {"tensor": printable(twice[0]), "count": len(twice), "files": ", ".join(map(printable, files[:3]))}
+    checkpoint.problems.append(problem("container.duplicate-tensor", files[0], params, severity="warn", tensors=twice))
+
+
+def _compare_with_index(
+    checkpoint: Checkpoint, index: dict[str, str], shards: set[str], extra: list[Header], foreign: bool
+) -> None:
+    found = checkpoint.tensors
+    if not foreign:
+        for header in extra:
+            new = sum(name not in found for name in header.entries)
+            params: dict[str, object] = {"count": len(header.entries), "new": new}
+            severity = "warn" if new else "info"
+            checkpoint.problems.append(problem("container.unindexed-shard", header.file, params, severity=severity))
+    if len(index) == len(found) and all(index.get(name) == entry.file for name, entry in found.items()):
+        return
+    by_shard: dict[str, list[str]] = {}
+    for name, file in index.items():
+        by_shard.setdefault(file, []).append(name)
+    _report_absent(checkpoint, {file: names for file, names in by_shard.items() if file not in shards})
+    for header in checkpoint.files:
+        names = by_shard.get(header.file, [])
+        gone = [name for name in names if name not in header.entries and name not in header.unreadable]
+        if header.readable and gone:
+            elsewhere = sum(name in found for name in gone)
+            params = {"tensor": printable(gone[0]), "count": len(gone), "elsewhere": elsewhere}
+            severity = "warn" if elsewhere == len(gone) else "error"
+            checkpoint.problems.append(
+                problem("container.index-mismatch.absent", header.file, params, severity=severity, tensors=tuple(gone))
+            )
+        checkpoint.unreadable.update({name: header.file for name in gone if name not in found})
+    unlisted = () if foreign else tuple(name for name in found if name not in index)
+    if unlisted:
+        params = {"tensor": printable(unlisted[0]), "count": len(unlisted)}
+        file = found[unlisted[0]].file
+        checkpoint.problems.append(
+            problem("container.index-mismatch.unlisted", file, params, severity="warn", tensors=unlisted)
+        )
+
+
+def _report_absent(checkpoint: Checkpoint, absent: dict[str, list[str]]) -> None:
+    """Shards that only the index knows: lost, or only cut another way."""
+    lost = {file: [name for name in names if name not in checkpoint.tensors] for file, names in absent.items()}
+    if absent and not any(lost.values()):
+        assert checkpoint.index_file is not None
+        params = {"count": len(absent), "first": printable(min(absent)), "shards": len(checkpoint.files)}
+        checkpoint.problems.append(problem("container.stale-index", checkpoint.index_file, params))
+    for file, names in sorted(lost.items()):
+        if names:
+            checkpoint.problems.append(
+                problem("container.missing-shard", file, {"count": len(names)}, tensors=tuple(names))
+            )
+            checkpoint.unreadable.update(dict.fromkeys(names, file))

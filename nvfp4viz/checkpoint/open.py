@@ -1,0 +1,257 @@
+"""Open a checkpoint: headers and side files only, then exactly the ranges that are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nvfp4viz.checkpoint.dtypes import DTYPES
+from nvfp4viz.checkpoint.header import Header, TensorEntry, read_header
+from nvfp4viz.checkpoint.merge import merge_shards
+from nvfp4viz.checkpoint.problems import ContainerProblem, printable, problem
+from nvfp4viz.checkpoint.quantconfig import QuantConfig, read_quant_config
+from nvfp4viz.checkpoint.sidecars import Index, read_index, read_side_file
+from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG, MemorySource, Source, open_source
+from nvfp4viz.checkpoint.writer import Tensor, file_bytes, json_bytes
+from nvfp4viz.errors import CheckpointError
+
+Array = npt.NDArray[Any]
+# Reads that lie closer than this are one read: a seek costs more than 4 KiB of data.
+GAP = 4096
+
+
+class Checkpoint:
+    """A checkpoint whose headers have been read; no weight has.
+
+    Attributes
+    ----------
+    name
+        For people; never a path.
+    files
+        One `Header` per shard, in name order: size, header bytes, metadata, problems.
+    tensors
+        Every readable tensor by name.
+    unreadable
+        Names that the headers or the index promise but that cannot be read, and the file that is to blame.
+    config, hf_quant_config
+        The side files' content, or None.
+    quant_config
+        What they say about quantisation.
+    index
+        Shard by tensor name, or None where the checkpoint has no index.
+    problems
+        All that is wrong with the files.
+    bytes_read, side_bytes
+        Bytes fetched from shards, and of side files and index.
+    """
+
+    def __init__(self, source: Source, shards: list[str], index: Index | None) -> None:
+        self.source = source
+        self.name = printable(source.name)
+        self.bytes_read = 0
+        self.side_bytes = index.nbytes if index else 0
+        self.files = tuple(self._header(file) for file in shards)
+        self.index: dict[str, str] | None = index.weight_map if index else None
+        self.index_file = index.file if index else None
+        self.tensors: dict[str, TensorEntry] = {}
+        self.unreadable: dict[str, str] = {}
+        self.blind_files: tuple[str, ...] = ()
+        self.problems: list[ContainerProblem] = []
+        self.config: dict[str, Any] | None = None
+        self.hf_quant_config: dict[str, Any] | None = None
+        self.quant_config = QuantConfig()
+
+    def _header(self, file: str) -> Header:
+        try:
+            size = self.source.size(file)
+        except CheckpointError as error:
+            params: dict[str, object] = {"reason": error.what}
+            return Header(file, 0, problems=(problem("container.unreadable", file, params),))
+        return read_header(file, size, lambda begin, end: self._fetch(file, begin, end))
+
+    def _fetch(self, file: str, begin: int, end: int) -> bytes:
+        data = self.source.read_range(file, begin, end)
+        self.bytes_read += len(data)
+        return data
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all shards."""
+        return sum(header.size for header in self.files)
+
+    @property
+    def header_bytes(self) -> int:
+        return sum(header.header_bytes for header in self.files)
+
+    def read_bytes(self, name: str) -> bytes:
+        """A tensor's raw bytes.
+
+        Raises
+        ------
+        CheckpointError
+            ``checkpoint.no-tensor`` where there is none of this name, ``checkpoint.unreadable`` where its file
+            ends before it.
+        """
+        entry = self._entry(name)
+        data = self._fetch(entry.file, entry.begin, entry.end)
+        if len(data) != entry.nbytes:
+            raise CheckpointError("checkpoint.unreadable", tensor=printable(name), file=printable(entry.file))
+        return data
+
+    def read(self, name: str) -> Array:
+        """A tensor as a read-only array of its type (`nvfp4viz.checkpoint.dtypes`).
+
+        Scale bytes and packed codes are ``uint8``.  Shape as the header says; types below 8 bits come as a flat array
+        of their bytes.
+        """
+        entry = self._entry(name)
+        array = np.frombuffer(self.read_bytes(name), dtype=DTYPES[entry.dtype].view)
+        return array if DTYPES[entry.dtype].bits < 8 else array.reshape(entry.shape)
+
+    def read_tensor(self, name: str) -> Tensor:
+        """A tensor with its type, ready for `write_checkpoint`."""
+        entry = self._entry(name)
+        return Tensor(entry.dtype, entry.shape, self.read_bytes(name))
+
+    def read_tensors(self) -> dict[str, Tensor]:
+        """Everything.  For checkpoints that fit in memory."""
+        return {name: self.read_tensor(name) for name in self.tensors}
+
+    def read_scalar(self, name: str) -> np.float32:
+        """A one-element F32 tensor (``[]``, ``[1]`` or ``[1, 1]``).
+
+        Raises
+        ------
+        CheckpointError
+            ``checkpoint.not-a-scalar``.
+        """
+        return self.read_scalars([name])[name]
+
+    def read_scalars(self, names: Iterable[str]) -> dict[str, np.float32]:
+        """Many one-element F32 tensors with few reads: neighbours in a file are fetched together.
+
+        Tensors that are no F32 scalar raise as in `read_scalar`.
+        """
+        by_file: dict[str, list[TensorEntry]] = {}
+        for name in names:
+            entry = self._entry(name)
+            if entry.dtype != "F32" or entry.end - entry.begin != 4:
+                shape = list(entry.shape)
+                raise CheckpointError("checkpoint.not-a-scalar", tensor=printable(name), dtype=entry.dtype, shape=shape)
+            by_file.setdefault(entry.file, []).append(entry)
+        values: dict[str, np.float32] = {}
+        for file, entries in by_file.items():
+            values.update(self._gather(file, entries))
+        return values
+
+    def _gather(self, file: str, entries: list[TensorEntry]) -> dict[str, np.float32]:
+        """4-byte values of one file, coalesced into ranges with gaps below `GAP`."""
+        begins = np.array([entry.begin for entry in entries], np.int64)
+        order = np.argsort(begins, kind="stable")
+        begins = begins[order]
+        cuts = np.flatnonzero(np.diff(begins) > GAP + 4) + 1
+        values = np.empty(len(entries), "<f4")
+        ranges = [(int(run[0]), int(run[-1]) + 4) for run in np.split(begins, cuts)]
+        chunks = _read_ranges(self.source, file, ranges)
+        for (begin, end), data, run in zip(ranges, chunks, np.split(np.arange(len(begins)), cuts), strict=True):
+            self.bytes_read += len(data)
+            if len(data) != end - begin:
+                raise CheckpointError("checkpoint.unreadable", tensor="", file=printable(file))
+            raw = np.frombuffer(data, np.uint8)
+            values[run] = raw[(begins[run] - begin)[:, None] + np.arange(4)].view("<f4")[:, 0]
+        return {entries[k].name: value for k, value in zip(order.tolist(), values, strict=True)}
+
+    def _entry(self, name: str) -> TensorEntry:
+        entry = self.tensors.get(name)
+        if entry is None:
+            if name in self.unreadable:
+                file = printable(self.unreadable[name])
+                raise CheckpointError("checkpoint.unreadable", tensor=printable(name), file=file)
+            raise CheckpointError("checkpoint.no-tensor", tensor=printable(name), name=self.name)
+        return entry
+
+
+def _read_ranges(source: Source, file: str, ranges: list[tuple[int, int]]) -> list[bytes]:
+    many = getattr(source, "read_ranges", None)
+    if many is not None:
+        result: list[bytes] = many(file, ranges)
+        return result
+    return [source.read_range(file, begin, end) for begin, end in ranges]
+
+
+def open_checkpoint(source: str | Path | Source) -> Checkpoint:
+    """Open a folder, a ``.safetensors`` file, an ``*.index.json`` or any `Source`; reads headers, never weights.
+
+    Raises
+    ------
+    CheckpointError
+        Where nothing at all can be read: ``source.*``, or the first file's ``container.*``.  A checkpoint of which
+        some part can be read opens, with the rest in ``problems``.
+    """
+    checkpoint = inspect(source)
+    if not any(header.readable for header in checkpoint.files):
+        raise next(item for item in checkpoint.problems if item.severity == "error").error()
+    return checkpoint
+
+
+def inspect(source: str | Path | Source) -> Checkpoint:
+    """As `open_checkpoint`, but a checkpoint of which nothing can be read comes back with its problems.
+
+    Raises
+    ------
+    CheckpointError
+        ``source.*``: there is no such place, or no safetensors file and no index in it.
+    """
+    place = open_source(source)
+    names = place.files()
+    index = read_index(place, names)
+    shards = [place.only] if place.only else [name for name in names if name.endswith(".safetensors")]
+    if not shards and index is None:
+        raise CheckpointError("source.no-safetensors", name=printable(place.name), **_pickled(names))
+    checkpoint = Checkpoint(place, shards, index)
+    if index:
+        checkpoint.problems += index.problems
+    for header in checkpoint.files:
+        checkpoint.problems += header.problems
+    merge_shards(checkpoint, shards)
+    _read_configs(checkpoint, names)
+    return checkpoint
+
+
+def memory_checkpoint(
+    tensors: Mapping[str, Tensor],
+    *,
+    config: Mapping[str, Any] | None = None,
+    hf_quant_config: Mapping[str, Any] | None = None,
+    name: str = "in memory",
+) -> Checkpoint:
+    """A checkpoint that exists only in memory, read through the same code as one on disk."""
+    files = {"model.safetensors": file_bytes(tensors)}
+    if config is not None:
+        files[CONFIG] = json_bytes(config)
+    if hf_quant_config is not None:
+        files[HF_QUANT_CONFIG] = json_bytes(hf_quant_config)
+    return open_checkpoint(MemorySource(files, name))
+
+
+def _pickled(names: list[str]) -> dict[str, object]:
+    """What else lies there: pickled weights are named, and stay closed."""
+    others = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".gguf", ".ckpt"))]
+    return {"others": ", ".join(printable(name) for name in others[:3]) or "–"}
+
+
+def _read_configs(checkpoint: Checkpoint, names: list[str]) -> None:
+    contents: dict[str, dict[str, Any] | None] = {}
+    for file in (CONFIG, HF_QUANT_CONFIG):
+        if file in names:
+            side = read_side_file(checkpoint.source, file)
+            checkpoint.side_bytes += side.nbytes
+            checkpoint.problems += side.problems
+            contents[file] = side.content
+    checkpoint.config = contents.get(CONFIG)
+    checkpoint.hf_quant_config = contents.get(HF_QUANT_CONFIG)
+    checkpoint.quant_config = read_quant_config(checkpoint.config, checkpoint.hf_quant_config)

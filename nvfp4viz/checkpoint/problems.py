@@ -1,0 +1,70 @@
+"""What is wrong with files, as data: a code of the audit vocabulary, and a text in each language."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from nvfp4viz.errors import CheckpointError
+
+SEVERITIES = ("info", "warn", "backend", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerProblem:
+    """One thing wrong with one file.
+
+    Attributes
+    ----------
+    code
+        Of the audit vocabulary, such as ``"container.truncated"`` or ``"config.invalid"``.
+    severity
+        ``"info"``, ``"warn"`` or ``"error"``.
+    file
+        The file's name inside the source; never a path of this machine.
+    text
+        Key of its words in ``errors_checkpoint.toml``: the code itself, or the code with one more part
+        (``"container.not-safetensors.lfs-pointer"``).
+    params
+        Values of the text's placeholders; names out of files have been through `printable`.
+    tensors
+        Names of the tensors concerned, as far as they are known.
+    """
+
+    code: str
+    severity: str
+    file: str
+    text: str
+    params: dict[str, object] = field(default_factory=dict)
+    tensors: tuple[str, ...] = ()
+
+    def error(self) -> CheckpointError:
+        """The same as an exception, for callers that cannot go on."""
+        return CheckpointError(self.text, **self.params)
+
+
+def problem(
+    text: str,
+    file: str,
+    params: Mapping[str, object] | None = None,
+    *,
+    severity: str = "error",
+    tensors: tuple[str, ...] = (),
+) -> ContainerProblem:
+    """Make a problem; its code is the first two parts of ``text``, and ``file`` is always a placeholder.
+
+    >>> problem("container.not-safetensors.zip", "model.bin").code
+    'container.not-safetensors'
+    """
+    code = ".".join(text.split(".")[:2])
+    return ContainerProblem(code, severity, file, text, {"file": printable(file), **(params or {})}, tensors)
+
+
+def printable(text: str, limit: int = 160) -> str:
+    """Untrusted text made safe for a terminal: no control or direction characters, bounded length.
+
+    >>> printable("a\\x1b[31mred")
+    'a\\\\x1b[31mred'
+    """
+    safe = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: limit + 1])
+    return safe if len(safe) <= limit else safe[: limit - 1] + "…"

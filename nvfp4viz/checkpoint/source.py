@@ -1,0 +1,202 @@
+"""Where a checkpoint's bytes come from.  A small protocol, so that a server or a hub can stand in for a folder.
+
+Names inside a source are relative (``model-00001-of-00003.safetensors``); no absolute path leaves this module, neither
+in a name nor in a message.  Names that come out of an index are untrusted and are confined to the folder.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Protocol
+
+from nvfp4viz.checkpoint.problems import printable
+from nvfp4viz.errors import CheckpointError
+
+# Names of side files that are looked for.
+CONFIG, HF_QUANT_CONFIG = "config.json", "hf_quant_config.json"
+INDEX_SUFFIX = ".safetensors.index.json"
+
+
+class Source(Protocol):
+    """What a checkpoint is read from.
+
+    Attributes
+    ----------
+    name
+        For people: a folder's or file's own name, an address without its secrets.
+    only
+        The one file that was asked for, or None for all of a folder.
+    """
+
+    name: str
+    only: str | None
+
+    def files(self) -> list[str]:
+        """Names of all files that could belong to the checkpoint, sorted."""
+        ...
+
+    def size(self, file: str) -> int:
+        """Bytes in a file.
+
+        Raises
+        ------
+        CheckpointError
+            ``source.not-found``, ``source.outside-folder``, ``source.not-a-file``.
+        """
+        ...
+
+    def read_range(self, file: str, begin: int, end: int) -> bytes:
+        """Bytes ``begin`` to ``end`` of a file; fewer only where the file ends."""
+        ...
+
+
+def is_confined(name: str) -> bool:
+    """May an untrusted name be used below a folder?
+
+    >>> is_confined("model-00001-of-00002.safetensors"), is_confined("../secret"), is_confined("C:\\\\x")
+    (True, False, False)
+    """
+    posix, windows = PurePosixPath(name), PureWindowsPath(name)
+    return (
+        bool(name)
+        and "\0" not in name
+        and "\\" not in name
+        and not posix.is_absolute()
+        and not windows.drive
+        and ".." not in posix.parts
+        and str(posix) not in ("", ".")
+    )
+
+
+class LocalSource:
+    """A folder on this machine.
+
+    Parameters
+    ----------
+    path
+        A folder; a ``.safetensors`` file, whose neighbours serve as side files; or a ``*.index.json``, which stands
+        for its folder.
+
+    Raises
+    ------
+    CheckpointError
+        ``source.not-found`` and ``source.not-a-file``.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        given = Path(path)
+        if "\0" in str(path) or not given.exists():
+            raise CheckpointError("source.not-found", name=printable(given.name))
+        self.only: str | None = None
+        if given.is_dir():
+            self._folder = given
+        else:
+            if not given.is_file():
+                raise CheckpointError("source.not-a-file", name=printable(given.name))
+            self._folder = given.parent
+            if not given.name.endswith(INDEX_SUFFIX):
+                self.only = given.name
+        self._root = self._folder.resolve()
+        self.name = given.name if self.only else self._root.name
+
+    def files(self) -> list[str]:
+        return sorted(item.name for item in self._folder.iterdir() if not item.is_dir())
+
+    def path(self, file: str) -> Path:
+        """The file's place on this machine, checked.  For hard links and copies; never for messages."""
+        if not is_confined(file):
+            raise CheckpointError("source.outside-folder", name=printable(file))
+        path = self._folder / file
+        try:
+            target = path.resolve(strict=True)
+            mode = target.stat().st_mode
+        except OSError:
+            raise CheckpointError("source.not-found", name=printable(file)) from None
+        if not (target.is_relative_to(self._root) or self._in_hub_cache(target)):
+            raise CheckpointError("source.outside-folder", name=printable(file))
+        if not stat.S_ISREG(mode):
+            raise CheckpointError("source.not-a-file", name=printable(file))
+        return target
+
+    def _in_hub_cache(self, target: Path) -> bool:
+        """The hub's cache keeps ``snapshots/<revision>/name`` as a link into ``blobs/`` of the same repo."""
+        return self._root.parent.name == "snapshots" and target.parent == self._root.parent.parent / "blobs"
+
+    def size(self, file: str) -> int:
+        return self.path(file).stat().st_size
+
+    def read_range(self, file: str, begin: int, end: int) -> bytes:
+        descriptor = os.open(self.path(file), os.O_RDONLY)
+        try:
+            return _pread(descriptor, begin, end)
+        finally:
+            os.close(descriptor)
+
+    def read_ranges(self, file: str, ranges: list[tuple[int, int]]) -> list[bytes]:
+        """Many ranges of one file with one opening of it."""
+        descriptor = os.open(self.path(file), os.O_RDONLY)
+        try:
+            return [_pread(descriptor, begin, end) for begin, end in ranges]
+        finally:
+            os.close(descriptor)
+
+
+def _pread(descriptor: int, begin: int, end: int) -> bytes:
+    """``os.pread`` returns at most 2 GiB a call on Linux."""
+    data = os.pread(descriptor, end - begin, begin)
+    if len(data) == end - begin or not data:
+        return data
+    pieces, got = [data], len(data)
+    while got < end - begin and (piece := os.pread(descriptor, end - begin - got, begin + got)):
+        pieces.append(piece)
+        got += len(piece)
+    return b"".join(pieces)
+
+
+class MemorySource:
+    """Files held in memory: an upload, or a checkpoint that a test or the Fault lab makes.
+
+    Parameters
+    ----------
+    files
+        Content by name.
+    name
+        What to call the whole.
+    """
+
+    def __init__(self, files: Mapping[str, bytes], name: str = "upload") -> None:
+        self._files = dict(files)
+        self.name = name
+        self.only: str | None = None
+
+    def files(self) -> list[str]:
+        return sorted(self._files)
+
+    def size(self, file: str) -> int:
+        return len(self._content(file))
+
+    def read_range(self, file: str, begin: int, end: int) -> bytes:
+        return self._content(file)[begin:end]
+
+    def _content(self, file: str) -> bytes:
+        if file not in self._files:
+            raise CheckpointError("source.not-found", name=printable(file))
+        return self._files[file]
+
+
+def open_source(source: str | Path | Source) -> Source:
+    """A source from what a user typed.
+
+    Raises
+    ------
+    CheckpointError
+        ``source.not-found``, ``source.not-a-file``, ``source.remote`` (addresses come with a later version).
+    """
+    if not isinstance(source, (str, Path)):
+        return source
+    if isinstance(source, str) and source.split("://")[0] in ("http", "https", "hf", "s3", "gs"):
+        raise CheckpointError("source.remote", scheme=source.split("://")[0])
+    return LocalSource(source)
