@@ -1,0 +1,71 @@
+"""The coverage map on a page: mounts the canvas component and hands back what the reader picked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nvfp4viz.figures.coverage import CoverageGrid, RouteOverlay, pack
+from nvfp4viz.ui.components import load
+from nvfp4viz.ui.i18n import lang
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MAP = load("coverage_map")
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """A chosen cell: role, layer number as in the checkpoint, expert."""
+
+    role: str
+    layer: int
+    expert: int
+
+
+def coverage_map(
+    grid: CoverageGrid,
+    *,
+    key: str,
+    role: str,
+    overlay: RouteOverlay | None = None,
+    selected: tuple[int, int] | None = None,
+    tall: bool = False,
+    on_pick: Callable[[], None] | None = None,
+) -> tuple[str, Pick | None]:
+    """Draw the map.
+
+    Parameters
+    ----------
+    key
+        Streamlit key of the component.
+    role
+        Row family shown at first; the reader can switch it in the browser.
+    selected
+        (layer number, expert) to frame, or None.
+    on_pick
+        Called when a cell or a role is chosen, before the page runs again.
+
+    Returns
+    -------
+    tuple
+        The role shown, and the chosen cell or None.
+    """
+    place = None
+    if selected is not None and selected[0] in grid.layers and selected[1] < grid.experts:
+        place = (grid.layers.index(selected[0]), selected[1])
+
+    def ignore() -> None:
+        return None
+
+    result = _MAP(
+        key=key,
+        data=pack(grid, lang=lang(), role_name=role, overlay=overlay, selected=place, tall=tall),
+        on_selected_change=on_pick or ignore,
+        on_role_change=on_pick or ignore,
+    )
+    chosen = result.get("selected")
+    shown = result.get("role") or role
+    pick = Pick(str(chosen["role"]), int(chosen["layer"]), int(chosen["expert"])) if chosen else None
+    return (shown if shown in grid.roles else role), pick
