@@ -1,9 +1,9 @@
 """How routed tokens travel through a grouped GEMM and back: the bookkeeping of the vLLM CUTLASS path.
 
 A mixture-of-experts layer multiplies every token with the matrices of its own few experts.  A grouped GEMM wants the
-rows of one expert side by side, so a dispatcher counts the rows, gives each expert a range, and writes two maps: ``a_map``
-says which token a permuted row copies, ``c_map`` where a route's result will lie.  Source: `serving-vllm.md` section 6,
-steps 1 to 3 and 8 (``get_cutlass_moe_mm_data``, ``shuffle_rows``).
+rows of one expert side by side, so a dispatcher counts the rows, gives each expert a range, and writes two maps:
+``a_map`` says which token a permuted row copies, ``c_map`` where a route's result will lie.  Source:
+`serving-vllm.md` section 6, steps 1 to 3 and 8 (``get_cutlass_moe_mm_data``, ``shuffle_rows``).
 
 The kernel fills the maps with atomics, so the order of rows *inside* an expert changes from run to run there.  A row's
 values do not depend on its place; here the order is by token, then by rank among the token's experts.

@@ -1,8 +1,9 @@
 """Expert backends that multiply values instead of tensor-core codes: Marlin, the emulation, and plain BF16.
 
-All three accumulate in f32 on a GPU, in an order that the kernel's tiling decides.  Here a product is **summed in float64
-and rounded to f32 once**: every term (a product of two BF16 values) is exact, so any order of summation gives the same f32
-unless the sum lies within 2^-50 of a rounding boundary, and results do not depend on the BLAS of the machine.
+All three accumulate in f32 on a GPU, in an order that the kernel's tiling decides.  Here a product is **summed in
+float64 and rounded to f32 once**: every term (a product of two BF16 values) is exact, so any order of summation gives
+the same f32 unless the sum lies within 2^-50 of a rounding boundary, and results do not depend on the BLAS of the
+machine.
 """
 
 from __future__ import annotations
@@ -219,8 +220,9 @@ def decode_weights(packed: U8, scales: U8, weight_scale_2: F32) -> F32:
 def run_w4a16_experts(x: Array, routing: RoutingLike, experts: W4A16Experts, record: bool = False) -> ExpertsResult:
     """MARLIN: BF16 activations times ``code * block scale``; ``input_scale`` plays no part.
 
-    First GEMM: ``c1 = bf16(acc * G')``.  Second GEMM, which also applies the routing weight: the accumulator is rounded to
-    BF16 *before* it is scaled, then multiplied by ``bf16(w * G')``; the token's products are summed in f32.
+    First GEMM: ``c1 = bf16(acc * G')``.  Second GEMM, which also applies the routing weight: the accumulator is
+    rounded to BF16 *before* it is scaled, then multiplied by ``bf16(w * G')``; the token's products are summed in
+    f32.
 
     Parameters
     ----------

@@ -7,9 +7,9 @@
 ``run_bf16_experts``    no quantisation (`nvfp4viz.moe.dense`)
 ======================  ===========================================================================================
 
-The W4A4 path follows `serving-vllm.md` section 6 in its nine steps; every product goes through the bit-exact tensor-core
-model of `nvfp4viz.quant.tensor_core`, so a NaN block scale, an infinite encode scale or a zero alpha do here what they
-do there.  Nothing is patched: a NaN that appears is carried on.
+The W4A4 path follows `serving-vllm.md` section 6 in its nine steps; every product goes through the bit-exact
+tensor-core model of `nvfp4viz.quant.tensor_core`, so a NaN block scale, an infinite encode scale or a zero alpha do
+here what they do there.  Nothing is patched: a NaN that appears is carried on.
 """
 
 from __future__ import annotations
@@ -170,11 +170,11 @@ def run_w4a4_experts(
 ) -> ExpertsResult:
     """The VLLM_CUTLASS path: ``run_cutlass_moe_fp4`` in nine steps.
 
-    1. expert ids become local ids; 2. counts, offsets and maps; 3. rows are shuffled so that each expert's lie together;
-    4. each row is quantised with its expert's ``a1_gscale`` (recipe ``vllm-cuda``); 5. grouped GEMM, ``c1 =
-    bf16(g1_alphas[e] * acc)``; 6. activation in BF16 and quantisation with ``a2_gscale``, unfused as for every activation
-    but SiLU; 7. second grouped GEMM with ``g2_alphas``; 8. rows go back to their tokens; 9. weighted sum with routing
-    weights cast to BF16, products rounded to BF16, f32 reduction, BF16 result.
+    1. expert ids become local ids; 2. counts, offsets and maps; 3. rows are shuffled so that each expert's lie
+    together; 4. each row is quantised with its expert's ``a1_gscale`` (recipe ``vllm-cuda``); 5. grouped GEMM, ``c1 =
+    bf16(g1_alphas[e] * acc)``; 6. activation in BF16 and quantisation with ``a2_gscale``, unfused as for every
+    activation but SiLU; 7. second grouped GEMM with ``g2_alphas``; 8. rows go back to their tokens; 9. weighted sum
+    with routing weights cast to BF16, products rounded to BF16, f32 reduction, BF16 result.
 
     Parameters
     ----------
