@@ -42,7 +42,7 @@ class NvError(Exception):
     code, params, what, why, next_step
     """
 
-    def __init__(self, code: str, **params: object) -> None:
+    def __init__(self, code: str, /, **params: object) -> None:
         self.code = code
         self.params = params
         text = self.text("en")

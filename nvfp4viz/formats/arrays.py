@@ -34,8 +34,8 @@ def encode_e2m1(x: npt.ArrayLike) -> U8:
     """
     bits = _bits(x)
     magnitude = bits & _ABS
-    # Float bit patterns of one sign are ordered like the numbers, so the midpoints are integer thresholds.  At a tie the
-    # even code wins: the midpoint below an odd code belongs to the even neighbour on its left (>), above it to the right (>=).
+    # Float bit patterns of one sign are ordered like the numbers, so the midpoints are integer thresholds.  At a tie
+    # the even code wins: a midpoint with the even code on its left stays there (>), else it moves right (>=).
     code = np.zeros(bits.shape, np.uint8)
     for midpoint, inclusive in ((0.25, 0), (0.75, 1), (1.25, 0), (1.75, 1), (2.5, 0), (3.5, 1), (5.0, 0)):
         threshold = np.float32(midpoint).view(np.uint32)
@@ -47,7 +47,8 @@ def encode_e2m1(x: npt.ArrayLike) -> U8:
 
 def decode_e2m1(codes: npt.ArrayLike) -> F32:
     """Values of E2M1 codes, shape kept; only the low four bits of each code count."""
-    return E2M1_VALUES[np.asarray(codes, np.uint8) & np.uint8(15)]
+    out: F32 = E2M1_VALUES[np.asarray(codes, np.uint8) & np.uint8(15)]
+    return out
 
 
 def encode_e4m3(x: npt.ArrayLike, saturate: bool = True) -> U8:
@@ -59,7 +60,8 @@ def encode_e4m3(x: npt.ArrayLike, saturate: bool = True) -> U8:
     bits = _bits(x)
     magnitude = bits & _ABS
     sign = ((bits >> np.uint32(24)) & np.uint32(0x80)).astype(np.uint8)
-    # Normal results: add half of the dropped 20 bits (less one where the kept last bit is even), drop them, rebias 127 -> 7.
+    # Normal results: add half of the dropped 20 bits (less one where the kept last bit is even), drop them, rebias
+    # from 127 to 7.
     rounded = (magnitude + np.uint32(0x7FFFF) + ((magnitude >> np.uint32(20)) & np.uint32(1))) >> np.uint32(20)
     normal = rounded.astype(np.int64) - ((127 - 7) << 3)
     # Subnormal results are multiples of 2^-9: scaling by 2^9 is exact in float64 and rint ties to even.
@@ -79,7 +81,8 @@ def encode_e4m3(x: npt.ArrayLike, saturate: bool = True) -> U8:
 
 def decode_e4m3(values: npt.ArrayLike) -> F32:
     """Values of E4M3FN bytes, shape kept; 0x7F and 0xFF are NaN."""
-    return E4M3_VALUES[np.asarray(values, np.uint8)]
+    out: F32 = E4M3_VALUES[np.asarray(values, np.uint8)]
+    return out
 
 
 def encode_ue8m0(x: npt.ArrayLike) -> U8:
@@ -97,7 +100,8 @@ def encode_ue8m0(x: npt.ArrayLike) -> U8:
 
 def decode_ue8m0(values: npt.ArrayLike) -> F32:
     """Values of UE8M0 bytes, shape kept: 2^(byte-127), byte 255 is NaN, byte 0 is 2^-127 (a float32 subnormal)."""
-    return UE8M0_VALUES[np.asarray(values, np.uint8)]
+    out: F32 = UE8M0_VALUES[np.asarray(values, np.uint8)]
+    return out
 
 
 def f32_to_bf16(x: npt.ArrayLike) -> npt.NDArray[ml_dtypes.bfloat16]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 
 from nvfp4viz.errors import FormatError
 from nvfp4viz.formats.types import ExplainedValue, FormatInfo, Klass
@@ -84,7 +85,7 @@ def explain(info: FormatInfo, code: int) -> ExplainedValue:
     )
 
 
-def _table(info: FormatInfo) -> np.ndarray:
+def _table(info: FormatInfo) -> npt.NDArray[np.float32]:
     table = np.array([explain(info, code).value for code in range(1 << info.bits)], np.float32)
     table.setflags(write=False)
     return table

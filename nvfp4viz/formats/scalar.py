@@ -63,7 +63,7 @@ def bf16_bits_scalar(x: float) -> int:
     >>> hex(bf16_bits_scalar(1.00390625)), hex(bf16_bits_scalar(1.01171875))
     ('0x3f80', '0x3f82')
     """
-    (bits,) = struct.unpack("<I", struct.pack("<f", x))
+    bits: int = struct.unpack("<I", struct.pack("<f", x))[0]
     if math.isnan(x):
         return (bits >> 16) | 0x0040
     low, high = bits & 0xFFFF, bits >> 16
