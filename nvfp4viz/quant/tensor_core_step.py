@@ -75,8 +75,6 @@ class Term:
         How far the term is moved right to reach the step's exponent.
     aligned
         The truncated term in units of ``2**(max_exponent - 35)``.
-    lost
-        What truncation cut off (0 when nothing), as a value: ``significand * 2**exponent`` minus the truncated term.
     """
 
     dot: Fraction | None
@@ -86,7 +84,16 @@ class Term:
     exponent: int
     shift: int
     aligned: int
-    lost: Fraction
+
+    @property
+    def value(self) -> Fraction:
+        """The term before truncation."""
+        return self.significand * Fraction(2) ** self.exponent
+
+    @property
+    def lost(self) -> Fraction:
+        """What truncation cut off, with the term's sign; 0 when nothing."""
+        return self.value - self.aligned * Fraction(2) ** (self.exponent + self.shift - FRACTION_BITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +112,6 @@ class StepTrace:
         The exponent E to which all terms are aligned; ``None`` if ``special``.
     total
         Sum of the aligned terms, in units of ``2**(max_exponent - 35)``.
-    exact
-        The sum of all terms without any truncation.
     result_bits
         The next accumulator, as f32 bits.
     """
@@ -116,13 +121,17 @@ class StepTrace:
     terms: tuple[Term, ...]
     max_exponent: int | None
     total: int
-    exact: Fraction
     result_bits: int
 
     @property
     def result(self) -> np.float32:
         """The next accumulator."""
         return np.uint32(self.result_bits).view(np.float32)
+
+    @property
+    def exact(self) -> Fraction:
+        """The sum of all terms without any truncation."""
+        return sum((term.value for term in self.terms), Fraction(0))
 
 
 def block_size(kind: str) -> int:
@@ -188,9 +197,9 @@ def truncate_to_f32(total: int, unit_exponent: int) -> int:
 
 def _align(significand: Fraction, exponent: int, max_exponent: int) -> int:
     """Rule 6 for one term: an integer number of ``2**(max_exponent - 35)``, cut off toward zero."""
-    shifted = significand * 2**FRACTION_BITS / 2 ** (max_exponent - exponent)
-    size = int(abs(shifted.numerator) // shifted.denominator)
-    return -size if shifted < 0 else size
+    shift = max_exponent - exponent
+    size = (abs(significand.numerator) << FRACTION_BITS) // (significand.denominator << shift)
+    return -size if significand < 0 else size
 
 
 def mma_step_trace(
@@ -223,17 +232,17 @@ def mma_step_trace(
     c_bits = int(np.float32(c).view(np.uint32))
     a_split = [split(int(byte)) for byte in a_scales]
     b_split = [split(int(byte)) for byte in b_scales]
+    a_doubled = [E2M1_DOUBLED[int(code)] for code in a_codes]
+    b_doubled = [E2M1_DOUBLED[int(code)] for code in b_codes]
 
     if any(s is None for s in a_split + b_split) or (c_bits & 0x7FFFFFFF) > 0x7F800000:
-        return StepTrace(kind, "nan", (), None, 0, Fraction(0), CANONICAL_NAN)
+        return StepTrace(kind, "nan", (), None, 0, CANONICAL_NAN)
     if (c_bits & 0x7FFFFFFF) == 0x7F800000:
-        return StepTrace(kind, "inf", (), None, 0, Fraction(0), c_bits)
+        return StepTrace(kind, "inf", (), None, 0, c_bits)
 
     parts: list[tuple[Fraction | None, Fraction | None, Fraction | None, Fraction, int]] = []
     for start in range(0, STEP, GROUP):
-        quarters = sum(
-            E2M1_DOUBLED[int(a_codes[k])] * E2M1_DOUBLED[int(b_codes[k])] for k in range(start, start + GROUP)
-        )
+        quarters = sum(a_doubled[k] * b_doubled[k] for k in range(start, start + GROUP))
         dot = Fraction(quarters, 4)
         a_scale, b_scale = a_split[start // block], b_split[start // block]
         assert a_scale is not None
@@ -243,14 +252,12 @@ def mma_step_trace(
     parts.append((None, None, None, *split_f32(c_bits)))
 
     top = max(exponent for *_, exponent in parts)
-    terms = []
-    for dot_or_none, sa, sb, significand, exponent in parts:
-        aligned = _align(significand, exponent, top)
-        lost = significand * Fraction(2) ** exponent - aligned * Fraction(2) ** (top - FRACTION_BITS)
-        terms.append(Term(dot_or_none, sa, sb, significand, exponent, top - exponent, aligned, lost))
+    terms = tuple(
+        Term(dot_or_none, sa, sb, significand, exponent, top - exponent, _align(significand, exponent, top))
+        for dot_or_none, sa, sb, significand, exponent in parts
+    )
     total = sum(term.aligned for term in terms)
-    exact = sum((t.significand * Fraction(2) ** t.exponent for t in terms), Fraction(0))
-    return StepTrace(kind, None, tuple(terms), top, total, exact, truncate_to_f32(total, top - FRACTION_BITS))
+    return StepTrace(kind, None, terms, top, total, truncate_to_f32(total, top - FRACTION_BITS))
 
 
 def mma_step_reference(
