@@ -1,0 +1,128 @@
+"""``process_weights_after_loading``: what each backend makes of the loaded scales.  Source: `serving-vllm.md` 4.4.
+
+Everything here is plain f32 arithmetic without a check, because the servers have none: ``1 / 0`` is Inf, a NaN slot
+goes through a maximum as ``torch.max`` lets it, and the alphas are multiplied in place.  Every intermediate is kept.
+
+============================  ==============================================  =====================
+backend                       input scale of the first GEMM (a13)             of the second (a2)
+============================  ==============================================  =====================
+``vllm-cutlass``              per expert, max of gate and up                  per expert
+``vllm-flashinfer-cutlass``   one maximum over all experts and both shards    one maximum
+``vllm-flashinfer-trtllm``    as above                                        as above
+``vllm-emulation``            as above, kept as one number                    as above
+``vllm-marlin``               not read                                        not read
+============================  ==============================================  =====================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nvfp4viz.serving.loader import LayerParameters
+
+F32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedScales:
+    """A layer's second-level scales, from the loaded slots to what the kernels multiply by.
+
+    Attributes
+    ----------
+    layer, backend
+    w13_input_scale, w2_input_scale : (E, 2), (E,) float32
+        As loaded (after the per-token override).
+    a13, a2 : (E,) float32 or None
+        After the backend's maximum; None where the backend does not read them.
+    a1_gscale, a2_gscale : (E,) float32 or None
+        ``1 / a13`` and ``1 / a2``, the encode scales.
+    w13_weight_scale_2, w2_weight_scale_2 : (E,) float32
+        What is used for w13 is the gate's column alone.
+    g1_alphas, g2_alphas : (E,) float32
+        ``weight_scale_2 * a``; where activations are not quantised, `weight_scale_2` itself.
+    mismatched : tuple of int
+        Experts whose gate and up `weight_scale_2` differ beyond ``torch.allclose``; up is then mis-scaled by gate/up.
+    warnings
+        Ids of what the server logs: ``"scale-2-mismatch"`` (once, with no ids), ``"input-scale-not-unique"``.
+    """
+
+    layer: int
+    backend: str
+    w13_input_scale: F32
+    w2_input_scale: F32
+    a13: F32 | None
+    a2: F32 | None
+    a1_gscale: F32 | None
+    a2_gscale: F32 | None
+    w13_weight_scale_2: F32
+    w2_weight_scale_2: F32
+    g1_alphas: F32
+    g2_alphas: F32
+    mismatched: tuple[int, ...]
+    warnings: tuple[str, ...]
+
+
+def process_weights_after_loading(
+    parameters: LayerParameters, backend: str, *, per_token: bool = False
+) -> ConvertedScales:
+    """Convert a layer's loaded scales for one backend.
+
+    Parameters
+    ----------
+    parameters
+        As `nvfp4viz.serving.loader.load_parameters` left them.
+    backend
+        An id of `nvfp4viz.serving.backends.BACKENDS` that serves NVFP4.
+    per_token
+        ``moe.activation="nvfp4_per_token"``: both input scales are filled with 1.0 first.
+    """
+    w13_input, w2_input = parameters.w13_input_scale, parameters.w2_input_scale
+    if per_token:
+        w13_input, w2_input = np.ones_like(w13_input), np.ones_like(w2_input)
+    gate, up = parameters.w13_weight_scale_2[:, 0], parameters.w13_weight_scale_2[:, 1]
+    mismatched = tuple(np.flatnonzero(~close(gate, up)).tolist())
+    warnings = ["scale-2-mismatch"] if mismatched else []
+
+    a13, a2 = _backend_scales(w13_input, w2_input, backend)
+    if backend == "vllm-emulation" and not (_is_unique(w13_input) and _is_unique(w2_input)):
+        warnings.append("input-scale-not-unique")
+    w2_scale_2 = parameters.w2_weight_scale_2
+    with np.errstate(all="ignore"):
+        a1_gscale = None if a13 is None else np.float32(1) / a13
+        a2_gscale = None if a2 is None else np.float32(1) / a2
+        # The emulation's alphas stay weight_scale_2: its activations are already dequantised.
+        multiplies = a13 is not None and backend != "vllm-emulation"
+        g1_alphas = gate * a13 if multiplies and a13 is not None else gate
+        g2_alphas = w2_scale_2 * a2 if multiplies and a2 is not None else w2_scale_2
+    return ConvertedScales(
+        parameters.layer, backend, w13_input, w2_input, a13, a2, a1_gscale, a2_gscale,
+        gate, w2_scale_2, g1_alphas, g2_alphas, mismatched, tuple(warnings),
+    )  # fmt: skip
+
+
+def _backend_scales(w13: F32, w2: F32, backend: str) -> tuple[F32 | None, F32 | None]:
+    if backend == "vllm-marlin":
+        return None, None
+    if backend == "vllm-cutlass":
+        # np.max propagates a NaN, as torch.max does.
+        return w13.max(axis=1), w2
+    return np.full(len(w2), w13.max(), np.float32), np.full(len(w2), w2.max(), np.float32)
+
+
+def close(a: Any, b: Any) -> npt.NDArray[np.bool_]:
+    """``torch.isclose`` with its defaults (rtol 1e-5, atol 1e-8): a NaN is close to nothing.
+
+    The absolute term is as large as many a scale's last digits: 1e-8 and 2e-8 count as equal.
+
+    >>> close(np.float32([1e-4, 1e-4, 1e-8, np.nan]), np.float32([1.00001e-4, 1.1e-4, 2e-8, np.nan])).tolist()
+    [True, False, True, False]
+    """
+    return np.isclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=1e-5, atol=1e-8)
+
+
+def _is_unique(values: F32) -> bool:
+    return bool((values == values.flat[0]).all())

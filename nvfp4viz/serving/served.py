@@ -1,0 +1,234 @@
+"""Serve a checkpoint: read its config, load, convert for a backend, and generate.
+
+>>> import nvfp4viz.serving as serving                                              # doctest: +SKIP
+>>> served = serving.load("sample_checkpoints/tiny-moe-nvfp4-holes")                # doctest: +SKIP
+>>> served.generate("12 + 34 =", 8).text                                            # doctest: +SKIP
+'<pad><pad><pad><pad><pad><pad><pad><pad>'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nvfp4viz.checkpoint import CanonicalView, Checkpoint, canonical, open_checkpoint
+from nvfp4viz.errors import ServingError
+from nvfp4viz.moe import Bf16Experts, ExpertsResult
+from nvfp4viz.moe.experts import RoutingLike
+from nvfp4viz.serving.backends import RUNNERS, BackendInfo, LayerExperts, choose_backend, prepare_layer
+from nvfp4viz.serving.guard import LoadGuard
+from nvfp4viz.serving.loader import ROLES, LayerParameters, LoadReport, load_parameters
+from nvfp4viz.serving.quant_config import Resolved, resolve_quantization
+from nvfp4viz.serving.scales import ConvertedScales, process_weights_after_loading
+
+if TYPE_CHECKING:
+    from nvfp4viz.model import Generation, TinyMoe
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedExperts:
+    """A model's routed experts on one backend: what the model calls for every MoE layer.
+
+    Attributes
+    ----------
+    layers
+        Prepared experts by layer number.
+    record
+        Whether each call keeps every tensor (`ExpertsResult.trace`).
+    """
+
+    layers: dict[int, LayerExperts] = field(repr=False)
+    record: bool = False
+
+    def __call__(self, layer: int, x: Array, routing: RoutingLike) -> ExpertsResult:
+        experts = self.layers[layer]
+        return RUNNERS[type(experts)](x, routing, experts, record=self.record)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A loaded model and everything the load decided.
+
+    Attributes
+    ----------
+    name
+        The checkpoint's.
+    backend, allocator, seed, per_token
+        As asked for.
+    resolved
+        What the config files said, and whether the weight-only rule fired.
+    load_report
+        Slots expected and written; empty for an unquantised model.
+    parameters
+        Each layer's parameters as allocated and filled.
+    scales
+        Each layer's scales after ``process_weights_after_loading``.
+    experts
+        The Experts protocol of `nvfp4viz.model.generate`.
+    model
+        Everything outside the routed experts.
+    """
+
+    name: str
+    backend: BackendInfo
+    allocator: str
+    seed: int
+    per_token: bool
+    resolved: Resolved
+    load_report: LoadReport
+    parameters: tuple[LayerParameters, ...] = field(repr=False)
+    scales: tuple[ConvertedScales, ...] = field(repr=False)
+    experts: ServedExperts = field(repr=False)
+    model: TinyMoe = field(repr=False)
+
+    def generate(
+        self, prompt: str, n: int = 48, *, on_token: Callable[..., Any] | None = None, sampler: Any = None
+    ) -> Generation:
+        """Answer a prompt: greedy decoding, V1's argmax rule unless `sampler` says otherwise.
+
+        Raises
+        ------
+        ModelError
+            For a prompt that the model cannot read.
+        """
+        from nvfp4viz.model import generate
+
+        options = {} if sampler is None else {"sampler": sampler}
+        return generate(self.model, self.experts, prompt, max_new_tokens=n, on_token=on_token, **options)
+
+    def scales_of(self, layer: int) -> ConvertedScales:
+        """One layer's converted scales."""
+        return next(scales for scales in self.scales if scales.layer == layer)
+
+    def parameters_of(self, layer: int) -> LayerParameters:
+        """One layer's loaded parameters."""
+        return next(parameters for parameters in self.parameters if parameters.layer == layer)
+
+    @property
+    def describe(self) -> str:
+        """One line for logs and tests."""
+        missing = sum(count.expected - count.written for count in self.load_report.counts)
+        algo = self.resolved.algo or "BF16"
+        return f"{self.name}: {algo} on {self.backend.id}, {missing} unwritten slots ({self.allocator})"
+
+
+def load(
+    source: str | Path | Checkpoint,
+    allocator: str = "zeros",
+    seed: int = 0,
+    backend: str = "vllm-cutlass",
+    guard: bool = False,
+    *,
+    per_token: bool = False,
+) -> ServedModel:
+    """Load a tiny-moe checkpoint as a server would.
+
+    Parameters
+    ----------
+    source
+        A folder, a file, or an opened checkpoint.
+    allocator, seed
+        What slots without a tensor hold: `ALLOCATORS`.
+    backend
+        An id of `BACKENDS`; ``"bf16"`` for the unquantised model.
+    guard
+        Refuse an incomplete or impossible set of scales instead of serving it.
+    per_token
+        ``moe.activation="nvfp4_per_token"``: activation scales come from each token, input scales are set to 1.0.
+
+    Raises
+    ------
+    ServingError
+        The server's own refusals (config, backend), and ``serving.guard``.
+    """
+    checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+    resolved = resolve_quantization(checkpoint.config, checkpoint.hf_quant_config)
+    info = choose_backend(backend, resolved.scheme, per_token)
+    view = canonical(checkpoint)
+    model = _dense_model(checkpoint)
+    if resolved.scheme == "UNQUANTISED":
+        experts = ServedExperts(_bf16_layers(checkpoint))
+        report = LoadReport(checkpoint.name, allocator, seed, (), ())
+        return ServedModel(checkpoint.name, info, allocator, seed, False, resolved, report, (), (), experts, model)
+    roles = ROLES if resolved.scheme == "W4A4" else ROLES[:3]
+    parameters, report = load_parameters(checkpoint, view, allocator=allocator, seed=seed, roles=roles)
+    if guard:
+        reads = info.reads_input_scale and not per_token
+        run_guard(parameters, view, tuple(role for role in roles if role != "input_scale" or reads))
+    scales = tuple(process_weights_after_loading(p, info.id, per_token=per_token) for p in parameters)
+    layers = {p.layer: prepare_layer(p, s, per_token=per_token) for p, s in zip(parameters, scales, strict=True)}
+    return ServedModel(
+        checkpoint.name,
+        info,
+        allocator,
+        seed,
+        per_token,
+        resolved,
+        report,
+        parameters,
+        scales,
+        ServedExperts(layers),
+        model,
+    )
+
+
+def run_guard(parameters: tuple[LayerParameters, ...], view: CanonicalView, roles: tuple[str, ...]) -> None:
+    """Hand a finished load to the guard: every write that was counted, and the values of the scalar roles.
+
+    Raises
+    ------
+    ServingError
+        ``serving.guard``.
+    """
+    guard = LoadGuard([p.layer for p in parameters], max(p.experts for p in parameters), view.projections, roles)
+    for p in parameters:
+        for (role, projection), written in p.written.items():
+            if role in roles:
+                for expert in np.flatnonzero(written).tolist():
+                    guard.wrote(p.layer, expert, projection, role)
+    for p in parameters:
+        for role in roles:
+            if role in ("weight_scale_2", "input_scale"):
+                for projection in view.projections:
+                    guard.inspect(p.layer, projection, role, p.values(role, projection))
+    guard.check()
+
+
+def _dense_model(checkpoint: Checkpoint) -> TinyMoe:
+    """Everything outside the routed experts, or a clear refusal: only tiny-moe runs whole."""
+    from nvfp4viz.model import TinyMoe, TinyMoeConfig
+
+    if checkpoint.config is None:
+        raise ServingError("serving.no-config", name=checkpoint.name)
+    config = TinyMoeConfig.from_json(checkpoint.config)
+    tensors = {}
+    for name in config.dense_shapes():
+        if name not in checkpoint.tensors:
+            raise ServingError("serving.no-tensor", name=checkpoint.name, tensor=name)
+        tensors[name] = checkpoint.read(name)
+    return TinyMoe(config, tensors)
+
+
+def _bf16_layers(checkpoint: Checkpoint) -> dict[int, LayerExperts]:
+    """Unquantised experts, fused over the expert axis as Gemma 4 stores them."""
+    from nvfp4viz.model import TinyMoeConfig
+
+    layers: dict[int, LayerExperts] = {}
+    for layer in range(TinyMoeConfig.from_json(checkpoint.config or {}).num_hidden_layers):
+        parts = []
+        for tail in ("gate_up_proj", "down_proj"):
+            name = f"model.layers.{layer}.experts.{tail}"
+            if name not in checkpoint.tensors:
+                raise ServingError("serving.no-tensor", name=checkpoint.name, tensor=name)
+            values = checkpoint.read(name).astype(np.float32)
+            values.flags.writeable = False
+            parts.append(values)
+        layers[layer] = Bf16Experts(parts[0], parts[1])
+    return layers
