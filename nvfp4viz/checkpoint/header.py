@@ -152,7 +152,7 @@ class _Parsed:
 _ENTRIES = msgspec.json.Decoder(dict[str, _Entry])
 _METADATA = msgspec.json.Decoder(dict[str, str])
 _STRING = rb'"(?:[^"\\]|\\.)*"'
-_LEADING_METADATA = re.compile(rb'\{"__metadata__":(\{(?:' + _STRING + rb":" + _STRING + rb",?)*\})(?:,|(?=\}))")
+_LEADING_METADATA = re.compile(rb'\{"__metadata__":(\{(?:' + _STRING + rb":" + _STRING + rb",?)*\})(?:,(?=\")|(?=\}))")
 
 
 def _fast(text: bytes) -> _Parsed | None:
@@ -173,7 +173,7 @@ def _fast(text: bytes) -> _Parsed | None:
             and msgspec.json.encode(entries) != msgspec.json.format(body, indent=-1)
         ):
             return None
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return _Parsed(entries, metadata)
 

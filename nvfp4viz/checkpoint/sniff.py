@@ -36,12 +36,12 @@ def looks_like(head: bytes) -> str | None:
     for magic, kind in _MAGIC:
         if head.startswith(magic):
             return kind
-    # A safetensors length has zero bytes near its end, so a damaged file must not pass for text or a pickle here.
+    # Protocols 2 to 5 of pickle: the PROTO opcode, its version, an opcode that starts a value.
+    if head[:1] == b"\x80" and len(head) > 2 and 2 <= head[1] <= 5 and head[2] in b"}](c)XCNKMJG\x8c\x95":
+        return "pickle"
+    # A safetensors length has zero bytes near its end, so a damaged file must not pass for a text here.
     if b"\0" in head[2:8]:
         return None
-    # Protocols 2 to 5 of pickle: the PROTO opcode and its version.
-    if len(head) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5:
-        return "pickle"
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text.lower().startswith(_HTML):
         return "html"

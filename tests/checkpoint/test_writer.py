@@ -45,9 +45,7 @@ def mixed(seed: int) -> dict[str, Tensor]:
         for shape in ((), (3, 5), (0, 4)):
             size = byte_count(dtype, shape)
             data = rng.integers(0, 2 if dtype == "BOOL" else 256, size, dtype=np.uint8).tobytes()
-            out[f"layer.{rng.integers(0, 1000)}.é{k}.{len(shape)}.{shape and shape[0]}"] = Tensor(
-                dtype, shape, data
-            )
+            out[f"layer.{rng.integers(0, 1000)}.é{k}.{len(shape)}.{shape and shape[0]}"] = Tensor(dtype, shape, data)
     return out
 
 
