@@ -1,0 +1,25 @@
+"""NVFP4 and MXFP4 quantisation by named recipe, and the products that consume it."""
+
+from nvfp4viz.quant.api import dequantize, quantize
+from nvfp4viz.quant.rcp import rcp_approx_ftz
+from nvfp4viz.quant.recipes import MXFP4_RECIPES, NVFP4_RECIPES, RECIPES, Recipe
+from nvfp4viz.quant.scales import amax, global_scale
+from nvfp4viz.quant.tensor_core import mma_grouped, mma_matmul
+from nvfp4viz.quant.tensor_core_step import mma_step_reference
+from nvfp4viz.quant.types import QuantizedTensor
+
+__all__ = [
+    "MXFP4_RECIPES",
+    "NVFP4_RECIPES",
+    "RECIPES",
+    "QuantizedTensor",
+    "Recipe",
+    "amax",
+    "dequantize",
+    "global_scale",
+    "mma_grouped",
+    "mma_matmul",
+    "mma_step_reference",
+    "quantize",
+    "rcp_approx_ftz",
+]
