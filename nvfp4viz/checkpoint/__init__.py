@@ -5,7 +5,9 @@ writing (`writer`) and fault injection on copies (`faults`).
 """
 
 from nvfp4viz.checkpoint.canonical import CanonicalView, Module, Slot, canonical, canonical_of
+from nvfp4viz.checkpoint.faults import FAULTS, Fault, inject_tensors
 from nvfp4viz.checkpoint.header import Header, TensorEntry, read_header
+from nvfp4viz.checkpoint.injection import Injection, inject
 from nvfp4viz.checkpoint.open import Checkpoint, inspect, memory_checkpoint, open_checkpoint
 from nvfp4viz.checkpoint.problems import ContainerProblem, printable
 from nvfp4viz.checkpoint.quantconfig import QuantConfig, SourceConfig, read_quant_config
@@ -13,10 +15,13 @@ from nvfp4viz.checkpoint.source import LocalSource, MemorySource, Source
 from nvfp4viz.checkpoint.writer import Tensor, file_bytes, tensor, write_checkpoint
 
 __all__ = [
+    "FAULTS",
     "CanonicalView",
     "Checkpoint",
     "ContainerProblem",
+    "Fault",
     "Header",
+    "Injection",
     "LocalSource",
     "MemorySource",
     "Module",
@@ -29,6 +34,8 @@ __all__ = [
     "canonical",
     "canonical_of",
     "file_bytes",
+    "inject",
+    "inject_tensors",
     "inspect",
     "memory_checkpoint",
     "open_checkpoint",

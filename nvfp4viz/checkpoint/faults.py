@@ -1,0 +1,292 @@
+"""Break a checkpoint on purpose, on a copy, at one slot.
+
+`FAULTS` says for each fault where it can be put and what the audit must say about it, or that no check of the file
+alone can see it.  `changes` computes the new tensors; `inject` writes a new folder (see `injection`), `inject_tensors`
+works on tensors in memory.  Inputs are never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nvfp4viz.checkpoint.canonical import CanonicalView, canonical_of
+from nvfp4viz.checkpoint.header import TensorEntry
+from nvfp4viz.checkpoint.problems import printable
+from nvfp4viz.checkpoint.quantconfig import read_quant_config
+from nvfp4viz.checkpoint.writer import Tensor
+from nvfp4viz.errors import InputError
+
+SCALARS = ("input_scale", "weight_scale_2")
+ANY = ("input_scale", "weight_scale_2", "weight_scale", "weight")
+
+# FLT_MIN/2688: what ModelOpt's export leaves of a tiny amax; its reciprocal overflows float32.
+SUBNORMAL = np.float32(1.17549435e-38) / np.float32(2688)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One way to break a slot.
+
+    Attributes
+    ----------
+    id
+        As in links and on the command line.
+    roles
+        Where it can be put; the first is the default.
+    findings
+        Codes of which the audit must report one; empty where no check of the file can see it.
+    deep
+        The finding needs the weights (``--deep``), not only the scalars.
+    value
+        Default of the fault's number, or None where it takes none.
+    """
+
+    id: str
+    roles: tuple[str, ...]
+    findings: tuple[str, ...]
+    deep: bool = False
+    value: float | None = None
+
+
+def _fault(id: str, roles: tuple[str, ...], *findings: str, deep: bool = False, value: float | None = None) -> Fault:
+    return Fault(id, roles, findings, deep, value)
+
+
+_CLASSES = ("scale.negative", "scale.outlier", "scale.nan", "scale.inf", "scale.subnormal", "scale.zero")
+
+FAULTS: dict[str, Fault] = {
+    fault.id: fault
+    for fault in (
+        _fault("missing", ANY, "scale.missing"),
+        _fault("zero", SCALARS, "scale.zero"),
+        _fault("nan", SCALARS, "scale.nan"),
+        _fault("inf", SCALARS, "scale.inf"),
+        _fault("negative", SCALARS, "scale.negative"),
+        _fault("subnormal", SCALARS, "scale.subnormal"),
+        _fault("scaled", SCALARS, "scale.outlier", value=1000.0),
+        _fault("constant", SCALARS, "scale.identity", "scale.filled", "scale.outlier", value=1.0),
+        # A neighbour's number is as plausible as one's own.
+        _fault("neighbour", ANY),
+        _fault("random-bits", SCALARS, *_CLASSES),
+        _fault("reciprocal", SCALARS, "scale.outlier"),
+        _fault("pair-mismatch", ("weight_scale_2",), "scale.pair-mismatch", value=1.25),
+        # Swapped codes and swapped matrices are as plausible as the right ones.
+        _fault("nibble-swap", ("weight",)),
+        _fault("gate-up-swap", ("weight",)),
+        _fault("block-nan", ("weight_scale",), "block-scale.nan", deep=True),
+        _fault("block-negative", ("weight_scale",), "block-scale.negative", deep=True),
+        _fault("exponent-cast", ("weight_scale",), "block-scale.exponent-cast", deep=True),
+        _fault("zero-weight", ("weight",), "weight.all-zero", deep=True),
+        _fault("duplicate-expert", ("weight",), "weight.duplicate-expert", deep=True),
+    )
+}
+
+# New tensors by name; None takes the tensor away.
+Changes = dict[str, Tensor | None]
+
+
+def inject_tensors(
+    tensors: Mapping[str, Tensor],
+    fault: str,
+    *,
+    layer: int,
+    expert: int,
+    projection: str,
+    role: str | None = None,
+    value: float | None = None,
+    seed: int = 0,
+    config: Mapping[str, Any] | None = None,
+    hf_quant_config: Mapping[str, Any] | None = None,
+) -> dict[str, Tensor]:
+    """A copy of ``tensors`` with one fault; untouched tensors are shared with the input.
+
+    Parameters and errors as in `changes`.
+    """
+    entries = {
+        name: TensorEntry(name, item.dtype, tuple(item.shape), "", 0, len(item.tobytes()))
+        for name, item in tensors.items()
+    }
+    view = canonical_of(entries, config, read_quant_config(config, hf_quant_config))
+    new = changes(
+        view,
+        tensors.__getitem__,
+        fault,
+        layer=layer,
+        expert=expert,
+        projection=projection,
+        role=role,
+        value=value,
+        seed=seed,
+    )
+    out = {name: new.get(name, item) for name, item in tensors.items()}
+    return {name: item for name, item in out.items() if item is not None}
+
+
+def changes(
+    view: CanonicalView,
+    read: Callable[[str], Tensor],
+    fault: str,
+    *,
+    layer: int,
+    expert: int,
+    projection: str,
+    role: str | None = None,
+    value: float | None = None,
+    seed: int = 0,
+) -> Changes:
+    """Which tensors a fault changes, and to what.
+
+    Parameters
+    ----------
+    view, read
+        The checkpoint, and a function that returns one tensor of it.
+    fault
+        A key of `FAULTS`.
+    layer, expert, projection, role
+        The slot; ``role=None`` takes the fault's first.
+    value
+        The factor of ``scaled`` and ``pair-mismatch``, the number of ``constant``.
+    seed
+        For ``random-bits`` and for the byte that ``block-nan`` and ``block-negative`` choose.
+
+    Raises
+    ------
+    InputError
+        ``fault.unknown``, ``fault.layout``, ``fault.no-such-slot``, ``fault.pair``, ``fault.role``, ``fault.absent``,
+        ``fault.value``, ``fault.format``.
+    """
+    spec = _spec(fault, role, value)
+    if not view.complete or not view.modules:
+        raise InputError("fault.layout", dialect=view.dialect)
+    numbers = {at for at, _, _ in view.modules}
+    if layer not in numbers or not 0 <= expert < view.experts_in[layer] or projection not in view.projections:
+        raise InputError(
+            "fault.no-such-slot", layer=layer, expert=expert, projection=printable(projection), layers=_span(numbers)
+        )
+    if fault == "pair-mismatch" and projection not in ("gate", "up"):
+        raise InputError("fault.pair", projection=printable(projection))
+    at = _At(view, read, layer, expert, projection, role or spec.roles[0], seed)
+    factor = next((number for number in (value, spec.value) if number is not None), 1.0)
+    if fault == "missing":
+        return {at.name(at.role): None}
+    if fault in ("neighbour", "duplicate-expert", "gate-up-swap"):
+        return _copied(at, fault)
+    name = at.name(at.role)
+    item = read(name)
+    if at.role in SCALARS:
+        return {name: _scalar(at, item, fault, factor)}
+    return {name: _bytes(at, item, fault)}
+
+
+def _spec(fault: str, role: str | None, value: float | None) -> Fault:
+    spec = FAULTS.get(fault)
+    if spec is None:
+        raise InputError("fault.unknown", fault=printable(fault, 40), known=", ".join(FAULTS))
+    if role is not None and role not in spec.roles:
+        raise InputError("fault.role", fault=fault, role=printable(role, 40), roles=", ".join(spec.roles))
+    # A factor of NaN would make another fault than the one that was asked for.
+    if value is not None and (spec.value is None or not np.isfinite(np.float32(value))):
+        raise InputError("fault.value", fault=fault, value=value)
+    return spec
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """The slot to break."""
+
+    view: CanonicalView
+    read: Callable[[str], Tensor]
+    layer: int
+    expert: int
+    projection: str
+    role: str
+    seed: int
+
+    def name(self, role: str, expert: int | None = None, projection: str | None = None) -> str:
+        slot = self.view.slot(
+            self.layer, self.expert if expert is None else expert, projection or self.projection, role
+        )
+        if slot.entry is None:
+            raise InputError("fault.absent", tensor=printable(slot.name))
+        return slot.name
+
+    @property
+    def neighbour(self) -> int:
+        return (self.expert + 1) % self.view.experts_in[self.layer]
+
+    @property
+    def rng(self) -> np.random.Generator:
+        return np.random.default_rng([self.seed, self.layer, self.expert])
+
+
+def _scalar(at: _At, item: Tensor, fault: str, factor: float) -> Tensor:
+    """The number a fault leaves, as stored; zero, inf and subnormal mean the effective multiplier."""
+    stored = np.frombuffer(item.tobytes(), "<f4")
+    new: npt.NDArray[Any]
+    divisor = at.view.divisors
+    with np.errstate(all="ignore"):
+        if fault == "scaled" or fault == "pair-mismatch":
+            new = stored / np.float32(factor) if divisor else stored * np.float32(factor)
+        elif fault == "constant":
+            new = np.full_like(stored, factor)
+        elif fault == "negative":
+            new = -np.abs(stored)
+        elif fault == "reciprocal":
+            new = np.float32(1) / stored
+        elif fault == "random-bits":
+            new = at.rng.integers(0, 2**32, stored.shape, dtype=np.uint32).view("<f4")
+        else:
+            plain = {"zero": 0.0, "nan": np.nan, "inf": np.inf, "subnormal": SUBNORMAL}
+            # 1/x of the largest float32 is subnormal; 1/x of a subnormal is already infinite.
+            inverse = {"zero": np.inf, "nan": np.nan, "inf": 0.0, "subnormal": np.finfo(np.float32).max}
+            new = np.full_like(stored, (inverse if divisor else plain)[fault])
+    return Tensor("F32", item.shape, new.astype("<f4").tobytes())
+
+
+def _bytes(at: _At, item: Tensor, fault: str) -> Tensor:
+    """The bytes that a fault leaves in packed codes or block scales."""
+    old = np.frombuffer(item.tobytes(), np.uint8)
+    new: npt.NDArray[Any] = old.copy()
+    if fault == "nibble-swap":
+        new = (old << 4) | (old >> 4)
+    elif fault == "zero-weight":
+        new[:] = 0
+    elif fault == "exponent-cast":
+        if item.dtype not in ("F8_E8M0", "U8"):
+            raise InputError("fault.format", fault=fault, tensor=printable(at.name(at.role)), dtype=item.dtype)
+        # A cast takes the value 2^(b−127) for the byte: everything below one becomes 0.
+        new = np.clip(np.exp2(old.astype(np.float64) - 127), 0, 255).astype(np.uint8)
+    elif new.size:
+        if item.dtype != "F8_E4M3":
+            raise InputError("fault.format", fault=fault, tensor=printable(at.name(at.role)), dtype=item.dtype)
+        place = int(at.rng.integers(0, new.size))
+        new[place] = 0x7F if fault == "block-nan" else new[place] | 0x80
+    return Tensor(item.dtype, item.shape, new.tobytes())
+
+
+def _copied(at: _At, fault: str) -> Changes:
+    """Whole tensors that stand where another's should."""
+    if fault == "neighbour":
+        return {at.name(at.role): at.read(at.name(at.role, at.neighbour))}
+    roles = at.view.roles
+    if fault == "gate-up-swap":
+        pair = {"gate": "up", "up": "gate"}
+        return {
+            at.name(role, projection=kind): at.read(at.name(role, projection=pair[kind]))
+            for kind in ("gate", "up")
+            for role in roles
+        }
+    return {
+        at.name(role, projection=kind): at.read(at.name(role, at.neighbour, kind))
+        for kind in at.view.projections
+        for role in roles
+    }
+
+
+def _span(numbers: set[int]) -> str:
+    return f"{min(numbers)}–{max(numbers)}" if len(numbers) > 1 else str(min(numbers))
