@@ -31,7 +31,7 @@ Blocks = Callable[[F32], tuple[U8, U8]]
 _MIDPOINTS = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], np.float32)
 
 
-def _ties_toward_zero(y: F32) -> U8:
+def _ties_toward_zero(y: npt.NDArray[np.floating]) -> U8:
     """Magnitude codes 0 to 7: the number of midpoints strictly below ``|y|``."""
     return np.searchsorted(_MIDPOINTS, np.abs(y), side="left").astype(np.uint8)
 
@@ -51,8 +51,8 @@ def _floor_exponent(bits: npt.NDArray[np.uint32]) -> npt.NDArray[np.int32]:
 def blocks_ocp_floor(x: F32) -> tuple[U8, U8]:
     """``ocp-floor``: OCP MX v1.0 section 6.3.  A NaN or infinite block gets scale byte 255."""
     top = block_max(x, True)
-    byte = np.clip(_floor_exponent(np.ascontiguousarray(top).view(np.uint32)) - 2, 0, 254)
-    byte = np.where(np.isfinite(top), byte, 255).astype(np.uint8)
+    exponent = np.clip(_floor_exponent(np.ascontiguousarray(top).view(np.uint32)) - 2, 0, 254)
+    byte = np.where(np.isfinite(top), exponent, 255).astype(np.uint8)
     y = x * np.where(byte == 255, np.float32(np.nan), _exact_inverse(byte))[..., None]
     return byte, encode_e2m1(y)
 
@@ -69,18 +69,24 @@ def blocks_vllm_even(x: F32) -> tuple[U8, U8]:
 
 
 def blocks_flashinfer_ceil(x: F32) -> tuple[U8, U8]:
-    """``flashinfer-ceil``: UE8M0 rounded up from ``m · rcp(6)``; elements by the exact inverse of the scale."""
+    """``flashinfer-ceil``: UE8M0 rounded up from ``m · rcp(6)``.
+
+    The multiplier is the inverse of the scale where that is a normal float32, and 0 at byte 0 and from byte 254 on.
+    """
     byte = encode_ue8m0(block_max(x, False) * rcp_approx_ftz(np.float32(6)))
-    y = x * np.where(byte == 255, np.float32(np.nan), _exact_inverse(byte))[..., None]
-    return byte, encode_e2m1(y)
+    o = np.where((byte == 0) | (byte >= 254), np.float32(0), _exact_inverse(byte))
+    return byte, encode_e2m1(x * o[..., None])
 
 
 def blocks_deepgemm_ceil(x: F32) -> tuple[U8, U8]:
-    """``deepgemm-ceil``: ``per_token_cast_to_fp4``; maximum at least 1e-4, ties toward zero, zeros without a sign."""
+    """``deepgemm-ceil``: ``per_token_cast_to_fp4``; maximum at least 1e-4, ties toward zero, zeros without a sign.
+
+    A NaN maximum ends at the largest exponent, byte 254.
+    """
     top = block_max(x, True)
-    top = np.where(np.isnan(top), top, np.maximum(top, np.float32(1e-4))).astype(np.float32)
-    byte = encode_ue8m0(top / np.float32(6))
-    y = x / np.where(byte == 255, np.float32(np.nan), decode_ue8m0(byte))[..., None]
+    top = np.where(top < np.float32(1e-4), np.float32(1e-4), top)
+    byte = np.clip(encode_ue8m0(top / np.float32(6)), 1, 254).astype(np.uint8)
+    y = x * _exact_inverse(byte)[..., None]
     codes = _ties_toward_zero(y)
     return byte, np.where((y < 0) & (codes > 0), codes | np.uint8(8), codes)
 

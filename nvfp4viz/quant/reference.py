@@ -52,7 +52,7 @@ def _clamp(x: np.float32, low: float, high: float) -> np.float32:
 
 
 def _bf16(x: np.float32) -> np.float32:
-    return np.array(bf16_bits_scalar(float(x)) << 16, np.uint32).view(np.float32)[()]
+    return F(np.array(bf16_bits_scalar(float(x)) << 16, np.uint32).view(np.float32)[()])
 
 
 def _code_without_zero_sign(y: np.float32) -> int:
@@ -111,7 +111,7 @@ def _floor_log2(x: np.float32) -> int:
 
 
 def _ties_toward_zero(y: np.float32) -> int:
-    return sum(abs(y) > F(m) for m in (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0))
+    return sum(bool(abs(y) > F(m)) for m in (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0))
 
 
 def mxfp4_block(x: list[np.float32], recipe: str) -> tuple[int, list[int]]:
@@ -131,14 +131,15 @@ def mxfp4_block(x: list[np.float32], recipe: str) -> tuple[int, list[int]]:
         return byte, [e2m1_code_scalar(float(v * o)) for v in x]
     if recipe == "flashinfer-ceil":
         byte = ue8m0_byte_scalar(float(_max(x, False) * _rcp(SIX)))
-        o = F(np.nan) if byte == 255 else F(2.0 ** (127 - byte))
+        o = ZERO if byte == 0 or byte >= 254 else F(2.0 ** (127 - byte))
         return byte, [e2m1_code_scalar(float(v * o)) for v in x]
     if recipe == "deepgemm-ceil":
         top = _max(x, True)
-        byte = ue8m0_byte_scalar(float((top if math.isnan(top) else max(top, F(1e-4))) / SIX))
-        scale = F(decode_ue8m0(byte)[()])
-        codes = [_ties_toward_zero(v / scale) for v in x]
-        return byte, [code | 8 if v / scale < 0 and code else code for v, code in zip(x, codes, strict=True)]
+        byte = ue8m0_byte_scalar(float((F(1e-4) if top < F(1e-4) else top) / SIX))
+        byte = min(max(byte, 1), 254)
+        o = F(2.0 ** (127 - byte))
+        codes = [_ties_toward_zero(v * o) for v in x]
+        return byte, [code | 8 if v * o < 0 and code else code for v, code in zip(x, codes, strict=True)]
     assert recipe == "modelopt-mxfp4", recipe
     byte = ue8m0_byte_scalar(float(_max(x, True) / SIX))
     byte = 0 if byte == 255 else byte
@@ -169,7 +170,7 @@ def dequantize_reference(q: QuantizedTensor, decode: np.float32) -> npt.NDArray[
     values = np.zeros(codes.shape, np.float32)
     with np.errstate(all="ignore"):
         for block, byte in enumerate(q.scales.reshape(-1)):
-            scale = _decode_e4m3(byte) if nvfp4 else F(decode_ue8m0(byte)[()])
+            scale = _decode_e4m3(int(byte)) if nvfp4 else F(decode_ue8m0(byte)[()])
             for i, code in enumerate(codes[block]):
                 values[block, i] = F(decode_e2m1(code)[()]) * F(scale * decode)
     return values.reshape(q.shape)
