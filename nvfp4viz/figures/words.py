@@ -7,6 +7,7 @@ Numbers are never part of a sentence: they are placeholders, filled by the calle
 
 from __future__ import annotations
 
+import re
 import string
 import time
 import tomllib
@@ -15,6 +16,7 @@ from pathlib import Path
 
 LANGUAGES = ("en", "zh")
 CONTENT = Path(__file__).parents[1] / "content"
+_CJK_BREAK = re.compile(r"(?<=[\u3000-\u9fff\uff00-\uffef])\n(?=[\u3000-\u9fff\uff00-\uffef])")
 
 
 def words(language: str, key: str, **values: object) -> str:
@@ -68,7 +70,8 @@ def _flatten(table: dict[str, object], prefix: str, into: dict[str, str]) -> Non
             for index, item in enumerate(value):
                 _flatten(item if isinstance(item, dict) else {"": item}, f"{key}.{index}", into)
         else:
-            into[key] = str(value)
+            # A line break between two Chinese characters is the editor's, not a space of the reader's.
+            into[key] = _CJK_BREAK.sub("", str(value))
 
 
 def placeholders(text: str) -> set[str]:

@@ -106,9 +106,19 @@ class Lesson:
             if box.open:
                 box.dataframe(list(rows()), hide_index=True, alt=alt)
 
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        """A small table.  ``columns`` are text keys below ``columns.``, with ``>`` in front where numbers stand right;
+        cells are text, already formatted."""
+        names = [self.t(f"columns.{column.lstrip('>')}") for column in columns]
+        rules = ["---:" if column.startswith(">") else "---" for column in columns]
+        lines = ["| " + " | ".join(names) + " |", "|" + "|".join(rules) + "|"]
+        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+        with st.container(key=self._key("table")):
+            st.markdown("\n".join(lines))
+
     def glossary(self, *terms: str) -> None:
         """A row of terms; each opens its definition."""
-        with st.container(horizontal=True, gap="small", vertical_alignment="center"):
+        with st.container(horizontal=True, gap="xsmall", vertical_alignment="center"):
             st.caption(t("ui.terms"), width="content")
             for term in terms:
                 with st.popover(t(f"glossary.{term}.term"), type="tertiary", key=f"{self.id}.term.{term}"):

@@ -35,7 +35,8 @@ def ensure_shell() -> None:
     Until one session of a server has run ``st.navigation``, Streamlit answers a deep link by running the page's file
     alone, without ``app.py``.  Declaring the navigation here and running again brings the shell in; the link is kept.
     """
-    if "_shell" not in st.session_state:
+    # Set by app.py in this very run and taken here, so that a page never relies on an earlier run of the session.
+    if not st.session_state.pop("_shell", False):
         i18n.settle_language()
         st.navigation(registry.streamlit_pages(), expanded=True)
         st.rerun()

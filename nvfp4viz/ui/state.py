@@ -234,3 +234,17 @@ def _note(name: str, value: str, allowed: str) -> None:
     note = Note(name, value[:40], allowed)
     if note not in st.session_state["_notes"]:
         st.session_state["_notes"] = [*st.session_state["_notes"], note]
+
+
+def hex_digits(count: int, default: str) -> Param:
+    """Exactly ``count`` hex digits, kept in lower case."""
+
+    def parse(text: str) -> str:
+        return text.lower() if re.fullmatch(rf"[0-9a-fA-F]{{{count}}}", text) else _refuse(text)
+
+    return Param(default, parse, f"{count} × 0-9 a-f")
+
+
+def real(default: float | None = None) -> Param:
+    """Any float, also ``nan``, ``inf`` and ``-0.0``."""
+    return Param(default, float, "2.5, -1e3, nan, inf", write=repr_number)
