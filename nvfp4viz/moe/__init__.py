@@ -17,9 +17,9 @@ from nvfp4viz.moe.experts import (
     ExpertsTrace,
     Operand,
     W4A4Experts,
-    quantize_rows,
     run_w4a4_experts,
 )
+from nvfp4viz.moe.experts_quant import per_token_scales, quantize_rows
 
 __all__ = [
     "Bf16Experts",
@@ -32,6 +32,7 @@ __all__ = [
     "W4A16Experts",
     "combine_routes",
     "decode_weights",
+    "per_token_scales",
     "plan_dispatch",
     "prepare_emulation",
     "prepare_w4a16",

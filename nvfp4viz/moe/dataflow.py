@@ -144,7 +144,8 @@ def shuffle_rows(x: Array, row_map: Array) -> Array:
 
 def round_bf16(x: Array) -> Array:
     """f32 to BF16 as CUDA's conversion does: round to nearest even, every NaN becomes ``0x7FFF``."""
-    rounded = x.astype(ml_dtypes.bfloat16)
+    with np.errstate(invalid="ignore", over="ignore"):
+        rounded = x.astype(ml_dtypes.bfloat16)
     nan = np.isnan(x)
     if nan.any():
         rounded.view(np.uint16)[nan] = CANONICAL_BF16_NAN

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -253,21 +252,53 @@ def run_emulation_experts(
 ) -> ExpertsResult:
     """EMULATION: activations are quantised and dequantised with one scale a layer, weights decoded to BF16.
 
-    No codes are multiplied and no alpha is applied.  Recipe ``vllm-emulation``: an exact division where the kernel has
-    two approximate reciprocals, and other answers at a zero or infinite scale, so this backend does not reproduce the
-    failure of the CUTLASS path (`numerics-vllm.md` section 3).
+    No codes are multiplied and no alpha is applied.  A zero or infinite scale has other consequences than on the
+    CUTLASS path (`qdq_emulation`), so this backend does not reproduce the failure.
     """
-    from nvfp4viz.quant import dequantize, quantize
 
-    def through_fp4(rows: Array, gscale: np.float32) -> Operand:
-        quantised = quantize(rows, recipe="vllm-emulation", global_scale=gscale)
-        back = dequantize(quantised, dtype=ml_dtypes.bfloat16)
-        full = np.full(len(rows), gscale, np.float32)
-        return Operand(rows, full, quantised.packed, quantised.scales, back)
+    def through_fp4(rows: Array, which: int) -> Operand:
+        gscale = experts.a1_gscale if which == 1 else experts.a2_gscale
+        codes, scales, back = qdq_emulation(rows, gscale)
+        return Operand(rows, np.full(len(rows), gscale, np.float32), codes, scales, back)
 
-    return _run_values(x, routing, experts, record, lambda rows, which: through_fp4(
-        rows, experts.a1_gscale if which == 1 else experts.a2_gscale
-    ))  # fmt: skip
+    return _run_values(x, routing, experts, record, through_fp4)
+
+
+def qdq_emulation(rows: Array, gscale: np.float32) -> tuple[U8, U8, Array]:
+    """Quantise and dequantise as vLLM's Triton kernel does: ``_nvfp4_quant_dequant_kernel``.
+
+    ``S = E4M3(clamp(g * (amax * (1/6)), ±448))``; ``o = 0 if S == 0 else g / S``, one division; codes by thresholds,
+    with 0 for NaN; the result is ``code * (S / g)`` in the input's type.  Source: `numerics-vllm.md` section 3.  So g
+    = 0 gives 0 · (0/0) = NaN where the CUDA kernel gives zeros, and g = Inf gives zeros where the kernel gives ±6 at
+    scale 448.
+
+    Parameters
+    ----------
+    rows : (R, K) bfloat16
+    gscale
+        Encode scale.
+
+    Returns
+    -------
+    (R, K//2) packed codes, (R, K//16) scale bytes, (R, K) BF16 values.
+
+    >>> import ml_dtypes
+    >>> x = np.ones((1, 16), ml_dtypes.bfloat16)
+    >>> [float(qdq_emulation(x, np.float32(g))[2][0, 0]) for g in (2688, 0, np.inf)]
+    [1.0, nan, 0.0]
+    """
+    from nvfp4viz.formats import decode_e2m1, decode_e4m3, encode_e2m1, encode_e4m3, pack_nibbles
+
+    blocks = rows.astype(np.float32).reshape(len(rows), -1, 16)
+    with np.errstate(all="ignore"):
+        # Triton's maximum skips a NaN unless it is alone.
+        top = np.fmax.reduce(np.abs(blocks), axis=-1)
+        scales = encode_e4m3(np.clip(gscale * (top * np.float32(1 / 6)), np.float32(-448), np.float32(448)))
+        s = decode_e4m3(scales)
+        y = blocks * np.where(s == 0, np.float32(0), gscale / s)[..., None]
+        codes = np.where(np.isnan(y), np.uint8(0), encode_e2m1(y))
+        back = round_bf16(decode_e2m1(codes) * (s / gscale)[..., None])
+    return pack_nibbles(codes.reshape(rows.shape)), scales, back.reshape(rows.shape)
 
 
 def run_bf16_experts(x: Array, routing: RoutingLike, experts: Bf16Experts, record: bool = False) -> ExpertsResult:

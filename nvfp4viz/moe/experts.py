@@ -21,14 +21,13 @@ import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.moe.dataflow import Dispatch, combine_routes, nan_rows, plan_dispatch, round_bf16, shuffle_rows
+from nvfp4viz.moe.experts_quant import per_token_scales, quantize_rows
 
 Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 Activation = Literal["gelu_tanh", "silu"]
-
-PER_TOKEN_BASE = np.float32(1.0 / 2688.0)
-"""Base scale of per-token NVFP4: a row's decode scale is its amax times this."""
+Path = Literal["auto", "numpy", "numba"]
 
 
 class RoutingLike(Protocol):
@@ -166,7 +165,7 @@ def run_w4a4_experts(
     record: bool = False,
     *,
     expert_map: Array | None = None,
-    path: Literal["auto", "numpy", "numba"] = "auto",
+    path: Path = "auto",
 ) -> ExpertsResult:
     """The VLLM_CUTLASS path: ``run_cutlass_moe_fp4`` in nine steps.
 
@@ -218,7 +217,7 @@ def run_w4a4_experts(
     return ExpertsResult(out, nan_experts_of(c3, row_expert), trace)
 
 
-def _operand(rows: Array, gscale: F32, alpha: F32, per_token: bool, path: str) -> tuple[Operand, F32]:
+def _operand(rows: Array, gscale: F32, alpha: F32, per_token: bool, path: Path) -> tuple[Operand, F32]:
     """Quantise rows with their experts' encode scales; per-token scaling replaces them and follows into alpha."""
     if per_token:
         gscale, decode = per_token_scales(rows)
@@ -226,42 +225,6 @@ def _operand(rows: Array, gscale: F32, alpha: F32, per_token: bool, path: str) -
             alpha = alpha * decode
     packed, scales = quantize_rows(rows, gscale, path=path)
     return Operand(rows, gscale, packed, scales), alpha
-
-
-def per_token_scales(rows: Array) -> tuple[F32, F32]:
-    """Encode and decode scale of each row from its own amax: ``p = amax * (1/2688)``, ``g = rcp_approx(p)``.
-
-    The decode scale multiplies the expert's alpha in f32 before the epilogue.  Source: `numerics-vllm.md` section 8; an
-    all-zero row has p = 0 and g = Inf.
-    """
-    from nvfp4viz.quant import rcp_approx_ftz
-
-    decode = np.abs(rows.astype(np.float32)).max(axis=1, initial=0.0) * PER_TOKEN_BASE
-    return rcp_approx_ftz(decode), decode
-
-
-def quantize_rows(rows: Array, gscale: F32, path: str = "auto") -> tuple[U8, U8]:
-    """``scaled_fp4_experts_quant``: each row with its own encode scale, recipe ``vllm-cuda``.
-
-    Rows that follow each other with the same scale (one expert's rows) are quantised in one call.
-
-    Returns
-    -------
-    (R, K//2) packed codes and (R, K//16) block-scale bytes, uint8, rows in the given order.
-    """
-    from nvfp4viz.quant import quantize
-
-    packed = np.empty((len(rows), rows.shape[1] // 2), np.uint8)
-    scales = np.empty((len(rows), rows.shape[1] // 16), np.uint8)
-    if len(rows) == 0:
-        return packed, scales
-    # Compare bits: NaN scales are equal to themselves here, and -0 differs from 0.
-    bits = np.ascontiguousarray(gscale, np.float32).view(np.uint32)
-    starts = np.concatenate([[0], np.flatnonzero(np.diff(bits)) + 1, [len(rows)]])
-    for begin, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
-        done = quantize(rows[begin:end], recipe="vllm-cuda", global_scale=gscale[begin], path=path)
-        packed[begin:end], scales[begin:end] = done.packed, done.scales
-    return packed, scales
 
 
 def epilogue(acc: F32, alpha: F32) -> Array:
