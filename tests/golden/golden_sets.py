@@ -139,6 +139,21 @@ def make_ties() -> F32:
     return x.reshape(8, COLUMNS)
 
 
+def make_sixes() -> F32:
+    """32-blocks whose maximum is 6 x 2^k or a few f32 ulps from it: where ``ceil(log2(amax / 6))`` changes its value.
+
+    A logarithm rounded to f32 returns exactly k a little above 2^k, so packages that take one round some blocks down.
+    """
+    powers = [*range(-8, 9), *list(range(-126, 124, 8))[:31]]
+    ulps = np.array([-2, -1, 0, 1, 2, 4, 9, 20, 40, 63, 70])
+    exact = np.ldexp(np.float32(6), np.array(powers, np.int32)).astype(np.float32).view(np.uint32).astype(np.int64)
+    maxima = (exact[:, None] + ulps).ravel().astype(np.uint32).view(np.float32)
+    u = 2 * uniform(13, len(maxima) * 32).reshape(-1, 32) - 1
+    x = to_f32(u * maxima[:, None].astype(np.float64))
+    x[:, 7] = maxima
+    return x.reshape(-1, COLUMNS)
+
+
 def make_nan() -> F32:
     """``normal`` with quiet NaNs: one lone +NaN, one lone -NaN, one whole block of NaN."""
     x = make_normal()[:2].copy()
@@ -171,6 +186,7 @@ MAKERS: dict[str, Callable[[], F32]] = {
     "tiny1e-30": make_tiny,
     "huge1e30": make_huge,
     "ties": make_ties,
+    "sixes": make_sixes,
     "nan": make_nan,
     "inf": make_inf,
     "allzero": make_allzero,
