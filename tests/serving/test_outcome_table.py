@@ -4,6 +4,8 @@ One small layer with random weights.  Every token goes to expert 0, whose input 
 are what GEMM1 gives and what the expert gives, without and with an all-zero block of 16 in the input of that GEMM.
 """
 
+from dataclasses import dataclass
+from functools import cache
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -33,6 +35,16 @@ def inputs(zero_block):
     return x
 
 
+@dataclass(frozen=True)
+class Times:
+    """A multiple of the calibrated input scale; anything else in the table is the scale itself."""
+
+    factor: float
+
+
+OK = Times(1)
+
+
 def layer(in13, in2, *, zero_intermediate_block=False, s13=S13):
     """The layer with expert 0's input scales replaced, its scales converted as 4.4 says."""
     rng = np.random.default_rng(3)
@@ -41,8 +53,7 @@ def layer(in13, in2, *, zero_intermediate_block=False, s13=S13):
     if zero_intermediate_block:
         w13 = w13.copy()
         w13[:, :16] = 0  # gate rows 0 to 15 are zero, so the first 16 intermediate values are gelu(0) * up = 0
-    a13 = np.array([in13, HEALTHY13], np.float32)
-    a2 = np.array([in2, HEALTHY2], np.float32)
+    a13, a2 = (np.array([value, 1e-3], np.float32) for value in (in13, in2))
     with np.errstate(all="ignore"):
         return W4A4Experts(
             w13, w13_scales, w2, w2_scales,
@@ -54,19 +65,19 @@ ROUTING = SimpleNamespace(ids=np.zeros((TOKENS, 1), np.int32), weights=np.ones((
 
 
 def run(in13, in2, *, zero_block=False, **options):
-    result = run_w4a4_experts(inputs(zero_block), ROUTING, layer(in13, in2, **options), record=True)
-    return result.trace
+    """One pass, every tensor kept."""
+    scales = [
+        c * np.float32(v.factor) if isinstance(v, Times) else v for c, v in zip(calibrated(), (in13, in2), strict=True)
+    ]
+    return run_w4a4_experts(inputs(zero_block), ROUTING, layer(*scales, **options), record=True).trace
 
 
-def calibrate():
-    """input_scale = amax/2688 of what each GEMM sees, measured with the first healthy and the second still unknown."""
+@cache
+def calibrated():
+    """input_scale = amax/2688 of what each GEMM sees: the first from the input, the second from a run with it."""
     first = np.float32(np.abs(inputs(False).astype(np.float32)).max() / 2688)
-    globals()["HEALTHY13"], globals()["HEALTHY2"] = first, np.float32(1)
-    intermediate = run(first, 1.0).intermediate.values.astype(np.float32)
-    return first, np.float32(np.abs(intermediate).max() / 2688)
-
-
-HEALTHY13, HEALTHY2 = calibrate()
+    trace = run_w4a4_experts(inputs(False), ROUTING, layer(first, 1.0), record=True).trace
+    return first, np.float32(np.abs(trace.intermediate.values.astype(np.float32)).max() / 2688)
 
 
 def outcome(values, healthy):
@@ -83,7 +94,6 @@ def outcome(values, healthy):
     return "near zero" if np.abs(v).max() < 1e-20 else "wrong"
 
 
-OK = "ok"
 TABLE = [
     # in13    in2     zero block?  GEMM1        expert output
     (0.0, OK, False, "zero", "zero"),
@@ -102,38 +112,38 @@ TABLE = [
     (1e38, OK, False, "zero", "zero"),
     (1e38, OK, True, "zero", "zero"),
     (OK, 1e38, False, "same", "zero"),
-    (HEALTHY13 / 64, OK, False, "wrong", "wrong"),
+    (Times(1 / 64), OK, False, "wrong", "wrong"),
     # "precision loss, zeros" needs more than the table suggests: E4M3 has 14 binades of normal numbers below 448, so a
     # power of two shifts every block scale and alpha takes it back exactly, until the scales become subnormal.
-    (HEALTHY13 * 64, OK, False, "same", "same"),
-    (HEALTHY13 * 2**15, OK, False, "wrong", "wrong"),
-    (HEALTHY13 * 2**20, OK, False, "zero", "zero"),
-    (OK, HEALTHY2 / 64, False, "same", "wrong"),
-    (OK, HEALTHY2 * 64, False, "same", "same"),
-    (OK, HEALTHY2 * 2**16, False, "same", "wrong"),
-    (OK, HEALTHY2 * 2**24, False, "same", "zero"),
-    (-HEALTHY13, OK, False, "wrong", "wrong"),
-    (OK, -HEALTHY2, False, "same", "wrong"),
+    (Times(64), OK, False, "same", "same"),
+    (Times(2**15), OK, False, "wrong", "wrong"),
+    (Times(2**20), OK, False, "zero", "zero"),
+    (OK, Times(1 / 64), False, "same", "wrong"),
+    (OK, Times(64), False, "same", "same"),
+    (OK, Times(2**16), False, "same", "wrong"),
+    (OK, Times(2**24), False, "same", "zero"),
+    (Times(-1), OK, False, "wrong", "wrong"),
+    (OK, Times(-1), False, "same", "wrong"),
 ]
 
 
 @pytest.mark.parametrize(("in13", "in2", "zero_block", "gemm1", "output"), TABLE)
 def test_predicted_outcomes(in13, in2, zero_block, gemm1, output):
-    healthy = run(HEALTHY13, HEALTHY2, zero_block=zero_block)
-    trace = run(HEALTHY13 if in13 is OK else in13, HEALTHY2 if in2 is OK else in2, zero_block=zero_block)
+    healthy = run(OK, OK, zero_block=zero_block)
+    trace = run(in13, in2, zero_block=zero_block)
     assert outcome(trace.c1, healthy.c1) == gemm1
     assert outcome(trace.out, healthy.out) == output
 
 
 def test_a_healthy_expert_is_not_a_special_case():
-    trace = run(HEALTHY13, HEALTHY2)
+    trace = run(OK, OK)
     assert np.isfinite(trace.out.astype(np.float32)).all()
     assert np.abs(trace.out.astype(np.float32)).max() > 1e-3
 
 
 def test_zero_second_scale_is_nan_where_the_intermediate_has_a_zero_block():
     """Row 3 of the table: 0, and NaN where a zero block occurs."""
-    trace = run(HEALTHY13, 0.0, zero_intermediate_block=True)
+    trace = run(OK, 0.0, zero_intermediate_block=True)
     assert (trace.intermediate.values[:, :16] == 0).all()
     assert trace.intermediate.scales[:, 0].tolist() == [0x7F] * TOKENS
     assert trace.intermediate.scales[:, 1].tolist() == [0x7E] * TOKENS
@@ -156,21 +166,21 @@ def test_why_both_zero_is_nan():
 
 def test_a_huge_scale_overflows_alpha_into_nan():
     """The parenthesis of the row ``1e38``: codes are zero, and 0 · Inf = NaN once alpha overflows."""
-    trace = run(1e38, HEALTHY2, s13=np.float32(10))
+    trace = run(1e38, OK, s13=np.float32(10))
     assert np.isinf(trace.alpha1).all()
     assert np.isnan(trace.out.astype(np.float32)).all()
 
 
 def test_too_small_a_scale_clips():
     """Block scales saturate at 448 and codes at ±6: the first GEMM sees at most input_scale · 448 · 6."""
-    trace = run(HEALTHY13 / 64, HEALTHY2)
+    trace = run(Times(1 / 64), OK)
     assert (trace.input.scales == 0x7E).mean() > 0.9
-    healthy = run(HEALTHY13, HEALTHY2)
+    healthy = run(OK, OK)
     assert np.abs(trace.c1.astype(np.float32)).max() < np.abs(healthy.c1.astype(np.float32)).max() / 8
 
 
 def test_too_large_a_scale_falls_into_the_subnormals_and_then_to_zero():
-    scales = [run(HEALTHY13 * c, HEALTHY2).input.scales for c in (1, 1024, 65536, 1 << 20)]
+    scales = [run(Times(c), OK).input.scales for c in (1, 1024, 65536, 1 << 20)]
     smallest_normal = 0x08
     assert (scales[0] >= smallest_normal).all()
     assert (scales[1] < 0x38).all()
@@ -178,10 +188,9 @@ def test_too_large_a_scale_falls_into_the_subnormals_and_then_to_zero():
     assert (scales[3] == 0).all()
 
 
-@pytest.mark.parametrize("in2", [HEALTHY2])
-def test_a_negative_second_scale_negates_the_output(in2):
+def test_a_negative_second_scale_negates_the_output():
     """The tensor core ignores a block scale's sign; alpha keeps it (`tensor-core.md`)."""
-    healthy, negated = run(HEALTHY13, in2), run(HEALTHY13, -in2)
+    healthy, negated = run(OK, OK), run(OK, Times(-1))
     assert (negated.intermediate.scales == healthy.intermediate.scales | 0x80).all()
     assert (negated.intermediate.packed == healthy.intermediate.packed).all()
     assert (negated.acc2.view(np.uint32) == healthy.acc2.view(np.uint32)).all()
@@ -189,14 +198,14 @@ def test_a_negative_second_scale_negates_the_output(in2):
 
 
 def test_a_negative_first_scale_negates_what_the_activation_sees():
-    healthy, negated = run(HEALTHY13, HEALTHY2), run(-HEALTHY13, HEALTHY2)
+    healthy, negated = run(OK, OK), run(Times(-1), OK)
     assert (negated.c1.astype(np.float32) == -healthy.c1.astype(np.float32)).all()
 
 
 def test_other_experts_are_untouched():
     """Per-expert scales: expert 1's rows do not change when expert 0 is broken."""
     routing = SimpleNamespace(ids=np.tile([0, 1], (TOKENS, 1)), weights=np.full((TOKENS, 2), 0.5, np.float32))
-    healthy = run_w4a4_experts(inputs(False), routing, layer(HEALTHY13, HEALTHY2), record=True)
+    healthy = run_w4a4_experts(inputs(False), routing, layer(*calibrated()), record=True)
     broken = run_w4a4_experts(inputs(False), routing, layer(0.0, 0.0), record=True)
     assert broken.nan_experts == (0,)
     rows = broken.trace.rows_of(1)

@@ -1,0 +1,102 @@
+"""``process_weights_after_loading`` per backend: maxima, reciprocals, alphas, and where one bad slot spreads."""
+
+import numpy as np
+import pytest
+
+from nvfp4viz.checkpoint import canonical
+from nvfp4viz.serving import load_parameters, process_weights_after_loading
+from nvfp4viz.serving.scales import close
+
+LAYER_WIDE = ("vllm-flashinfer-cutlass", "vllm-flashinfer-trtllm", "vllm-emulation")
+
+
+def convert(checkpoint, backend, layer=0, **options):
+    parameters, _ = load_parameters(checkpoint, canonical(checkpoint))
+    return parameters[layer], process_weights_after_loading(parameters[layer], backend, **options)
+
+
+def test_cutlass_takes_the_larger_shard_of_each_expert(make_checkpoint):
+    loaded, scales = convert(make_checkpoint(), "vllm-cutlass")
+    assert (scales.a13 == loaded.w13_input_scale.max(axis=1)).all()
+    assert (scales.a2 == loaded.w2_input_scale).all()
+    assert (scales.a1_gscale == np.float32(1) / scales.a13).all()
+    assert (scales.g1_alphas == loaded.w13_weight_scale_2[:, 0] * scales.a13).all()
+    assert (scales.g2_alphas == loaded.w2_weight_scale_2 * scales.a2).all()
+    assert scales.warnings == ()
+
+
+@pytest.mark.parametrize("backend", LAYER_WIDE)
+def test_layer_wide_backends_take_one_maximum(make_checkpoint, backend):
+    loaded, scales = convert(make_checkpoint(), backend)
+    assert (scales.a13 == loaded.w13_input_scale.max()).all()
+    assert (scales.a2 == loaded.w2_input_scale.max()).all()
+
+
+def test_marlin_reads_none_of_it(make_checkpoint, name_of):
+    loaded, scales = convert(make_checkpoint(replace={name_of(0, 1, "gate"): np.nan}), "vllm-marlin")
+    assert scales.a13 is scales.a2 is scales.a1_gscale is scales.a2_gscale is None
+    assert (scales.g1_alphas == loaded.w13_weight_scale_2[:, 0]).all()
+
+
+def test_the_emulation_keeps_weight_scale_2_as_alpha_and_warns(make_checkpoint):
+    loaded, scales = convert(make_checkpoint(), "vllm-emulation")
+    assert (scales.g2_alphas == loaded.w2_weight_scale_2).all()
+    assert scales.warnings == ("input-scale-not-unique",)
+
+
+def test_one_missing_shard_hides_behind_the_maximum(make_checkpoint, name_of):
+    """A zero in w1 alone is masked by w3; a large or NaN value is not."""
+    healthy, _ = convert(make_checkpoint(), "vllm-cutlass")
+    for value, seen in ((0.0, healthy.w13_input_scale[2, 1]), (5.0, np.float32(5))):
+        _, scales = convert(make_checkpoint(replace={name_of(0, 2, "gate"): value}), "vllm-cutlass")
+        assert scales.a13[2] == seen
+    _, scales = convert(make_checkpoint(replace={name_of(0, 2, "gate"): np.nan}), "vllm-cutlass")
+    assert np.isnan(scales.a13).tolist() == [False, False, True, False, False, False]
+
+
+@pytest.mark.parametrize("backend", LAYER_WIDE)
+def test_a_layer_wide_maximum_is_immune_to_zeros_and_poisoned_by_nan(make_checkpoint, name_of, backend):
+    zeros = {name_of(0, 2, "gate"): 0.0, name_of(0, 2, "up"): 0.0, name_of(0, 3, "down"): 0.0}
+    _, scales = convert(make_checkpoint(replace=zeros), backend)
+    assert np.isfinite(scales.a1_gscale).all()
+    assert np.isfinite(scales.a2_gscale).all()
+    _, scales = convert(make_checkpoint(replace={name_of(0, 4, "up"): np.nan}), backend)
+    assert np.isnan(scales.a1_gscale).all()
+    _, scales = convert(make_checkpoint(replace={name_of(0, 4, "up"): np.inf}), backend)
+    assert (scales.a1_gscale == 0).all()
+    # The other layer has its own maximum.
+    _, scales = convert(make_checkpoint(replace={name_of(0, 4, "up"): np.nan}), backend, layer=1)
+    assert np.isfinite(scales.a1_gscale).all()
+
+
+def test_zero_slots_become_infinite_encode_scales_and_zero_alphas(make_checkpoint, name_of):
+    holes = [name_of(0, 2, projection) for projection in ("gate", "up", "down")]
+    _, scales = convert(make_checkpoint(without=holes), "vllm-cutlass")
+    assert np.isinf(scales.a1_gscale).tolist() == [False, False, True, False, False, False]
+    assert np.isinf(scales.a2_gscale[2])
+    assert scales.g1_alphas[2] == scales.g2_alphas[2] == 0
+
+
+def test_mismatched_second_level_scales_use_the_gate(make_checkpoint, name_of):
+    """Not the maximum: up is then mis-scaled by gate/up.  One warning, without the experts' ids."""
+    replace = {name_of(0, 1, "up", "weight_scale_2"): 9e-4, name_of(0, 4, "gate", "weight_scale_2"): np.nan}
+    loaded, scales = convert(make_checkpoint(replace=replace), "vllm-cutlass")
+    assert scales.mismatched == (1, 4)
+    assert scales.warnings == ("scale-2-mismatch",)
+    assert scales.w13_weight_scale_2[1] == loaded.w13_weight_scale_2[1, 0]
+
+
+def test_allclose_has_an_absolute_term():
+    """atol 1e-8: pairs of tiny scales pass whatever their ratio."""
+    assert close(np.float32(3e-9), np.float32(9e-9))
+    assert not close(np.float32(3e-7), np.float32(9e-7))
+    assert close(np.float32(np.inf), np.float32(np.inf))
+    assert not close(np.float32(np.nan), np.float32(np.nan))
+
+
+def test_per_token_overrides_both_input_scales(make_checkpoint, name_of):
+    holes = [name_of(0, 2, projection) for projection in ("gate", "up", "down")]
+    loaded, scales = convert(make_checkpoint(without=holes), "vllm-flashinfer-trtllm", per_token=True)
+    assert (scales.a1_gscale == 1).all()
+    assert (scales.a2_gscale == 1).all()
+    assert (scales.g1_alphas == loaded.w13_weight_scale_2[:, 0]).all()
