@@ -64,6 +64,8 @@ class ServedModel:
         As asked for.
     resolved
         What the config files said, and whether the weight-only rule fired.
+    view
+        The checkpoint's canonical view: what each slot's tensor is called.
     load_report
         Slots expected and written; empty for an unquantised model.
     parameters
@@ -82,6 +84,7 @@ class ServedModel:
     seed: int
     per_token: bool
     resolved: Resolved
+    view: CanonicalView = field(repr=False)
     load_report: LoadReport
     parameters: tuple[LayerParameters, ...] = field(repr=False)
     scales: tuple[ConvertedScales, ...] = field(repr=False)
@@ -156,7 +159,9 @@ def load(
     if resolved.scheme == "UNQUANTISED":
         experts = ServedExperts(_bf16_layers(checkpoint))
         report = LoadReport(checkpoint.name, allocator, seed, (), ())
-        return ServedModel(checkpoint.name, info, allocator, seed, False, resolved, report, (), (), experts, model)
+        return ServedModel(
+            checkpoint.name, info, allocator, seed, False, resolved, view, report, (), (), experts, model
+        )
     roles = ROLES if resolved.scheme == "W4A4" else ROLES[:3]
     parameters, report = load_parameters(checkpoint, view, allocator=allocator, seed=seed, roles=roles)
     if guard:
@@ -171,6 +176,7 @@ def load(
         seed,
         per_token,
         resolved,
+        view,
         report,
         parameters,
         scales,
