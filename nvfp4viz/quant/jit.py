@@ -8,7 +8,8 @@ Numba looks for a cache folder beside the source, then in the user's cache folde
 both).  Where none can be written, as in a read-only container, we compile in memory instead of failing.
 
 **Keep a kernel and all jitted helpers it calls in one file**: Numba's cache notices changes of the kernel's own file
-only, and would go on using old bits after a helper in another file changed.
+only, and would go on using old bits after a helper in another file changed.  For the same reason, touch the kernel
+files after changing the options below.
 """
 
 from __future__ import annotations
@@ -18,24 +19,27 @@ from typing import Any
 
 import numba as nb
 
+# The "numpy" error model divides by zero as IEEE says; the default would raise, and its test would keep loops scalar.
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+
 
 def kernel(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Compile a function for ``signature`` without the interpreter lock, cached on disk where that is possible."""
 
     def compile_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
-            compiled: Callable[..., Any] = nb.njit(signature, nogil=True, cache=True)(function)
+            compiled: Callable[..., Any] = nb.njit(signature, cache=True, **_OPTIONS)(function)
         except RuntimeError as error:
             if "cannot cache" not in str(error):
                 raise
-            compiled = nb.njit(signature, nogil=True)(function)
+            compiled = nb.njit(signature, **_OPTIONS)(function)
         return compiled
 
     return compile_kernel
 
 
-inline = nb.njit(nogil=True, inline="always")
-"""For helpers that are pasted into the kernels of their file."""
+inline = nb.njit(**_OPTIONS)
+"""For small helpers of the kernels in the same file; LLVM inlines them."""
 
 
 def read_only(dtype: Any, ndim: int) -> Any:

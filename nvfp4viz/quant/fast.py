@@ -1,0 +1,152 @@
+"""The Numba path of quantise and dequantise: the same bits as ``quant/nvfp4.py``, at the speed of memory.
+
+Importing this module loads Numba.  ``quant/api.py`` decides when to call it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from nvfp4viz.formats import bf16_to_f32, pack_nibbles
+from nvfp4viz.quant.decode import element_values, multipliers
+from nvfp4viz.quant.fast_kernels import dequantize_bf16, dequantize_f32, quantize_bf16, quantize_f32
+from nvfp4viz.quant.nvfp4 import CT_ZERO_SCALE, NVFP4_RULES, ONE_SIXTH, SIX, factor_table, quantize_blocks
+from nvfp4viz.quant.rcp import rcp_approx_ftz
+from nvfp4viz.quant.threads import run_halves
+from nvfp4viz.quant.types import QuantizedTensor
+
+Array = npt.NDArray[Any]
+F32 = npt.NDArray[np.float32]
+U8 = npt.NDArray[np.uint8]
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+BLOCK = 16
+THREADING_PAYS = 1 << 16
+"""Elements below which a second thread costs more than it saves."""
+_ZERO, _NO_FLOOR = np.float32(0), np.float32(-np.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRule:
+    """How a kernel gets the scale from a block's maximum.
+
+    One operation with ``p``, perhaps a rounding to BF16, one with ``q``; then what a zero becomes, a floor, and after
+    rounding to E4M3 the byte that stands for zero.
+    """
+
+    divide_first: bool
+    p: np.float32
+    round_bf16: bool
+    divide_then: bool
+    q: np.float32
+    zero_is: np.float32 = _ZERO
+    low: np.float32 = _NO_FLOOR
+    zero_byte: int = 0
+    drop_zero_sign: bool = False
+
+
+def scale_rule(recipe: str, g: np.float32, bf16: bool) -> ScaleRule | None:
+    """The NVFP4 recipes in the kernel's terms; a test compares each with ``quant/nvfp4.py``."""
+    if recipe == "ieee":
+        return ScaleRule(True, SIX, False, False, g)
+    if recipe == "vllm-cuda":
+        return ScaleRule(False, np.float32(rcp_approx_ftz(SIX)), False, False, g)
+    if recipe == "vllm-emulation":
+        return ScaleRule(False, ONE_SIXTH, False, False, g, drop_zero_sign=True)
+    if recipe == "modelopt":
+        with np.errstate(all="ignore"):
+            six_g = SIX * g
+        one, floor = np.float32(1), np.float32(2.0**-9)
+        return ScaleRule(True, six_g, False, False, one, zero_is=one, low=floor, drop_zero_sign=True)
+    if recipe == "torchao":
+        return ScaleRule(True, SIX, False, True, g, low=np.float32(2.0**-6))
+    if recipe == "compressed-tensors":
+        return ScaleRule(True, SIX, bf16, False, g, zero_byte=CT_ZERO_SCALE, drop_zero_sign=True)
+    return None
+
+
+def quantize_rows(rows: Array, recipe: str, global_scale: np.float32) -> tuple[U8, U8] | None:
+    """Quantise ``rows (R, K)``, BF16 or float32.
+
+    Returns
+    -------
+    packed (R, K//2) uint8, scales (R, K//16) uint8, or None
+        ``None`` if the recipe has no kernel (MXFP4).
+    """
+    bf16 = rows.dtype == BFLOAT16
+    g = np.float32(global_scale)
+    rule = scale_rule(recipe, g, bf16)
+    if rule is None:
+        return None
+    flat = np.require(rows, requirements=["C", "A"]).reshape(-1)
+    flat = flat.view(np.uint16) if bf16 else flat
+    blocks = len(flat) // BLOCK
+    table = factor_table(recipe, g)
+    divides = NVFP4_RULES[recipe].divides
+    bad = np.isnan(table) | (table == 0) if divides else ~np.isfinite(table)
+    packed, scales = np.empty(blocks * 8, np.uint8), np.empty(blocks, np.uint8)
+    odd = np.empty(blocks, np.bool_)
+    run = quantize_bf16 if bf16 else quantize_f32
+    counts = [0, 0]
+
+    def part(index: int, parts: int) -> None:
+        low, high = blocks * index // parts, blocks * (index + 1) // parts
+        counts[index] = run(
+            flat[low * BLOCK : high * BLOCK], rule.divide_first, rule.p, rule.round_bf16, rule.divide_then, rule.q,
+            rule.zero_is, rule.low, rule.zero_byte, table, bad, divides,
+            np.float32(0.0) if rule.drop_zero_sign else np.float32(-0.0),
+            packed[low * 8 : high * 8], scales[low:high], odd[low:high],
+        )  # fmt: skip
+
+    _run(part, len(flat))
+    if sum(counts):
+        _redo(flat, recipe, g, bf16, np.flatnonzero(odd), packed, scales)
+    return packed.reshape(len(rows), -1), scales.reshape(len(rows), -1)
+
+
+def _redo(
+    flat: Array, recipe: str, g: np.float32, bf16: bool, which: npt.NDArray[np.intp], packed: U8, scales: U8
+) -> None:
+    """The NumPy path for the blocks that the kernel only flagged: NaN, infinity, or a factor that is no number."""
+    for at in range(0, len(which), 1 << 16):  # a slice at a time: a tensor of NaN would need many copies of itself
+        some = which[at : at + (1 << 16)]
+        x = flat.reshape(-1, BLOCK)[some]
+        values = bf16_to_f32(x.view(BFLOAT16)) if bf16 else x
+        new_scales, codes = quantize_blocks(recipe, values[None], g, bf16)
+        scales[some] = new_scales[0]
+        packed.reshape(-1, 8)[some] = pack_nibbles(codes[0])
+
+
+def dequantize_tensor(q: QuantizedTensor, dtype: npt.DTypeLike = np.float32) -> Array:
+    """Values of a quantised tensor of any recipe, as float32 or BF16, shape ``q.shape``; see ``quant/decode.py``."""
+    table = np.ascontiguousarray(multipliers(q), np.float32)
+    # Adding +0 turns the value of code 8 into +0 and leaves all others; adding -0 changes nothing.
+    zero = np.float32(-0.0) if np.signbit(element_values(q.recipe)[8]) else np.float32(0.0)
+    group = q.block_size // BLOCK
+    packed, scales = (np.require(part, requirements="C").reshape(-1) for part in (q.packed, q.scales))
+    bf16 = np.dtype(dtype) == BFLOAT16
+    out = np.empty(len(packed) * 2, np.uint16 if bf16 else np.float32)
+    run = dequantize_bf16 if bf16 else dequantize_f32
+    size = q.block_size
+
+    def part(index: int, parts: int) -> None:
+        low, high = len(scales) * index // parts, len(scales) * (index + 1) // parts
+        run(
+            packed[low * size // 2 : high * size // 2], scales[low:high], group, table, zero,
+            out[low * size : high * size],
+        )  # fmt: skip
+
+    _run(part, len(out))
+    return (out.view(BFLOAT16) if bf16 else out).reshape(q.shape)
+
+
+def _run(part: Any, elements: int) -> None:
+    if elements < THREADING_PAYS:
+        part(0, 1)
+    else:
+        run_halves(part)
