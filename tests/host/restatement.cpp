@@ -16,7 +16,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <functional>
 #include <limits>
 #include <map>
 #include <stdexcept>
@@ -40,12 +39,18 @@ std::uint32_t bits_of(float x) {
 // --------------------------------------------------------------------------------------------------- formats
 
 Real e4m3_magnitude(int code) {  // code 0..126
-  const int field = code / 8, mantissa = code % 8;
-  return field == 0 ? std::ldexp(Real(mantissa), -9) : std::ldexp(Real(8 + mantissa), field - 10);
+  static const std::vector<Real> values = [] {
+    std::vector<Real> list;
+    for (int c = 0; c < 127; ++c)
+      list.push_back(c < 8 ? std::ldexp(Real(c), -9) : std::ldexp(Real(8 + c % 8), c / 8 - 10));
+    return list;
+  }();
+  return values[code];
 }
 
 // The code of the value nearest to `magnitude`; of two equally near, the even code.  The list is ascending.
-int nearest(Real magnitude, int count, const std::function<Real(int)>& value) {
+template <class Value>
+int nearest(Real magnitude, int count, const Value& value) {
   int best = 0;
   for (int code = 1; code < count; ++code) {
     const Real here = std::fabs(value(code) - magnitude), kept = std::fabs(value(best) - magnitude);

@@ -39,21 +39,22 @@ GARBAGE = {
 }
 
 
-def compare(host: Restatement, recipe: str, x: np.ndarray, global_scale: float = 1.0, path: str = "numpy") -> None:
-    """``x (n, block)`` in f32 or BF16: our scale bytes and codes are the restatement's, all of them."""
+def compare(host: Restatement, recipe: str, x: np.ndarray, global_scale: float = 1.0) -> None:
+    """``x (n, block)`` in f32 or BF16: on every path our scale bytes and codes are the restatement's, all of them."""
     given = np.float32(global_scale) if recipe in NVFP4 else None
-    ours = quant.quantize(x, recipe=recipe, global_scale=given, path=path)
     scales, codes = host.blocks(recipe, x.astype(np.float32), np.float32(global_scale))
-    where = np.flatnonzero(ours.scales.ravel() != scales)
-    assert not where.size, (
-        f"{where.size} of {len(x)} scale bytes differ; block {where[0]}: "
-        f"{ours.scales.ravel()[where[0]]:#04x} != {scales[where[0]]:#04x} for {x[where[0]].tolist()}"
-    )
-    bad = np.flatnonzero((ours.codes() != codes).any(axis=1))
-    assert not bad.size, (
-        f"{bad.size} of {len(x)} blocks differ in codes; block {bad[0]} (scale {scales[bad[0]]:#04x}): "
-        f"{ours.codes()[bad[0]].tolist()} != {codes[bad[0]].tolist()} for {x[bad[0]].tolist()}"
-    )
+    for path in PATHS:
+        ours = quant.quantize(x, recipe=recipe, global_scale=given, path=path)
+        where = np.flatnonzero(ours.scales.ravel() != scales)
+        assert not where.size, (
+            f"{path}: {where.size} of {len(x)} scale bytes differ; block {where[0]}: "
+            f"{ours.scales.ravel()[where[0]]:#04x} != {scales[where[0]]:#04x} for {x[where[0]].tolist()}"
+        )
+        bad = np.flatnonzero((ours.codes() != codes).any(axis=1))
+        assert not bad.size, (
+            f"{path}: {bad.size} of {len(x)} blocks differ in codes; block {bad[0]} (scale {scales[bad[0]]:#04x}): "
+            f"{ours.codes()[bad[0]].tolist()} != {codes[bad[0]].tolist()} for {x[bad[0]].tolist()}"
+        )
 
 
 def golden_blocks(name: str, dtype: str, block: int) -> np.ndarray:
@@ -66,21 +67,19 @@ def own_global_scale(x: np.ndarray) -> np.float32:
         return np.float32(2688) / np.float32(np.abs(x.astype(np.float32)).max())
 
 
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", sets.DTYPES)
 @pytest.mark.parametrize("recipe", NVFP4)
-def test_nvfp4_recipes_agree_on_every_golden_set(host: Restatement, recipe: str, dtype: str, path: str) -> None:
+def test_nvfp4_recipes_agree_on_every_golden_set(host: Restatement, recipe: str, dtype: str) -> None:
     for name in sets.NAMES:
         x = golden_blocks(name, dtype, 16)
-        compare(host, recipe, x, own_global_scale(x), path)
+        compare(host, recipe, x, own_global_scale(x))
 
 
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", sets.DTYPES)
 @pytest.mark.parametrize("recipe", MXFP4)
-def test_mxfp4_recipes_agree_on_every_golden_set(host: Restatement, recipe: str, dtype: str, path: str) -> None:
+def test_mxfp4_recipes_agree_on_every_golden_set(host: Restatement, recipe: str, dtype: str) -> None:
     for name in sets.NAMES:
-        compare(host, recipe, golden_blocks(name, dtype, 32), path=path)
+        compare(host, recipe, golden_blocks(name, dtype, 32))
 
 
 def edge_blocks(block: int) -> np.ndarray:
@@ -108,8 +107,7 @@ def edge_blocks(block: int) -> np.ndarray:
 def test_garbage_global_scales_agree(host: Restatement, recipe: str, scale: str) -> None:
     rng = np.random.default_rng(3)
     powers = np.ldexp(edge_blocks(16)[None], rng.integers(-20, 20, (12, 1, 1))).reshape(-1, 16).astype(np.float32)
-    for path in PATHS:
-        compare(host, recipe, np.concatenate([edge_blocks(16), powers]), GARBAGE[scale], path)
+    compare(host, recipe, np.concatenate([edge_blocks(16), powers]), GARBAGE[scale])
 
 
 @pytest.mark.parametrize("recipe", MXFP4)
@@ -117,8 +115,7 @@ def test_mxfp4_edges_agree_at_every_exponent(host: Restatement, recipe: str) -> 
     edges = edge_blocks(32)
     with np.errstate(over="ignore", under="ignore"):
         x = np.ldexp(edges[None], np.arange(-150, 130, dtype=np.int32)[:, None, None]).reshape(-1, 32)
-    for path in PATHS:
-        compare(host, recipe, x.astype(np.float32), path=path)
+    compare(host, recipe, x.astype(np.float32))
 
 
 @pytest.mark.parametrize("recipe", NVFP4 + MXFP4)
@@ -131,8 +128,8 @@ def test_random_bits_agree(host: Restatement, recipe: str) -> None:
     pattern = rng.integers(0, 1 << 9, (4000, block), dtype=np.uint16)
     near = (((pattern & 0x100) << 7) | (exponent + (pattern & 0xFF))).astype(np.uint16).view(ml_dtypes.bfloat16)
     for scale in (1.0, 2688 / 3.7, 1.7e-9):
-        compare(host, recipe, anything, scale, "numba")
-        compare(host, recipe, near, scale, "numba")
+        compare(host, recipe, anything, scale)
+        compare(host, recipe, near, scale)
 
 
 def test_scales_on_the_rounding_grid_agree(host: Restatement) -> None:
@@ -148,7 +145,7 @@ def test_scales_on_the_rounding_grid_agree(host: Restatement) -> None:
         scale = amax / np.float32(2688)
         bytes_ = np.arange(8, 127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
         x = (bytes_[:, None] * scale * grid[None, :]).astype(np.float32)
-        compare(host, "vllm-cuda", x, g, "numba")
+        compare(host, "vllm-cuda", x, g)
         exact = quant.quantize(x, recipe="ieee", global_scale=g, path="numba")
         approximate = quant.quantize(x, recipe="vllm-cuda", global_scale=g, path="numba")
         differing += int((exact.packed != approximate.packed).sum())
