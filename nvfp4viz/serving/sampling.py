@@ -22,8 +22,10 @@ Logits = npt.NDArray[Any]
 def argmax_v1(logits: Logits) -> int:
     """First NaN if there is one, else the first of the largest.
 
-    >>> argmax_v1(np.float32([1, 5, 5])), argmax_v1(np.float32([1, np.nan, 9])), argmax_v1(np.full(99, np.nan,
-    np.float32)) (1, 1, 0)
+    >>> argmax_v1(np.float32([1, 5, 5])), argmax_v1(np.float32([1, np.nan, 9]))
+    (1, 1)
+    >>> argmax_v1(np.full(99, np.nan, np.float32))
+    0
     """
     return int(np.argmax(logits))  # NumPy's rule for NaN is torch's
 

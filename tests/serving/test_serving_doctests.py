@@ -1,0 +1,26 @@
+"""Examples in docstrings give the numbers they show."""
+
+import doctest
+import importlib
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "moe.dataflow",
+        "moe.dense",
+        "moe.experts",
+        "moe.experts_quant",
+        "serving.evaluation",
+        "serving.guard",
+        "serving.quant_config",
+        "serving.sampling",
+        "serving.scales",
+    ],
+)
+def test_examples(module):
+    done = doctest.testmod(importlib.import_module(f"nvfp4viz.{module}"))
+    assert done.attempted > 0
+    assert done.failed == 0
