@@ -1,6 +1,7 @@
 """What a server does with a checkpoint: config, load with its unwritten slots, scales per backend, guard, sampling."""
 
 from nvfp4viz.serving.backends import BACKENDS, BackendInfo
+from nvfp4viz.serving.evaluation import Collapse, collapse, evaluate
 from nvfp4viz.serving.guard import BadSlots, LoadGuard, check_slots
 from nvfp4viz.serving.loader import (
     ALLOCATORS,
@@ -19,6 +20,7 @@ __all__ = [
     "BACKENDS",
     "BackendInfo",
     "BadSlots",
+    "Collapse",
     "ConvertedScales",
     "LayerParameters",
     "LoadGuard",
@@ -30,6 +32,8 @@ __all__ = [
     "ServedModel",
     "UnwrittenSlot",
     "check_slots",
+    "collapse",
+    "evaluate",
     "load",
     "load_parameters",
     "process_weights_after_loading",
