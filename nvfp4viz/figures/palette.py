@@ -123,7 +123,7 @@ def _luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def css_variables() -> str:
+def css_variables(selector: str = ":host") -> str:
     """Every role and neutral as a CSS custom property that follows the page's ``color-scheme``.
 
     Components put this in front of their own style sheet, so a colour is never typed twice.
@@ -138,4 +138,4 @@ def css_variables() -> str:
         pairs.append((f"on-{css}", meaning.light.on_fill, meaning.dark.on_fill))
         pairs.append((f"{css}-text", meaning.light.text, meaning.dark.text))
     lines = "\n".join(f"  --{name}: light-dark({light}, {dark});" for name, light, dark in pairs)
-    return f":host {{\n{lines}\n  --sans: {SANS};\n  --mono: {MONO};\n}}\n"
+    return f"{selector} {{\n{lines}\n  --sans: {SANS};\n  --mono: {MONO};\n}}\n"

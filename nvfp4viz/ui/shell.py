@@ -6,6 +6,7 @@ from pathlib import Path
 
 import streamlit as st
 
+from nvfp4viz.figures.palette import css_variables
 from nvfp4viz.ui import i18n, registry
 from nvfp4viz.ui.i18n import t
 
@@ -19,7 +20,7 @@ def open_shell() -> st.Page:
     bad_language = i18n.settle_language()
     page = st.navigation(registry.streamlit_pages(), expanded=True)
     st.session_state["_shell"] = True
-    st.html(_STYLE)
+    st.html(f"<style>{css_variables(':root')}{_STYLE.read_text(encoding='utf-8')}</style>")
     st.logo(ICON, size="large")
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center", key="topbar"):
         st.markdown(t(f"ui.group.{registry.entry_at(page.url_path).group}"), width="content")

@@ -127,8 +127,8 @@ function roundingOf(format, number) {
     kind: format.rounding === "up" ? "up" : tie ? "tie" : value === 0 ? "tozero" : "nearest",
     code,
     value,
-    lower: sign * Math.min(at(magnitude), at(other)),
-    upper: sign * Math.max(at(magnitude), at(other)),
+    lower: Math.min(sign * at(magnitude), sign * at(other)),
+    upper: Math.max(sign * at(magnitude), sign * at(other)),
   };
 }
 

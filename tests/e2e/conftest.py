@@ -1,0 +1,131 @@
+"""A server of our app on a free port, and Chromium."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# Chromium must not talk to anybody: a test looks for requests that leave this machine.
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+START_SECONDS = 60
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    """One Streamlit process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = _free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = folder / f"streamlit-{self.port}.log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "streamlit", "run", "app.py", "--server.port", str(self.port)],
+                cwd=ROOT,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "STREAMLIT_SERVER_FILE_WATCHER_TYPE": "none"},
+            )
+        self._wait()
+
+    def _wait(self) -> None:
+        end = time.monotonic() + START_SECONDS
+        while time.monotonic() < end:
+            assert self.process.poll() is None, self.log.read_text()
+            try:
+                with urllib.request.urlopen(f"{self.url}/_stcore/health", timeout=1) as answer:
+                    if answer.read() == b"ok":
+                        return
+            except OSError:
+                time.sleep(0.1)
+        pytest.fail(f"the app did not start within {START_SECONDS} s:\n{self.log.read_text()}")
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(timeout=20)
+
+
+@pytest.fixture
+def new_server(tmp_path: Path) -> Iterator[Server]:
+    """A server that nobody has visited yet."""
+    server = Server(tmp_path)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server shared by all tests; read its ``url``."""
+    server = Server(tmp_path_factory.mktemp("server"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def browser(chromium: str) -> Iterator["object"]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser, server) -> Iterator[Callable]:
+    """``visit("/e2m1?x=1", width=390, theme="dark")`` → the page once its title is drawn.
+
+    The page has ``.seen``: every URL that it asked for.
+    """
+    contexts = []
+
+    def go(path: str, *, width: int = 1280, theme: str = "light", locale: str = "en-US", at: Server = server):
+        context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=theme, locale=locale, reduced_motion="reduce"
+        )
+        context.grant_permissions(["clipboard-read", "clipboard-write"])
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.seen = []
+        page.on("request", lambda request: page.seen.append(request.url))
+        page.goto(at.url + path)
+        page.wait_for_selector("h1")
+        settle(page)
+        return page
+
+    yield go
+    for context in contexts:
+        context.close()
+
+
+def settle(page) -> None:
+    """Wait until Streamlit has finished running and drawing."""
+    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]")
+    page.wait_for_function("!document.querySelector('[data-testid=stSkeleton]')")

@@ -1,0 +1,134 @@
+"""The bit editor and the packer, by keyboard and pointer."""
+
+import re
+
+import pytest
+
+from .conftest import settle
+
+
+@pytest.fixture
+def page(visit):
+    page = visit("/e2m1?lang=en")
+    page.locator(".editor .bit").first.wait_for()
+    return page
+
+
+def _code(page) -> str:
+    return page.get_by_label("Code", exact=True).input_value()
+
+
+def _number(page) -> str:
+    return page.get_by_label("Your number", exact=True).input_value()
+
+
+def test_it_opens_on_a_tie(page):
+    assert _number(page) == "2.5"
+    assert _code(page) == "0x4"
+    assert page.get_by_text("exactly halfway between 2 and 3").is_visible()
+
+
+def test_bits_are_toggled_by_keyboard_alone(page):
+    sign = page.get_by_role("button", name="sign bit 0: 0")
+    sign.focus()
+    page.keyboard.press("Space")
+    assert _code(page) == "0xC"
+    assert page.get_by_role("button", name="sign bit 0: 1").get_attribute("aria-pressed") == "true"
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")  # the mantissa bit
+    assert _code(page) == "0xD"
+    assert _number(page) == "−3"
+    page.wait_for_url(re.compile("code=13"))
+
+
+def test_a_number_is_typed(page):
+    box = page.get_by_label("Your number", exact=True)
+    box.fill("1e9")
+    assert _code(page) == "0x7"
+    assert page.get_by_text("it saturates to 6").is_visible()
+    box.fill("nan")
+    assert _code(page) == "0x7"
+    box.fill("abc")
+    assert page.get_by_text("“abc” is not a number yet").is_visible()
+    assert box.get_attribute("aria-invalid") == "true"
+
+
+def test_a_code_is_typed(page):
+    box = page.get_by_label("Code", exact=True)
+    box.fill("b")
+    assert _number(page) == "−1.5"
+    box.fill("1f")
+    assert page.get_by_text("is not a code of 4 bits").is_visible()
+
+
+def test_the_number_line_answers_to_keys(page):
+    handle = page.get_by_role("slider", name="Your number on the line")
+    handle.focus()
+    page.keyboard.press("PageUp")
+    assert _number(page) == "3.5"
+    assert _code(page) == "0x6"
+    page.keyboard.press("ArrowRight")
+    assert float(_number(page)) > 3.5
+    page.keyboard.press("End")
+    assert _code(page) == "0x7"
+    # redrawing must not lose the keyboard's place
+    assert page.evaluate("document.activeElement.shadowRoot.activeElement.getAttribute('role')") == "slider"
+
+
+def test_the_number_line_can_be_dragged(page):
+    line = page.get_by_role("group", name="Number line")
+    box = line.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] - 40, box["y"] + 60, steps=8)
+    page.mouse.up()
+    assert _code(page) == "0x7"
+
+
+def test_the_same_number_in_another_format(page):
+    page.get_by_role("radio", name=re.compile("BF16")).click()
+    assert _code(page) == "0x4020"
+    assert _number(page) == "2.5"
+    page.wait_for_url(re.compile("format=bf16"))
+
+
+def test_a_preset_reaches_the_editor(page):
+    page.get_by_role("button", name="NaN", exact=True).click()
+    settle(page)
+    page.wait_for_url(re.compile("x=nan"))
+    assert _number(page) == "NaN"
+
+
+def test_an_edit_is_drawn_within_ten_milliseconds(page):
+    """Bits must feel instant: the promise of product.md, measured in the page itself."""
+    spent = page.evaluate(
+        """() => {
+          const find = (root) => {
+            for (const element of root.querySelectorAll('*')) {
+              if (element.shadowRoot?.querySelector('.editor')) return element.shadowRoot;
+            }
+          };
+          const bits = [...find(document).querySelectorAll('.bit')];
+          const times = [];
+          for (let i = 0; i < 60; i += 1) {
+            const start = performance.now();
+            bits[i % bits.length].click();
+            times.push(performance.now() - start);
+          }
+          return times.sort((a, b) => a - b)[30];
+        }"""
+    )
+    assert spent < 10
+
+
+def test_the_packer_shows_the_low_nibble_first(page):
+    page.get_by_role("tab", name="Packing").click()
+    page.get_by_text("In memory: 21 43 65 87. As a word: 87654321.").wait_for()
+    page.get_by_label("byte 0").fill("f0")
+    page.get_by_text("In memory: F0 43 65 87. As a word: 876543F0.").wait_for()
+    page.wait_for_url(re.compile("codes=0f345678"))
+    page.get_by_label("element 0").select_option("2")
+    page.get_by_text("In memory: F2 43").wait_for()
+    page.get_by_label("uint32").fill("0")
+    page.get_by_text("In memory: 00 00 00 00.").wait_for()

@@ -1,0 +1,106 @@
+"""What surrounds a page: cold deep links, language, the copied link, contrast, phone width, no word to the network."""
+
+import re
+from urllib.parse import parse_qs, urlparse
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+from nvfp4viz.ui.registry import PAGES
+
+from .conftest import settle
+
+PATHS = [("/" if entry.default else f"/{entry.id}") for entry in PAGES]
+
+
+def query(page) -> dict[str, str]:
+    return {name: values[0] for name, values in parse_qs(urlparse(page.url).query).items()}
+
+
+def test_a_deep_link_opens_on_a_server_that_has_just_started(visit, new_server):
+    page = visit("/e2m1?lang=zh&x=5.5", at=new_server)
+    assert page.get_by_role("heading", level=1).inner_text() == "E2M1"
+    assert page.get_by_role("link", name="两级缩放").is_visible()  # our menu, in the link's language
+    assert page.get_by_label("你的数", exact=True).input_value() == "5.5"
+    assert query(page) == {"lang": "zh", "x": "5.5"}
+
+
+def test_the_default_page_lives_at_the_root(visit):
+    page = visit("/")
+    assert page.get_by_text("Page not found").count() == 0
+    assert urlparse(page.url).path == "/"
+
+
+def test_the_browser_s_language_is_the_first_choice(visit):
+    page = visit("/e2m1", locale="zh-CN")
+    assert query(page)["lang"] == "zh"
+    page.get_by_label("你的数", exact=True).wait_for()
+
+
+def test_switching_the_language_keeps_the_view(visit):
+    page = visit("/e2m1?lang=en&x=5.5&format=e4m3")
+    page.get_by_role("radio", name="中文").click()
+    page.wait_for_url(re.compile("lang=zh"))
+    settle(page)
+    assert page.get_by_label("你的数", exact=True).input_value() == "5.5"
+    assert query(page) == {"lang": "zh", "x": "5.5", "format": "e4m3"}
+
+
+def test_a_copied_link_restores_the_view(visit):
+    page = visit("/e2m1?lang=en")
+    page.get_by_label("Your number", exact=True).fill("-3.25")
+    page.wait_for_url(re.compile(r"x=-3\.25"))
+    page.get_by_role("button", name="Copy link").click()
+    page.get_by_text("Copied.").wait_for()
+    link = page.evaluate("navigator.clipboard.readText()")
+    again = visit(link.removeprefix(page.url.split("/e2m1")[0]))
+    assert again.get_by_label("Your number", exact=True).input_value() == "−3.25"
+    assert again.get_by_label("Code", exact=True).input_value() == "0xD"
+
+
+def test_a_bad_link_is_named_and_mended(visit):
+    page = visit("/e2m1?lang=en&format=int4&layer=-1&nonsense=1")
+    assert page.get_by_text("format=int4").is_visible()
+    assert page.get_by_text("layer=-1").is_visible()
+    assert page.get_by_text("nonsense=1").is_visible()
+    assert query(page) == {"lang": "en"}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_nothing_is_asked_of_another_machine(visit, server, path):
+    page = visit(path)
+    page.wait_for_load_state("networkidle")
+    outside = [
+        url for url in page.seen if not url.startswith((server.url, server.url.replace("http", "ws"), "data:", "blob:"))
+    ]
+    assert outside == []
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("path", PATHS)
+def test_a_phone_never_scrolls_sideways(visit, path, language):
+    page = visit(f"{path}?lang={language}", width=390)
+    page.wait_for_load_state("networkidle")
+    overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert overflow == 0
+    # Streamlit scrolls inside a container, so the document alone would not tell.
+    inner = page.evaluate("(e => e.scrollWidth - e.clientWidth)(document.querySelector('[data-testid=stMain]'))")
+    assert inner == 0
+
+
+# Streamlit's own: it puts landmarks and roles in places that we do not choose.  Contrast and names are ours.
+RULES = ["color-contrast", "button-name", "label", "link-name", "aria-input-field-name", "aria-toggle-field-name"]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("path", PATHS)
+def test_contrast_and_names_pass_axe(visit, path, theme):
+    page = visit(f"{path}?lang=en", theme=theme)
+    page.wait_for_load_state("networkidle")
+    result = Axe().run(page, options={"runOnly": {"type": "rule", "values": RULES}})
+    found = [
+        (violation["id"], node["target"], node.get("failureSummary", ""))
+        for violation in result.response["violations"]
+        for node in violation["nodes"]
+    ]
+    assert found == []

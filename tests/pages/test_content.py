@@ -1,0 +1,106 @@
+"""Rules for what a reader reads: both languages complete, numbers computed and never typed, Chinese really Chinese."""
+
+import re
+
+import pytest
+
+from nvfp4viz.figures.words import CONTENT, LANGUAGES, catalogue, placeholders
+from nvfp4viz.ui.registry import PAGES, ROOT
+
+EN, ZH = catalogue("en"), catalogue("zh")
+
+# Names that contain digits.  Anything else with a digit in it is a number, and numbers are computed.
+IDENTIFIERS = re.compile(
+    r"""\b(
+      U?E\dM\d(FN)? | NVFP4 | MXFP4 | MXFP8 | FP(4|8|16|32) | BF16 | F(16|32) | W\d+A\d+ | U?INT\d+ | u?int\d+
+    | float(16|32|64)
+    | B200 | H200 | H100 | A100 | RTX\ \d+ | sm_\d+\w? | CUDA\ \d+(\.\d+)* | Gemma\ 4 | Qwen\d+(\.\d+)?(-Next)?
+    | DeepSeek[\ -](V|R)\d+
+    | V1 | V2 | v1\.0 | Blackwell | w13 | w[123] | a[12] | SHA-?256 | UTF-8 | HTTP\ 200 | id\ 0
+    | [a-z]+_[a-z0-9_]+ | \#\d+ | \d+-bit | \d-D | \d+×\d+
+    )\b | [−-]0(?!\.?\d) | (?<=\s)\#\d+ | \d+\ 位(?=浮点|编码) | 第\d""",
+    re.VERBOSE,
+)
+CODE = re.compile(r"`[^`]*`")
+# Values that are names here: the marks of a slot that holds exactly this number, and examples in an empty input.
+NAMED_VALUES = re.compile(r"\.where$|_placeholder$|^coverage\.status\.(identity|zero)$")
+
+
+def _prose(text: str) -> str:
+    """A text without its placeholders, code spans and names."""
+    text = re.sub(r"\{[^}]*\}", " ", text)
+    return IDENTIFIERS.sub(" ", CODE.sub(" ", text))
+
+
+def test_both_languages_have_the_same_texts():
+    assert EN.keys() - ZH.keys() == set()
+    assert ZH.keys() - EN.keys() == set()
+
+
+@pytest.mark.parametrize("key", sorted(EN.keys() & ZH.keys()))
+def test_both_languages_have_the_same_placeholders(key):
+    assert placeholders(EN[key]) == placeholders(ZH[key])
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_no_number_is_typed_into_prose(language):
+    typed = {
+        key: found
+        for key, text in catalogue(language).items()
+        if not NAMED_VALUES.search(key) and (found := re.findall(r"\S*\d\S*", _prose(text)))
+    }
+    assert typed == {}
+
+
+def test_chinese_is_chinese():
+    """A Chinese text with words in it has Chinese characters in it."""
+    untranslated = {
+        key: text
+        for key, text in ZH.items()
+        if not key.endswith(".where")
+        and len(re.findall(r"[A-Za-z]{3,}", _prose(text))) >= 2
+        and not re.search(r"[\u4e00-\u9fff]", text)
+    }
+    assert untranslated == {}
+
+
+def test_chinese_uses_chinese_punctuation():
+    wrong = {
+        key: text
+        for key, text in ZH.items()
+        if re.search(r"[\u4e00-\u9fff][,;:?!]|[\u4e00-\u9fff]\.(\s|$)", _prose(text))
+    }
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_no_exclamation_marks(language):
+    assert {key for key, text in catalogue(language).items() if re.search(r"[!！]", CODE.sub("", text))} == set()
+
+
+@pytest.mark.parametrize("entry", PAGES, ids=lambda entry: entry.id)
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_page_has_its_texts(entry, language):
+    texts = catalogue(language)
+    for name in ("title", "aim", "claim", "sources.0.what", "sources.0.where"):
+        assert texts[f"{entry.id}.{name}"].strip()
+
+
+@pytest.mark.parametrize("entry", PAGES, ids=lambda entry: entry.id)
+def test_every_page_has_its_script_and_snippet(entry):
+    script = (ROOT / entry.script).read_text(encoding="utf-8")
+    assert "ensure_shell()" in script
+    assert (CONTENT / "code" / f"{entry.id}.py").exists()
+
+
+def test_every_text_in_a_page_s_file_belongs_to_a_page():
+    for language in LANGUAGES:
+        files = {path.stem for path in (CONTENT / language / "pages").glob("*.toml")}
+        assert files == {entry.id for entry in PAGES}
+
+
+def test_glossary_terms_have_both_parts():
+    terms = {key.split(".")[1] for key in EN if key.startswith("glossary.")}
+    for term in terms:
+        assert EN[f"glossary.{term}.term"]
+        assert EN[f"glossary.{term}.text"]
