@@ -203,7 +203,7 @@ def run_w4a4_experts(
     acc1 = mma_grouped(first.packed, first.scales, row_expert, experts.w13_packed, experts.w13_scales, path=path)
     c1 = epilogue(acc1, alpha1)
 
-    c2 = activate(c1, experts.activation)
+    c2 = activate(c1, experts.activation, fused=True)
     second, alpha2 = _operand(c2, experts.a2_gscale[row_expert], experts.g2_alphas[row_expert], experts.per_token, path)
     acc2 = mma_grouped(second.packed, second.scales, row_expert, experts.w2_packed, experts.w2_scales, path=path)
     c3 = epilogue(acc2, alpha2)
@@ -237,11 +237,25 @@ def epilogue(acc: F32, alpha: F32) -> Array:
         return round_bf16(acc * np.asarray(alpha, np.float32)[:, None])
 
 
-def activate(c1: Array, activation: Activation) -> Array:
-    """Gate and up to the intermediate rows: (R, 2I) to (R, I) BF16."""
+def activate(c1: Array, activation: Activation, *, fused: bool = False) -> Array:
+    """Gate and up to the intermediate rows: (R, 2I) to (R, I) BF16.
+
+    `fused` is the CUTLASS path's SiLU, which quantises in the same kernel: gate and up meet in f32 and are rounded to
+    BF16 once.  The stand-alone activations round the activated gate first.
+    """
     from nvfp4viz.moe.activation import gelu_tanh_and_mul, silu_and_mul
 
-    return (gelu_tanh_and_mul if activation == "gelu_tanh" else silu_and_mul)(c1)
+    if activation == "gelu_tanh":
+        return gelu_tanh_and_mul(c1)
+    return _fused_silu_and_mul(c1) if fused else silu_and_mul(c1)
+
+
+def _fused_silu_and_mul(c1: Array) -> Array:
+    """``bf16(gate / (1 + exp(-gate)) * up)`` in f32; the kernel's fast exponential and division are taken as exact."""
+    gate, up = np.split(c1.astype(np.float32), 2, axis=1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        silu = (gate / (1.0 + np.exp(-gate.astype(np.float64)))).astype(np.float32)
+        return round_bf16(silu * up)
 
 
 def nan_experts_of(c3: Array, row_expert: Array) -> tuple[int, ...]:

@@ -183,3 +183,15 @@ def test_no_tokens():
     result = run_w4a4_experts(np.zeros((0, HIDDEN), BF16), routing, layer)
     assert result.out.shape == (0, HIDDEN)
     assert result.nan_experts == ()
+
+
+def test_silu_is_fused_and_rounds_once():
+    """SiLU alone takes the fused kernel: bf16(silu(gate) * up), where the stand-alone op rounds silu(gate) as well."""
+    x, routing = route(30, 2)
+    trace = run_w4a4_experts(x, routing, dataclasses.replace(make_layer(), activation="silu"), record=True).trace
+    gate, up = np.split(trace.c1.astype(np.float64), 2, axis=1)
+    silu = (gate / (1 + np.exp(-gate))).astype(np.float32)
+    once = (silu * up.astype(np.float32)).astype(BF16)
+    twice = (silu.astype(BF16).astype(np.float32) * up.astype(np.float32)).astype(BF16)
+    assert (trace.intermediate.values.view(np.uint16) == once.view(np.uint16)).all()
+    assert (once != twice).any()
