@@ -159,9 +159,9 @@ def marlin_scale_factor(scales: F32) -> float:
     >>> marlin_scale_factor(np.float32([3.5, 448])), marlin_scale_factor(np.float32([0, 3.5]))
     (1.0, 128.0)
     """
-    lifted = np.abs(scales[np.isfinite(scales)]) * 128.0
-    top = float(lifted.max(initial=0.0))
-    if top == 0.0 or top >= MARLIN_SCALE_MAX:
+    top = float((scales * 128.0).max(initial=0.0))
+    # A NaN among the scales fails the comparison as well, and leaves them as they are.
+    if top == 0.0 or not top < MARLIN_SCALE_MAX:
         return 1.0
     # frexp gives the floor of log2 exactly, where log2 itself may round up to the next integer.
     return float(2.0 ** (np.frexp(MARLIN_SCALE_MAX / top)[1] - 1))
@@ -179,7 +179,8 @@ def _marlin_values(packed: U8, scales: U8) -> tuple[F32, float, int]:
     decoded = decode_e4m3(scales)
     sf = marlin_scale_factor(decoded)
     lifted = decoded * np.float32(128.0 * sf)
-    small = np.abs(lifted) < 2.0
+    # Negative scales are below 2 as well.  A NaN stays NaN here; what the kernel's bit pattern makes of it is not known.
+    small = lifted < 2.0
     vanished = int(np.count_nonzero(small & (decoded != 0)))
     lifted = np.where(small, np.float32(0), lifted)
     values = decode_e2m1(unpack_nibbles(packed))

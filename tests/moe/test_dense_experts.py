@@ -83,6 +83,16 @@ def test_marlin_drops_scales_far_below_the_largest():
     assert (row[32:48] == decode_e2m1(nibbles[32:48]) * 2.0).all()
 
 
+def test_marlin_has_no_negative_scales():
+    """s' < 2 becomes 0, and so does every negative one; the server only warns."""
+    weights = list(packed_weights())
+    weights[1] = weights[1].copy()
+    weights[1][2, 5, 0] = 0x80 | 0x40
+    experts = prepare_w4a16(*weights)
+    assert (experts.w13[2, 5, :16] == 0).all()
+    assert experts.vanished13 == 1
+
+
 def test_marlin_values_are_exact_in_bf16():
     experts = prepare_w4a16(*packed_weights(3, 0x08, 0x7F))
     assert (experts.w13.astype(BF16).astype(np.float32) == experts.w13).all()
