@@ -199,9 +199,22 @@ GIVEN_SETS = ("normal", "mild", "student2")
 GIVEN_SCALES = np.array([0x3AB0C3A7, 0x3F800000, 0x3C1E55B3], np.uint32).view(np.float32)
 
 
+def make_fresh(seed: int) -> F32:
+    """Data that no file records: Student-t blocks at random powers of two, a tenth of the blocks zero."""
+    u = uniform(seed, ROWS * COLUMNS)
+    x = ((2 * u - 1) / np.sqrt(2 * u * (1 - u))).reshape(-1, BLOCK)
+    word = raw64(seed + 1, len(x))
+    power = (word % np.uint64(25)).astype(np.int32) - 12
+    x = np.where((word >> np.uint64(32)) % np.uint64(10) == 0, 0.0, np.ldexp(x, power[:, None]).T).T
+    return to_f32(x).reshape(ROWS, COLUMNS)
+
+
 def make(name: str, dtype: str) -> F32 | U16:
-    """The set ``name`` as f32, or as BF16 bits (``uint16``) rounded from the same f32 values."""
-    x = MAKERS[name]()
+    """The set ``name`` as f32, or as BF16 bits (``uint16``) rounded from the same f32 values.
+
+    ``fresh:<seed>`` is a set of its own for every seed: see ``make_fresh``.
+    """
+    x = make_fresh(int(name[6:])) if name.startswith("fresh:") else MAKERS[name]()
     return bf16_bits(x) if dtype == "bf16" else x
 
 

