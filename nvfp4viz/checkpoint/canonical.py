@@ -104,7 +104,7 @@ class CanonicalView:
     top_k: int | None
     blocks: dict[int, str]
     modules: dict[tuple[int, int, str], Module]
-    _suffixes: dict[str, str]
+    suffixes: dict[str, str]
     _disk_names: dict[str, str]
     _projection_major: bool
     other_blocks: tuple[str, ...] = ()
@@ -123,7 +123,7 @@ class CanonicalView:
         """One slot, whether the checkpoint has its tensor or not."""
         module = self.module(layer, expert, projection)
         entry = module.tensors.get(role)
-        name = entry.name if entry else f"{module.name}.{self._suffixes[role]}"
+        name = entry.name if entry else f"{module.name}.{self.suffixes[role]}"
         return Slot(layer, expert, projection, role, name, entry)
 
     def slots(
@@ -172,7 +172,7 @@ def canonical_of(
     other = recognise_other(found.census, tensors) if not dialects else None
     dialect = dialects[0] if dialects else MODELOPT
     config = config or {}
-    blocks, drafts, left_out = _numbered_blocks(found.blocks, _number(config, ("num_hidden_layers",)))
+    blocks, drafts, left_out = _numbered_blocks(found.blocks, config_number(config, ("num_hidden_layers",)))
     layer_of = {block: layer for layer, block in (blocks | drafts).items()}
     modules: dict[tuple[int, int, str], Module] = {}
     for (block, expert, projection, name), suffixes in found.modules.items():
@@ -182,7 +182,7 @@ def canonical_of(
     counts: dict[int, int] = {}
     for layer, expert, _ in modules:
         counts[layer] = max(counts.get(layer, 0), expert + 1)
-    claimed = _number(config, EXPERT_KEYS)
+    claimed = config_number(config, EXPERT_KEYS)
     experts_in = {layer: max(count, claimed or 0) for layer, count in counts.items()}
     used = {projection for _, _, projection in modules}
     if len(dialects) > 1:
@@ -203,16 +203,16 @@ def canonical_of(
         divisors=dialect.divisors,
         group_size=quant_config.group_size or (32 if scheme == "MXFP4" else 16),
         architecture=_architecture(config),
-        layers=_number(config, ("num_hidden_layers",)),
+        layers=config_number(config, ("num_hidden_layers",)),
         moe_layers=tuple(sorted(blocks)),
         draft_layers=tuple(sorted(drafts)),
         experts=max([claimed or 0, *(experts_in[layer] for layer in blocks if layer in experts_in)]),
         experts_in=experts_in,
         projections=tuple(kind for kind in PROJECTION_ORDER if kind in used),
-        top_k=_number(config, TOP_K_KEYS),
+        top_k=config_number(config, TOP_K_KEYS),
         blocks=blocks | drafts,
         modules=modules,
-        _suffixes=dialect.suffixes,
+        suffixes=dialect.suffixes,
         _disk_names=found.disk_names,
         _projection_major=found.projection_major,
         other_blocks=left_out,
@@ -319,7 +319,7 @@ def _dense(tensors: Mapping[str, TensorEntry]) -> tuple[str, str]:
     return "modelopt" if modelopt else "compressed-tensors", "W4A4" if with_input else "W4A16"
 
 
-def _number(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
+def config_number(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
     """First of ``keys`` that is a sensible whole number, in the configuration or its text part."""
     text = config.get("text_config")
     for holder in (config, text if isinstance(text, dict) else {}):

@@ -1,0 +1,429 @@
+"""What each backend will make of a checkpoint, from the rules of the servers' loaders.
+
+A backend is described by how far one activation scale reaches (`FAMILIES`): one expert, the whole layer through a
+maximum, or nowhere.  What a bad scale then does follows from the two divisions and two products that vLLM performs
+without a check: ``g = 1/a`` and ``alpha = weight_scale_2 · a`` (`outcome_of_scales`).  A slot that no tensor
+fills holds what the memory held before; for it every fate is tried and the possible outcomes are listed.
+
+Sources: vLLM 0.33.0 ``oracle/nvfp4.py``, ``modelopt.py``, ``cutlass_moe.py``; SGLang ``modelopt_quant.py``;
+TensorRT-LLM ``fused_moe/quantization.py`` (sections 4 and 5 of `serving-vllm.md`, section 3 of `checkpoints.md`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from nvfp4viz.audit.facts import CLASSES, FLT_MIN, MISSING, OK, Facts
+from nvfp4viz.audit.report import BackendForecast, Finding
+from nvfp4viz.audit.scales import mismatched_pairs, outliers
+from nvfp4viz.audit.texts import id_list, words
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How one backend reads scales.
+
+    Attributes
+    ----------
+    reach
+        ``"expert"``, ``"layer"`` or ``"none"``: how far one input scale reaches.
+    engine
+        ``"vllm"``, ``"sglang"``, ``"tensorrt-llm"`` or ``"transformers"``.
+    schemes
+        Schemes that it serves, as vLLM's own checks have it.
+    reads_down
+        The second GEMM's input scale is read; FlashInfer's B12X replaces it by 1.0.
+    gate_rules
+        Gate's `weight_scale_2` is used for up as well.
+    """
+
+    reach: str
+    engine: str
+    schemes: tuple[str, ...] = ("W4A4",)
+    reads_down: bool = True
+    gate_rules: bool = True
+
+
+BOTH = ("W4A4", "W4A16")
+FAMILIES: dict[str, Family] = {
+    "vllm-cutlass": Family("expert", "vllm"),
+    "vllm-flashinfer-trtllm": Family("layer", "vllm"),
+    "vllm-flashinfer-cutlass": Family("layer", "vllm"),
+    "vllm-flashinfer-cutedsl": Family("layer", "vllm"),
+    "vllm-flashinfer-b12x": Family("layer", "vllm", BOTH, reads_down=False),
+    "vllm-marlin": Family("none", "vllm", BOTH),
+    "vllm-humming": Family("none", "vllm", BOTH, gate_rules=False),
+    "vllm-emulation": Family("layer", "vllm"),
+    "sglang-flashinfer": Family("layer", "sglang"),
+    "sglang-generic": Family("expert", "sglang"),
+    "sglang-marlin": Family("none", "sglang", BOTH),
+    "tensorrt-llm": Family("layer", "tensorrt-llm"),
+    "transformers": Family("none", "transformers", BOTH, gate_rules=False),
+}
+
+# Worst first.  "ignored" is worse than "safe" only in that something is wrong that the backend does not read.
+OUTCOMES = ("load-error", "unsupported", "nan", "undefined", "zero", "degraded", "ignored", "safe")
+SCOPES = ("none", "experts", "layer", "model")
+
+# Fates of an uninitialised slot that decide between outcomes: fresh memory, ones, NaN, infinity, huge garbage.
+FATES = (0.0, 1.0, math.nan, math.inf, 1e38)
+HUGE = 1e30
+
+
+def outcome_of_scales(
+    a13: float, a2: float, healthy: tuple[float, float] = (1e-3, 1e-3)
+) -> tuple[str, tuple[str, ...]]:
+    """What two activation scales, as the kernel gets them, do to an expert on a W4A4 backend.
+
+    Parameters
+    ----------
+    a13, a2
+        After the backend's maximum.
+    healthy
+        What they should be: within 64 times of it a scale only costs precision.
+
+    Returns
+    -------
+    outcome, possible
+        ``possible`` where the prompt decides.
+
+    Notes
+    -----
+    Section 4.5 of `serving-vllm.md`.  ``a = 0`` gives g = inf and alpha = 0: products are 0 unless a block of 16 is all
+    zero, whose scale byte becomes NaN.  Both zero: the intermediate is all zero, so NaN is certain.  An infinite
+    ``a`` gives 0 · inf.
+
+    >>> outcome_of_scales(0.0, 0.0)[0], outcome_of_scales(0.0, 5e-3), outcome_of_scales(float("inf"), 5e-3)[0]
+    ('nan', ('zero', ('nan', 'zero')), 'nan')
+    """
+    if any(math.isnan(a) or math.isinf(a) for a in (a13, a2)):
+        return "nan", ()
+    # 1/x of a subnormal is infinite, and alpha underflows to zero: the same as zero.
+    vanished = [abs(a) < FLT_MIN for a in (a13, a2)]
+    if all(vanished):
+        return "nan", ()
+    if any(vanished):
+        return "zero", ("nan", "zero")
+    if max(abs(a13), abs(a2)) > HUGE:
+        return "zero", ("nan", "zero")
+    far = any(a <= 0 or abs(math.log2(a / good)) > 1 for a, good in zip((a13, a2), healthy, strict=True))
+    return ("degraded" if far else "safe"), ()
+
+
+@dataclass(slots=True)
+class _Effect:
+    outcome: str
+    possible: tuple[str, ...]
+    scope: str
+    layers: set[int]
+    text: str
+    fill: dict[str, Any] = field(default_factory=dict)
+
+
+def forecast(
+    facts: Facts, findings: Iterable[Finding], *, promoted: bool, weight_only: bool
+) -> tuple[BackendForecast, ...]:
+    """One forecast per backend, in the order of the vocabulary.
+
+    Parameters
+    ----------
+    findings
+        What the audit has found: files and configuration decide before any scale does.
+    promoted
+        vLLM rewrites the algorithm to W4A16.
+    weight_only
+        It is labelled W4A16, so that every server reads it so.
+    """
+    found = list(findings)
+    return tuple(_of_backend(name, family, facts, found, promoted, weight_only) for name, family in FAMILIES.items())
+
+
+def _of_backend(
+    name: str, family: Family, facts: Facts, findings: list[Finding], promoted: bool, weight_only: bool
+) -> BackendForecast:
+    as_w4a16 = weight_only or (promoted and family.engine == "vllm")
+    effects = [*_files(family, findings), *_structure(family, findings)]
+    if as_w4a16 and "W4A16" not in family.schemes:
+        effects.append(_Effect("unsupported", (), "model", set(facts.layers), "why.unsupported"))
+    elif not as_w4a16:
+        effects += _activations(family, facts)
+    effects += _weights(family, facts)
+    if not effects:
+        text = "why.safe.weight-only" if as_w4a16 else "why.safe"
+        return _forecast(name, _Effect("safe", (), "none", set(), text))
+    effects.sort(key=lambda effect: (OUTCOMES.index(effect.outcome), -SCOPES.index(effect.scope)))
+    first = effects[0]
+    same = [effect for effect in effects if effect.text == first.text and effect.outcome == first.outcome]
+    merged = _Effect(
+        first.outcome,
+        tuple(sorted({outcome for effect in same for outcome in effect.possible})),
+        first.scope,
+        {layer for effect in effects if effect.outcome not in ("ignored", "safe") for layer in effect.layers},
+        first.text,
+        {**first.fill, "slots": sum(effect.fill.get("slots", 0) for effect in same)},
+    )
+    return _forecast(name, merged)
+
+
+def _forecast(name: str, effect: _Effect) -> BackendForecast:
+    fill = {"backend": name, "layers": id_list(tuple(sorted(effect.layers))), **effect.fill}
+    why, _ = words(effect.text, fill)
+    scope = "none" if effect.outcome in ("safe", "ignored") else effect.scope
+    layers = () if scope == "none" else tuple(sorted(effect.layers))
+    return BackendForecast(name, effect.outcome, effect.possible, scope, layers, why, effect.text, fill)
+
+
+def _files(family: Family, findings: list[Finding]) -> Iterable[_Effect]:
+    """Files and configuration that stop a load, or that servers skip silently."""
+    for item in findings:
+        if item.code in ("container.missing-shard", "container.stale-index") and item.severity == "error":
+            # vLLM and SGLang were seen to load without the shard (vllm#34859, sglang#32279).
+            silent = family.engine in ("vllm", "sglang") and item.code == "container.missing-shard"
+            text = "why.missing-shard.silent" if silent else "why.file"
+            outcome = "undefined" if silent else "load-error"
+            possible = ("nan", "zero") if silent else ()
+            yield _Effect(outcome, possible, "model", set(), text, {"file": _file(item)})
+        elif item.code.startswith("container.") and item.severity == "error":
+            yield _Effect("load-error", (), "model", set(), "why.file", {"file": _file(item)})
+        elif item.code == "config.invalid" and item.severity == "error":
+            yield _Effect("load-error", (), "model", set(), "why.config", {"file": _file(item)})
+        elif item.code == "config.absent" and item.severity == "error":
+            yield _Effect("load-error", (), "model", set(), "why.config-absent")
+        elif item.code == "config.incomplete" and family.engine == "vllm":
+            yield _Effect("load-error", (), "model", set(), "why.config", {"file": _file(item)})
+
+
+def _file(item: Finding) -> str:
+    return str(item.params.get("file", ""))
+
+
+# A tensor of another type or shape than the parameter it is copied into stops a load.
+_REFUSED_LAYOUTS = (
+    "weight.unquantised", "scheme.mixed-layer", "block-scale.group", "scheme.pre-quant-scale", "scale.shape"
+)  # fmt: skip
+
+
+def _structure(family: Family, findings: list[Finding]) -> Iterable[_Effect]:
+    """Whole experts that are absent, unquantised or of another format, and tensors of the weights that are missing."""
+    for item in findings:
+        layers = set() if item.layer is None else {item.layer}
+        lost = item.code in ("expert.absent", "expert.gap") or (
+            item.code == "scale.missing" and item.role != "input_scale"
+        )
+        if lost:
+            refuses = family.engine == "tensorrt-llm"
+            yield _Effect(
+                "load-error" if refuses else "undefined",
+                () if refuses else ("degraded", "nan", "zero"),
+                "model" if refuses else "experts",
+                layers,
+                "why.key-error" if refuses else "why.weights-missing",
+                {"tensor": item.tensors[0] if item.tensors else "", "slots": item.count},
+            )
+        elif item.code in _REFUSED_LAYOUTS and item.severity == "error":
+            fill = {"tensor": "".join(item.tensors[:1])}
+            yield _Effect("load-error", (), "model", layers, "why.layout", fill)
+        elif item.code == "scale.convention":
+            yield _Effect("degraded", (), "layer", layers, "why.convention")
+
+
+def _activations(family: Family, facts: Facts) -> Iterable[_Effect]:
+    """What the activation scales do, layer by layer."""
+    for layer in facts.layers:
+        scales = _LayerScales(facts, layer)
+        if not scales.wrong:
+            continue
+        if family.engine == "tensorrt-llm" and scales.missing:
+            fill = {"tensor": scales.first_missing(), "slots": scales.missing}
+            yield _Effect("load-error", (), "model", {layer}, "why.key-error", fill)
+        elif family.reach == "none":
+            yield _Effect("ignored", (), "none", {layer}, "why.ignored", {"slots": scales.wrong})
+        elif family.reach == "expert":
+            yield from _per_expert(scales, layer)
+        else:
+            yield _one_maximum(scales, layer, family)
+
+
+class _LayerScales:
+    """One layer's activation scales, as the loaders' ``(E, S)`` and ``(E,)`` parameters: NaN stands for no value."""
+
+    def __init__(self, facts: Facts, layer: int) -> None:
+        kinds = facts.view.projections
+        self._facts, self._layer = facts, layer
+        tables = {kind: facts.tables["input_scale", layer, kind] for kind in kinds}
+        self.first = [kind for kind in kinds if kind != "down"]
+        self.absent = {kind: table.state == MISSING for kind, table in tables.items()}
+        self.values = {kind: table.values.astype(np.float64) for kind, table in tables.items()}
+        good = {kind: (table.state == OK) & (table.classes() == 0) for kind, table in tables.items()}
+        far = {kind: outliers(table.values, good[kind]) & good[kind] for kind, table in tables.items()}
+        stored = {kind: table.state == OK for kind, table in tables.items()}
+        self.used = np.logical_or.reduce([self.absent[kind] | stored[kind] for kind in kinds])
+        self.bad = {kind: self.absent[kind] | (stored[kind] & ~good[kind]) | far[kind] for kind in kinds}
+        self.missing = int(sum(mask.sum() for mask in self.absent.values()))
+        self.wrong = int(sum(mask.sum() for mask in self.bad.values()))
+        self.healthy = (
+            _typical([self.values[kind][good[kind] & ~far[kind]] for kind in self.first]),
+            _typical([self.values["down"][good["down"] & ~far["down"]]] if "down" in kinds else []),
+        )
+        self.classes = sorted(
+            {CLASSES[k] for kind in kinds for k in tables[kind].classes()[stored[kind]].tolist() if k}
+        )
+
+    def first_missing(self) -> str:
+        for kind, mask in self.absent.items():
+            for expert in np.flatnonzero(mask).tolist():
+                return self._facts.view.slot(self._layer, expert, kind, "input_scale").name
+        return ""
+
+    def experts(self) -> tuple[int, ...]:
+        """Experts with something wrong."""
+        return tuple(np.flatnonzero(np.logical_or.reduce(list(self.bad.values()))).tolist())
+
+    def pair(self, expert: int, fate: float) -> tuple[float, float]:
+        """What CUTLASS makes of one expert's slots when the missing ones hold ``fate``."""
+        values = [fate if self.absent[kind][expert] else self.values[kind][expert] for kind in self.first]
+        down = self.values.get("down")
+        second = self.healthy[1] if down is None else fate if self.absent["down"][expert] else down[expert]
+        return _torch_max(values), float(second)
+
+    def expected(self, expert: int) -> tuple[float, float]:
+        """What the expert's own scales are, or its peers' where they are bad."""
+        own = [self.values[kind][expert] for kind in self.first if not self.bad[kind][expert]]
+        down = "down" in self.bad and not self.bad["down"][expert]
+        return (max(own) if own else self.healthy[0]), float(self.values["down"][expert] if down else self.healthy[1])
+
+
+def _typical(values: list[Any]) -> float:
+    found = np.concatenate(values) if values else np.zeros(0)
+    return float(np.median(found)) if found.size else 1e-3
+
+
+def _torch_max(values: Iterable[float]) -> float:
+    """NaN propagates, as in ``torch.max``."""
+    return float(np.max(np.array(list(values), np.float64)))
+
+
+def _per_expert(scales: _LayerScales, layer: int) -> Iterable[_Effect]:
+    """Each expert lives by its own scales."""
+    missing, stored = [], []
+    for expert in scales.experts():
+        absent = any(mask[expert] for mask in scales.absent.values())
+        fates = FATES if absent else (0.0,)
+        outcomes: set[str] = set()
+        for fate in fates:
+            outcome, possible = outcome_of_scales(*scales.pair(expert, fate), scales.expected(expert))
+            outcomes |= {outcome, *possible}
+        if absent:
+            missing.append((expert, outcomes))
+        elif outcomes != {"safe"}:
+            outcome, possible = outcome_of_scales(*scales.pair(expert, 0.0), scales.expected(expert))
+            stored.append((expert, outcome, possible))
+    if missing:
+        possible = tuple(sorted(set().union(*(outcomes for _, outcomes in missing))))
+        ids = tuple(expert for expert, _ in missing)
+        fill = {"experts": id_list(ids), "layer": layer, "slots": scales.missing}
+        yield _Effect("undefined", possible, "experts", {layer}, "why.expert-missing", fill)
+    for outcome in ("nan", "zero", "degraded"):
+        ids = tuple(expert for expert, kind, _ in stored if kind == outcome)
+        if ids:
+            possible = tuple(sorted({one for _, kind, some in stored if kind == outcome for one in some}))
+            fill = {"experts": id_list(ids), "layer": layer, "slots": len(ids), "classes": ", ".join(scales.classes)}
+            yield _Effect(outcome, possible, "experts", {layer}, f"why.expert-{outcome}", fill)
+    if not missing and not stored:
+        yield _Effect("safe", (), "none", {layer}, "why.masked", {"slots": scales.wrong})
+
+
+def _one_maximum(scales: _LayerScales, layer: int, family: Family) -> _Effect:
+    """All experts of a layer live by one maximum a GEMM."""
+    kinds = [*scales.first, "down"] if family.reads_down and "down" in scales.values else scales.first
+    missing = bool(any(scales.absent[kind].any() for kind in kinds))
+    outcomes: set[str] = set()
+    outcome = "safe"
+    for fate in FATES if missing else (0.0,):
+        pair = []
+        for group, good in ((scales.first, scales.healthy[0]), (["down"], scales.healthy[1])):
+            if not set(group) <= set(kinds):
+                pair.append(good)
+                continue
+            values = [np.where(scales.absent[kind], fate, scales.values[kind])[scales.used] for kind in group]
+            pair.append(_torch_max(np.concatenate(values)))
+        outcome, possible = outcome_of_scales(pair[0], pair[1], _layer_maxima(scales, kinds))
+        outcomes |= {outcome, *possible}
+    fill = {"layer": layer, "slots": scales.wrong, "classes": ", ".join(scales.classes)}
+    if missing:
+        return _Effect("undefined", tuple(sorted(outcomes)), "layer", {layer}, "why.layer-missing", fill)
+    if outcome == "safe":
+        read = any(scales.bad[kind].any() for kind in kinds)
+        text = "why.masked" if read else "why.ignored"
+        return _Effect("safe" if read else "ignored", (), "none", {layer}, text, fill)
+    return _Effect(
+        outcome, tuple(sorted(outcomes - {outcome} and outcomes)), "layer", {layer}, f"why.layer-{outcome}", fill
+    )
+
+
+def _layer_maxima(scales: _LayerScales, kinds: list[str]) -> tuple[float, float]:
+    """The maxima that a layer would have without its bad values."""
+    out = []
+    for group, typical in ((scales.first, scales.healthy[0]), (["down"], scales.healthy[1])):
+        values = [scales.values[kind][~scales.bad[kind] & scales.used] for kind in group if kind in kinds]
+        found = np.concatenate(values) if values else np.zeros(0)
+        found = found[np.isfinite(found)]
+        out.append(float(found.max()) if found.size else typical)
+    return out[0], out[1]
+
+
+def _weights(family: Family, facts: Facts) -> Iterable[_Effect]:
+    """What second-level weight scales do: on every backend, for gate and down; for up where it has its own."""
+    for layer in facts.layers:
+        classes: dict[str, list[int]] = {}
+        for kind in facts.view.projections:
+            table = facts.tables["weight_scale_2", layer, kind]
+            follows_gate = kind == "up" and family.gate_rules and "gate" in facts.view.projections
+            for expert in np.flatnonzero(table.classes()).tolist():
+                name = CLASSES[int(table.classes()[expert])]
+                outcome = {"zero": "zero", "subnormal": "zero", "negative": "degraded"}.get(name, "nan")
+                classes.setdefault("degraded" if follows_gate else outcome, []).append(expert)
+        for outcome, experts in classes.items():
+            ids = tuple(sorted(set(experts)))
+            fill = {"experts": id_list(ids), "layer": layer, "slots": len(experts)}
+            yield _Effect(outcome, (), "experts", {layer}, f"why.weight-{outcome}", fill)
+        mask, _ = mismatched_pairs(facts, layer)
+        if family.gate_rules and mask.any():
+            ids = tuple(np.flatnonzero(mask).tolist())
+            fill = {"experts": id_list(ids), "layer": layer, "slots": len(ids)}
+            yield _Effect("degraded", (), "experts", {layer}, "why.pair", fill)
+
+
+def automatic_backend(gpu: str, activation: str, weight_only: bool) -> str | None:
+    """What vLLM 0.33 picks by itself on a GPU (``serving-vllm.md`` 5.1), with FlashInfer installed.
+
+    Parameters
+    ----------
+    gpu
+        ``"sm_120"``, ``"sm120"`` or ``"120"``.
+    activation
+        ``"silu"``, ``"gelu_tanh"``, ``"relu2"``, …; some backends do not have all.
+    weight_only
+        The checkpoint is served as W4A16.
+
+    >>> automatic_backend("sm_120", "silu", False), automatic_backend("sm_90", "silu", False)
+    ('vllm-flashinfer-cutlass', 'vllm-humming')
+    """
+    digits = "".join(character for character in gpu if character.isdigit())
+    capability = int(digits) if digits else 0
+    if capability < 75:
+        return None
+    if weight_only or capability < 100:
+        return "vllm-humming" if capability == 90 else "vllm-marlin"
+    family = capability // 10 * 10
+    if family == 100:
+        return "vllm-flashinfer-trtllm"
+    if family == 120:
+        flashinfer = activation in ("silu", "gelu_tanh", "relu2", "swigluoai")
+        return "vllm-flashinfer-cutlass" if flashinfer else "vllm-cutlass"
+    return "vllm-cutlass" if family == 110 else "vllm-marlin"

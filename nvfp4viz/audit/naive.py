@@ -1,0 +1,88 @@
+"""The check that most people would write, beside which the audit stands: names counted, shapes compared.
+
+It looks at weights, finds all of them with the right shapes, and passes a file in which an expert has no activation
+scale.  The story page runs both on the same checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nvfp4viz.checkpoint import CanonicalView, Checkpoint, canonical
+from nvfp4viz.checkpoint.canonical import config_number
+
+
+@dataclass(frozen=True, slots=True)
+class NaiveStep:
+    """One thing that the naive check compares.
+
+    Attributes
+    ----------
+    id
+        ``"index"`` (tensors that the index names are in the shards), ``"weights"`` (one weight per layer, expert and
+        projection) or ``"shapes"`` (each as the configuration has it).
+    expected, found
+        Counts.
+    """
+
+    id: str
+    expected: int
+    found: int
+
+    @property
+    def passed(self) -> bool:
+        return self.expected == self.found
+
+
+@dataclass(frozen=True, slots=True)
+class NaiveCheck:
+    """What the naive check compared, and its verdict."""
+
+    steps: tuple[NaiveStep, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(step.passed for step in self.steps)
+
+
+def naive_check(checkpoint: Checkpoint, view: CanonicalView | None = None) -> NaiveCheck:
+    """Count the weights against index and configuration, and compare their shapes."""
+    view = view or canonical(checkpoint)
+    index = checkpoint.index
+    names = set(index) if index is not None else set(checkpoint.tensors)
+    weights = [
+        slot
+        for layer in view.moe_layers
+        for expert in range(view.experts_in[layer])
+        for projection in view.projections
+        if (slot := view.slot(layer, expert, projection, "weight")).entry is not None
+    ]
+    expected = sum(view.experts_in[layer] for layer in view.moe_layers) * len(view.projections)
+    hidden, width = _sizes(checkpoint, view)
+    fitting = 0
+    for slot in weights:
+        assert slot.entry is not None
+        rows, columns = (hidden, width) if slot.projection == "down" else (width, hidden)
+        packed = slot.entry.dtype in ("U8", "I8")
+        fitting += slot.entry.shape == (rows, columns // 2 if packed else columns)
+    return NaiveCheck(
+        (
+            NaiveStep("index", len(names), len(names & set(checkpoint.tensors))),
+            NaiveStep("weights", expected, len(weights)),
+            NaiveStep("shapes", len(weights), fitting),
+        )
+    )
+
+
+def _sizes(checkpoint: Checkpoint, view: CanonicalView) -> tuple[int, int]:
+    """Hidden size and expert width: the configuration's, else those of the first weight."""
+    config = checkpoint.config or {}
+    hidden = config_number(config, ("hidden_size",))
+    width = config_number(config, ("moe_intermediate_size", "expert_intermediate_size", "intermediate_size"))
+    if hidden and width:
+        return hidden, width
+    for slot in view.slots(role="weight"):
+        if slot.entry is not None and len(slot.entry.shape) == 2:
+            rows, columns = slot.entry.shape[0], slot.entry.shape[1] * 2
+            return (rows, columns) if slot.projection == "down" else (columns, rows)
+    return 0, 0

@@ -1,0 +1,188 @@
+"""The audit itself: open, look, explain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from nvfp4viz.audit.configs import config_findings
+from nvfp4viz.audit.containers import container_findings, fingerprint
+from nvfp4viz.audit.coverage import SlotRow, coverage, slot_rows
+from nvfp4viz.audit.elsewhere import kv_findings, linear_findings
+from nvfp4viz.audit.facts import Facts, collect
+from nvfp4viz.audit.findings import make, ordered
+from nvfp4viz.audit.forecast import automatic_backend, forecast
+from nvfp4viz.audit.report import (
+    SCHEMA,
+    BackendForecast,
+    ContainerInfo,
+    Finding,
+    FormatInfo,
+    ModelInfo,
+    Report,
+    worst,
+)
+from nvfp4viz.audit.scales import (
+    block_findings,
+    convention_findings,
+    pair_findings,
+    scale_findings,
+)
+from nvfp4viz.audit.schemes import is_weight_only, label_of, promotion, rank_holes, scheme_findings
+from nvfp4viz.audit.texts import words
+from nvfp4viz.checkpoint import CanonicalView, Checkpoint, Source, canonical, inspect
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """A report with what it was made from, for callers that go on looking."""
+
+    report: Report
+    checkpoint: Checkpoint
+    view: CanonicalView
+    facts: Facts
+
+    def rows(self) -> tuple[SlotRow, ...]:
+        """Every slot with its status."""
+        return tuple(slot_rows(self.facts, self.report.findings))
+
+
+def audit(source: str | Path | Source | Checkpoint, *, gpu: str | None = None, shown_as: str | None = None) -> Report:
+    """Audit a checkpoint: files, configuration, every scalar scale, and what each backend will make of it.
+
+    Reads headers, side files and the experts' scalars; never a weight.
+
+    Parameters
+    ----------
+    source
+        A folder, a file, an ``*.index.json``, a `Source`, or a checkpoint that is open already.
+    gpu
+        Such as ``"sm_120"``: adds the backend that vLLM picks there.
+    shown_as
+        What the report calls the source; by default its own name without any path.
+
+    Raises
+    ------
+    CheckpointError
+        ``source.*``: there is nothing to look at.  Files of which nothing can be read are a report.
+    """
+    return run_audit(source, gpu=gpu, shown_as=shown_as).report
+
+
+def run_audit(
+    source: str | Path | Source | Checkpoint, *, gpu: str | None = None, shown_as: str | None = None
+) -> Audit:
+    """As `audit`, with everything that the report was made from."""
+    checkpoint = source if isinstance(source, Checkpoint) else inspect(source)
+    view = canonical(checkpoint)
+    facts = collect(checkpoint, view) if view.complete else Facts(checkpoint, view)
+    findings = [*container_findings(checkpoint), *config_findings(checkpoint, view)]
+    # Where nothing can be read there is nothing to say about the format.
+    readable = any(header.readable for header in checkpoint.files)
+    in_full = view.complete and bool(view.moe_layers)
+    scheme = _served_scheme(facts)
+    if in_full:
+        findings += scheme_findings(facts)
+        holes = rank_holes(facts) if scheme.activations else {}
+        findings += scale_findings(facts, activations=scheme.activations, rank_holes=holes)
+        findings += convention_findings(facts)
+        findings += pair_findings(facts)
+        findings += block_findings(facts)
+    elif readable:
+        findings.append(_partial(view))
+    if readable:
+        findings += linear_findings(checkpoint, view)
+        findings += kv_findings(checkpoint)
+    served = in_full and view.scheme in ("W4A4", "W4A16")
+    backends = forecast(facts, findings, promoted=scheme.promoted, weight_only=scheme.weight_only) if served else ()
+    report = Report(
+        schema=SCHEMA,
+        source=shown_as if shown_as is not None else checkpoint.name,
+        fingerprint=fingerprint(checkpoint.tensors),
+        verdict=worst([item.severity for item in findings]),
+        format=FormatInfo(
+            view.dialect if readable else "unknown", view.scheme, checkpoint.quant_config.files, view.group_size
+        ),
+        model=_model(view),
+        container=_container(checkpoint),
+        coverage=coverage(facts, findings, activations=scheme.activations or scheme.mislabelled),
+        findings=ordered(findings),
+        backends=backends,
+    )
+    if gpu is not None:
+        auto = automatic_backend(gpu, _activation(checkpoint), scheme.weight_only or scheme.promoted)
+        report = msgspec.structs.replace(report, auto=auto)
+    return Audit(report, checkpoint, view, facts)
+
+
+def describe(item: Finding | BackendForecast, language: str = "en") -> tuple[str, str]:
+    """Message and advice in a language (a forecast's advice is empty)."""
+    return words(item.text, item.params, language)
+
+
+def _partial(view: CanonicalView) -> Finding:
+    """What this version does not look into, so that silence is not taken for health."""
+    if view.complete or view.dialect in ("modelopt", "compressed-tensors"):
+        return make("audit.partial", "info", text="audit.partial.no-experts", count=1)
+    return make("audit.partial", "info", count=1, fill={"dialect": view.dialect})
+
+
+@dataclass(frozen=True, slots=True)
+class _Scheme:
+    """Which scales matter: what the tensors have, and how the configuration makes servers read them.
+
+    Attributes
+    ----------
+    activations
+        Activation scales are needed.
+    weight_only
+        Labelled weight-only, or without any label and without activation scales.
+    promoted
+        Labelled W4A4, and vLLM's rule serves it as W4A16.
+    mislabelled
+        Labelled W4A4 without any activation scale.
+    """
+
+    activations: bool
+    weight_only: bool
+    promoted: bool
+    mislabelled: bool
+
+
+def _served_scheme(facts: Facts) -> _Scheme:
+    label = label_of(facts) or ""
+    claims, reason, _ = promotion(facts)
+    bare = is_weight_only(facts)
+    weight_only = label.startswith("W4A16") or (bare and not claims)
+    promoted = claims and reason == "promoted"
+    activations = facts.view.scheme == "W4A4" and not weight_only and not promoted
+    return _Scheme(activations, weight_only, promoted, bare and claims)
+
+
+def _model(view: CanonicalView) -> ModelInfo:
+    return ModelInfo(view.architecture, view.layers, view.moe_layers, view.experts, view.projections, view.top_k)
+
+
+def _container(checkpoint: Checkpoint) -> ContainerInfo:
+    return ContainerInfo(
+        files=len(checkpoint.files),
+        tensors=len(checkpoint.tensors),
+        bytes=checkpoint.nbytes,
+        header_bytes=checkpoint.header_bytes,
+        bytes_read=checkpoint.bytes_read,
+        side_bytes=checkpoint.side_bytes,
+    )
+
+
+def _activation(checkpoint: Checkpoint) -> str:
+    """The experts' activation function, as the configuration spells it, in the vocabulary of `automatic_backend`."""
+    config = checkpoint.config or {}
+    text = config.get("text_config")
+    for holder in (config, text if isinstance(text, dict) else {}):
+        for key in ("hidden_activation", "hidden_act", "mlp_hidden_act"):
+            if isinstance(holder.get(key), str):
+                name = str(holder[key])
+                return {"gelu_pytorch_tanh": "gelu_tanh", "swish": "silu"}.get(name, name)
+    return "silu"

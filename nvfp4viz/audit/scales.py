@@ -1,0 +1,295 @@
+"""Findings about single slots: tensors that are missing, and values that no server should use.
+
+Experts of one layer, projection, role and code are one finding.  A stored value gets one class; ``scale.filled``,
+``scale.identity`` and ``scale.outlier`` exclude each other in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from nvfp4viz.audit.facts import CLASSES, MISSING, NOT_A_SCALAR, OK, Facts, ScaleTable, is_scalar
+from nvfp4viz.audit.findings import make
+from nvfp4viz.audit.report import Finding, json_value
+from nvfp4viz.checkpoint.dialects.per_expert import ROLES
+
+Mask = npt.NDArray[np.bool_]
+_F = np.float32
+
+# Values that an exporter writes where it measured nothing: (effective multiplier, text).  Sources: ModelOpt
+# `set_expert_quantizer_amax` (0.5), `export_amax` (6, FLT_MAX), vLLM's per-token base scale (1).
+FINGERPRINTS = (
+    (_F(0.5) / _F(2688), "default-amax"),
+    (_F(6) / _F(2688), "max-bound"),
+    (np.finfo(_F).max / _F(2688), "float-max"),
+    (_F(1) / _F(2688), "per-token-base"),
+)
+
+# How far, in powers of two, a value may lie from its peers' median before it is called far: 64 times, and more where
+# the peers themselves are spread (8 robust standard deviations).  Measured input scales of experts differ by up to
+# about 30 times and second-level weight scales by 10, so a narrower floor would cry wolf.
+OUTLIER_FLOOR, OUTLIER_SPREAD = 6.0, 8 * 1.4826
+
+
+def severity_of(role: str) -> str:
+    """A bad activation scale hurts the backends that read it, a bad weight or weight scale hurts all."""
+    return "backend" if role == "input_scale" else "error"
+
+
+def scale_findings(facts: Facts, *, activations: bool, rank_holes: dict[int, tuple[int, ...]]) -> Iterator[Finding]:
+    """All ``scale.*`` findings of the experts.
+
+    Parameters
+    ----------
+    activations
+        The scheme needs activation scales; else neither their absence nor their values matter.
+    rank_holes
+        Layers whose missing activation scales one finding explains already.
+    """
+    for layer in facts.layers:
+        if layer in rank_holes:
+            ids = rank_holes[layer]
+            names = [
+                facts.view.slot(layer, e, kind, "input_scale").name for e in ids for kind in facts.view.projections
+            ]
+            yield make("expert.rank-hole", "backend", role="input_scale", layer=layer, experts=ids, tensors=names)
+        for projection in facts.view.projections:
+            for role in ROLES:
+                if role == "input_scale" and (not activations or layer in rank_holes):
+                    continue
+                yield from _missing(facts, layer, projection, role)
+    copied = {layer: copies_of_maximum(facts, layer) for layer in facts.layers} if activations else {}
+    for table in facts.tables.values():
+        if table.role != "input_scale":
+            yield from _values(facts, table, np.zeros(len(table.values), np.bool_))
+        elif activations:
+            yield from _values(facts, table, copied[table.layer])
+    yield from _shapes(facts)
+
+
+def _missing(facts: Facts, layer: int, projection: str, role: str) -> Iterator[Finding]:
+    states = facts.states[role, layer, projection]
+    ids = tuple(np.flatnonzero(states == MISSING).tolist())
+    if ids:
+        names = [facts.view.slot(layer, expert, projection, role).name for expert in ids]
+        text = "scale.missing" if role == "input_scale" else "scale.missing.weight"
+        yield make(
+            "scale.missing", severity_of(role), text=text, role=role, layer=layer, projection=projection, experts=ids,
+            tensors=names,
+        )  # fmt: skip
+
+
+def _values(facts: Facts, table: ScaleTable, copied: Mask) -> Iterator[Finding]:
+    classes = table.classes()
+    for number, name in enumerate(CLASSES[1:], start=1):
+        inverted = facts.view.divisors and name in ("zero", "inf", "subnormal")
+        text = f"scale.{name}.divisor" if inverted else f"scale.{name}"
+        yield from _report(facts, table, classes == number, f"scale.{name}", severity_of(table.role), text)
+    good = (table.state == OK) & (classes == 0)
+    if not good.any():
+        return
+    filled = np.zeros_like(good)
+    for value, origin in FINGERPRINTS:
+        # The division may be rounded once more on its way through a file: one unit in the last place either side.
+        near = good & (np.abs(table.values - value) <= np.spacing(value))
+        yield from _report(facts, table, near, "scale.filled", "warn", f"scale.filled.{origin}")
+        filled |= near
+    copied = copied & good & ~filled
+    yield from _report(facts, table, copied, "scale.filled", "warn", "scale.filled.copied-maximum")
+    filled |= copied
+    one = good & (table.stored == 1) & ~filled
+    if one.any() and (good & ~one).any():
+        yield from _report(facts, table, one, "scale.identity", "info")
+    else:
+        one[:] = False
+    if not _has_wrong_convention(facts, table):
+        far = outliers(table.values, good) & ~filled & ~one
+        yield from _report(facts, table, far, "scale.outlier", "warn", median=median(table.values, good))
+
+
+def _report(
+    facts: Facts, table: ScaleTable, mask: Mask, code: str, severity: str, text: str | None = None, **fill: object
+) -> Iterator[Finding]:
+    ids = table.where(mask)
+    if not ids:
+        return
+    stored = table.stored[list(ids)]
+    alike = np.unique(stored.view(np.uint32)).size == 1
+    names = [facts.view.slot(table.layer, expert, table.projection, table.role).name for expert in ids]
+    shown = [str(json_value(value)) for value in stored[:4]]
+    fill["values"] = ", ".join(dict.fromkeys(shown)) + (", …" if len(stored) > 4 and not alike else "")
+    yield make(
+        code, severity, text=text, role=table.role, layer=table.layer, projection=table.projection, experts=ids,
+        tensors=names, value=stored[0] if alike else None, fill=fill,
+    )  # fmt: skip
+
+
+def median(values: npt.NDArray[np.float32], good: Mask) -> float:
+    """Median of the good values in log space."""
+    return json_number(float(np.exp2(np.median(np.log2(values[good].astype(np.float64))))))
+
+
+def json_number(value: float) -> float:
+    """Four significant digits: enough for a sentence."""
+    return float(f"{value:.4g}")
+
+
+def outliers(values: npt.NDArray[np.float32], good: Mask) -> Mask:
+    """Values far from their peers in log space, by median and MAD.
+
+    >>> outliers(np.float32([2e-3, 2.2e-3, 1.8e-3, 2.0]), np.ones(4, bool)).tolist()
+    [False, False, False, True]
+    >>> outliers(np.float32([2e-3] * 3 + [2.1e-3]), np.ones(4, bool)).any()
+    np.False_
+    """
+    out = np.zeros(values.shape, np.bool_)
+    # Of two values neither is the odd one.
+    if good.sum() < 3:
+        return out
+    logs = np.log2(values[good].astype(np.float64))
+    distance = np.abs(logs - np.median(logs))
+    out[good] = distance > max(OUTLIER_FLOOR, OUTLIER_SPREAD * float(np.median(distance)))
+    return out
+
+
+def copies_of_maximum(facts: Facts, layer: int) -> Mask:
+    """Experts filled "with the maximum of the others": equal to it to the last bit, in every projection.
+
+    One projection proves nothing: the input of gate and up is the token itself, so one loud token routed to eight
+    experts gives all eight one maximum.  The input of down is the expert's own product, but amax of BF16 activations
+    has 8 significant bits, so two experts of 128 share one now and then.  Hence all projections must agree, and
+    where values are that coarse three experts.  Where other values repeat as often, repetition means nothing.
+    """
+    tables = [facts.tables["input_scale", layer, kind] for kind in facts.view.projections]
+    if not tables or facts.view.projections[-1] != "down":
+        return np.zeros(0, np.bool_)
+    filled = np.logical_and.reduce([_shares_maximum(table) for table in tables])
+    coarse = all(_is_coarse(table) for table in tables)
+    return filled if filled.sum() >= (3 if coarse else 2) else np.zeros_like(filled)
+
+
+def _shares_maximum(table: ScaleTable) -> Mask:
+    good = (table.state == OK) & (table.classes() == 0)
+    if good.sum() < 3:
+        return np.zeros_like(good)
+    values, counts = np.unique(table.values[good], return_counts=True)
+    others = counts[:-1].max() if len(values) > 1 else counts[-1]
+    return good & (table.values == values[-1]) if counts[-1] > others else np.zeros_like(good)
+
+
+def _is_coarse(table: ScaleTable) -> bool:
+    """Most values are a BF16 number over 2688, give or take the last bit of the division."""
+    good = (table.state == OK) & (table.classes() == 0)
+    amax = table.values[good].astype(np.float64) * 2688
+    mantissa, _ = np.frexp(amax)
+    off = np.abs(mantissa * 256 - np.rint(mantissa * 256))
+    return bool(good.any()) and float(np.mean(off < 1e-4)) > 0.5
+
+
+def _has_wrong_convention(facts: Facts, table: ScaleTable) -> bool:
+    """Multipliers are far below one, divisors far above: a median on the wrong side means an exporter's mix-up."""
+    if table.role != "weight_scale_2":
+        return False
+    good = (table.state == OK) & (table.classes() == 0)
+    return good.sum() >= 3 and bool(np.median(table.values[good]) > 1)
+
+
+def convention_findings(facts: Facts) -> Iterator[Finding]:
+    """``scale.convention``: whole layers whose second-level weight scales are stored the other way up."""
+    for layer in facts.layers:
+        tables = [facts.tables["weight_scale_2", layer, kind] for kind in facts.view.projections]
+        wrong = [table for table in tables if _has_wrong_convention(facts, table)]
+        if wrong:
+            names = [
+                facts.view.slot(layer, e, table.projection, "weight_scale_2").name
+                for table in wrong
+                for e in table.where(table.state == OK)
+            ]
+            text = "scale.convention.divisor" if facts.view.divisors else "scale.convention"
+            middle = json_number(float(np.median(np.concatenate([table.stored[table.state == OK] for table in wrong]))))
+            yield make(
+                "scale.convention", "error", text=text, role="weight_scale_2", layer=layer, tensors=names,
+                fill={"median": middle},
+            )  # fmt: skip
+
+
+def pair_findings(facts: Facts) -> Iterator[Finding]:
+    """``scale.pair-mismatch``: gate and up of one expert, which servers fuse and give gate's second-level scale."""
+    for layer in facts.layers:
+        mask, ratio = mismatched_pairs(facts, layer)
+        ids = tuple(np.flatnonzero(mask).tolist())
+        if ids:
+            off = ratio[list(ids)]
+            worst = float(off[np.argmax(np.abs(np.log2(off)))])
+            names = [facts.view.slot(layer, e, kind, "weight_scale_2").name for e in ids for kind in ("gate", "up")]
+            fill = {"ratio": json_number(worst), "pairs": len(ids), "of": int((ratio > 0).sum())}
+            yield make(
+                "scale.pair-mismatch", "backend", role="weight_scale_2", layer=layer, experts=ids, tensors=names,
+                count=len(ids), value=json_number(worst), fill=fill,
+            )  # fmt: skip
+
+
+def mismatched_pairs(facts: Facts, layer: int) -> tuple[Mask, npt.NDArray[np.float64]]:
+    """Which experts' gate and up differ by vLLM's own test, and the ratio gate/up (0 where it cannot be told).
+
+    ``torch.allclose`` with its defaults: \\|a − b\\| ≤ 1e-8 + 1e-5 \\|b\\|, on the values as vLLM compares them.
+    """
+    gate = facts.tables.get(("weight_scale_2", layer, "gate"))
+    up = facts.tables.get(("weight_scale_2", layer, "up"))
+    if gate is None or up is None:
+        return np.zeros(0, np.bool_), np.zeros(0)
+    both = (gate.state == OK) & (up.state == OK) & (gate.classes() == 0) & (up.classes() == 0)
+    ratio = np.zeros(len(both))
+    ratio[both] = gate.values[both].astype(np.float64) / up.values[both]
+    one, two = gate.stored.astype(np.float64), up.stored.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        differ = ~(np.abs(one - two) <= 1e-8 + 1e-5 * np.abs(two))
+    return both & differ, ratio
+
+
+def _shapes(facts: Facts) -> Iterator[Finding]:
+    """Scalars that are none, and scalars in an unusual shape."""
+    unusual: dict[tuple[int, ...], list[str]] = {}
+    usual = (1,) if facts.view.divisors else ()
+    for (role, layer, projection), states in facts.states.items():
+        if role not in ("weight_scale_2", "input_scale"):
+            continue
+        wrong = tuple(np.flatnonzero(states == NOT_A_SCALAR).tolist())
+        if wrong:
+            entries = [facts.view.slot(layer, e, projection, role).entry for e in wrong]
+            shapes = sorted({f"{entry.dtype}{list(entry.shape)}" for entry in entries if entry})
+            yield make(
+                "scale.shape", "error", role=role, layer=layer, projection=projection, experts=wrong,
+                tensors=[entry.name for entry in entries if entry], fill={"shape": ", ".join(shapes[:3])},
+            )  # fmt: skip
+    for (layer, _, _), module in facts.view.modules.items():
+        for role in ("weight_scale_2", "input_scale"):
+            entry = module.tensors.get(role)
+            if entry is not None and entry.shape != usual and is_scalar(entry) and layer in facts.layers:
+                unusual.setdefault(entry.shape, []).append(entry.name)
+    for shape, names in sorted(unusual.items()):
+        yield make("scale.shape", "info", text="scale.shape.accepted", tensors=names, fill={"shape": list(shape)})
+
+
+def block_findings(facts: Facts) -> Iterator[Finding]:
+    """``block-scale.group``: the block width that the shapes imply is not the scheme's, or the type is not E4M3."""
+    groups: dict[tuple[int, str, str, str], list[int]] = {}
+    for (layer, expert, projection), module in facts.view.modules.items():
+        weight, scale = module.tensors.get("weight"), module.tensors.get("weight_scale")
+        if weight is None or scale is None or len(weight.shape) != 2 or module.state != "quantised":
+            continue
+        rows, columns = weight.shape[0], weight.shape[1] * 2
+        if (scale.dtype, scale.shape) != ("F8_E4M3", (rows, columns // 16)) and layer in facts.layers:
+            width = columns / scale.shape[-1] if scale.shape and scale.shape[-1] else 0
+            shape = f"{scale.dtype}{list(scale.shape)}"
+            groups.setdefault((layer, projection, shape, f"{width:g}"), []).append(expert)
+    for (layer, projection, shape, width), experts in groups.items():
+        ids = tuple(sorted(experts))
+        names = [facts.view.slot(layer, expert, projection, "weight_scale").name for expert in ids]
+        yield make(
+            "block-scale.group", "error", role="weight_scale", layer=layer, projection=projection, experts=ids,
+            tensors=names, fill={"shape": shape, "width": width},
+        )  # fmt: skip
