@@ -56,7 +56,8 @@ def pack_u32(codes: npt.ArrayLike) -> npt.NDArray[np.uint32]:
         raise FormatError("format.pack-odd", shape=array.shape, multiple=8)
     groups = array.reshape(*array.shape[:-1], -1, 8).astype(np.uint32) & np.uint32(15)
     shifts = np.arange(0, 32, 4, dtype=np.uint32)
-    return np.bitwise_or.reduce(groups << shifts, axis=-1)
+    words: npt.NDArray[np.uint32] = np.bitwise_or.reduce(groups << shifts, axis=-1)
+    return words
 
 
 def unpack_u32(words: npt.ArrayLike) -> U8:

@@ -1,4 +1,12 @@
-"""Quantise and dequantise: validation, the choice of a path, and nothing else."""
+"""Quantise and dequantise: validation, the choice of a path, and nothing else.
+
+Three paths give the same bits, and tests force that: ``reference`` (scalars, for reading), ``numpy`` (whole arrays),
+and ``numba`` (compiled, two threads; ``quant/fast.py``).  ``auto`` asks ``numba`` first and takes NumPy where it
+declines.  The seam is two functions that answer None to decline::
+
+    fast.quantize_rows(rows (R, K) bf16|f32, recipe, global_scale f32 as stored) -> (packed, scales) | None
+    fast.dequantize_tensor(q, dtype) -> array of q.shape | None
+"""
 
 from __future__ import annotations
 
@@ -9,12 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.errors import FormatError
-from nvfp4viz.formats import bf16_to_f32, decode_e2m1, decode_e4m3, decode_ue8m0, f32_to_bf16, pack_nibbles
-from nvfp4viz.quant.mxfp4 import MXFP4_BLOCKS
-from nvfp4viz.quant.nvfp4 import NVFP4_BLOCKS
+from nvfp4viz.formats import bf16_to_f32, f32_to_bf16, pack_nibbles
+from nvfp4viz.quant import decode, mxfp4, nvfp4
 from nvfp4viz.quant.recipes import Recipe, find_recipe
 from nvfp4viz.quant.scales import amax, global_scale
-from nvfp4viz.quant.types import QuantizedTensor
+from nvfp4viz.quant.types import Block, QuantizedTensor
 
 Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
@@ -23,6 +30,8 @@ Path = Literal["auto", "reference", "numpy", "numba"]
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 ONE = np.float32(1)
+PORTION = 1 << 17
+"""Elements that the NumPy path works on together."""
 
 
 def quantize(
@@ -74,6 +83,8 @@ def quantize(
 def dequantize(q: QuantizedTensor, dtype: npt.DTypeLike = np.float32, path: Path = "auto") -> Array:
     """Values of a quantised tensor: ``code · (block scale · decode scale)``, in this order of products.
 
+    `nvfp4viz.quant.decode` says how packages differ.  A NaN is always 0x7FC00000 (BF16: 0x7FC0).
+
     Parameters
     ----------
     q
@@ -90,23 +101,12 @@ def dequantize(q: QuantizedTensor, dtype: npt.DTypeLike = np.float32, path: Path
     if wanted not in (BFLOAT16, np.dtype(np.float32)):
         raise FormatError("quantize.dtype", dtype=wanted)
     _check_path(path)
-    found = find_recipe(q.recipe)
-    decode = q.decode_scale if found.scheme == "nvfp4" else ONE
     if path in ("auto", "numba"):
         fast = _fast()
-        flat = q.packed.reshape(-1, q.packed.shape[-1]), q.scales.reshape(-1, q.scales.shape[-1])
-        done = fast and fast.dequantize_rows(*flat, decode, wanted, q.recipe)
+        done = fast and fast.dequantize_tensor(q, wanted)
         if done is not None:
-            return _frozen(done.reshape(q.shape))
-    if path == "reference":
-        from nvfp4viz.quant.reference import dequantize_reference
-
-        values = dequantize_reference(q, decode)
-    else:
-        block_scales = decode_e4m3(q.scales) if found.scheme == "nvfp4" else decode_ue8m0(q.scales)
-        codes = q.codes().reshape(*q.scales.shape, found.block_size)
-        with np.errstate(all="ignore"):
-            values = (decode_e2m1(codes) * (block_scales * decode)[..., None]).reshape(q.shape)
+            return _frozen(done)
+    values = decode.dequantize_reference(q) if path == "reference" else decode.decode_blocks(q)
     return _frozen(f32_to_bf16(values) if wanted == BFLOAT16 else values)
 
 
@@ -141,21 +141,58 @@ def _quantize_rows(rows: Array, found: Recipe, stored: np.float32, path: Path) -
     _check_path(path)
     if path in ("auto", "numba"):
         fast = _fast()
-        done = fast and fast.quantize_rows(rows, found.name, stored)
+        done: tuple[U8, U8] | None = fast and fast.quantize_rows(rows, found.name, stored)
         if done is not None:
             return done
     if path == "reference":
-        from nvfp4viz.quant.reference import quantize_reference
+        return _rows_by_reference(rows, found, stored)
+    return quantize_rows_numpy(rows, found.name, stored)
 
-        return quantize_reference(rows, found.name, stored)
+
+def quantize_rows_numpy(rows: Array, recipe: str, stored: np.float32) -> tuple[U8, U8]:
+    """The NumPy path for ``rows (R, K)``: packed ``(R, K//2)`` and scales ``(R, K//n)``.
+
+    Rows are taken in portions that fit a cache: the intermediate arrays are several times the input.
+    """
+    found = find_recipe(recipe)
     bf16 = rows.dtype == BFLOAT16
-    values = bf16_to_f32(rows) if bf16 else np.ascontiguousarray(rows)
-    blocks = values.reshape(len(rows), -1, found.block_size)
+    count, columns = rows.shape
+    packed = np.empty((count, columns // 2), np.uint8)
+    scales = np.empty((count, columns // found.block_size), np.uint8)
+    portion = max(1, PORTION // columns)
+    for first in range(0, count, portion):
+        part = rows[first : first + portion]
+        values = bf16_to_f32(part) if bf16 else np.ascontiguousarray(part)
+        blocks = values.reshape(len(part), -1, found.block_size)
+        if found.scheme == "mxfp4":
+            bytes_, codes = mxfp4.quantize_blocks(recipe, blocks)
+        else:
+            bytes_, codes = nvfp4.quantize_blocks(recipe, blocks, stored, bf16)
+        scales[first : first + portion] = bytes_
+        packed[first : first + portion] = pack_nibbles(codes.reshape(len(part), -1))
+    return packed, scales
+
+
+def reference_block(x: Array, found: Recipe, stored: np.float32) -> Block:
+    """One block of 16 or 32 elements through the scalar reference."""
+    elements = [np.float32(v) for v in x]
     with np.errstate(all="ignore"):
         if found.scheme == "mxfp4":
-            scales, codes = MXFP4_BLOCKS[found.name](blocks)
-        else:
-            scales, codes = NVFP4_BLOCKS[found.name](blocks, stored, bf16)
+            from nvfp4viz.quant.reference_mxfp4 import MXFP4_REFERENCES
+
+            return MXFP4_REFERENCES[found.name](elements)
+        from nvfp4viz.quant.reference import NVFP4_REFERENCES
+
+        return NVFP4_REFERENCES[found.name](elements, stored, x.dtype == BFLOAT16)
+
+
+def _rows_by_reference(rows: Array, found: Recipe, stored: np.float32) -> tuple[U8, U8]:
+    blocks = rows.reshape(len(rows), -1, found.block_size)
+    scales = np.zeros(blocks.shape[:2], np.uint8)
+    codes = np.zeros(blocks.shape, np.uint8)
+    for r, b in np.ndindex(*scales.shape):
+        block = reference_block(blocks[r, b], found, stored)
+        scales[r, b], codes[r, b] = block.byte, block.codes
     return pack_nibbles(codes.reshape(len(rows), -1)), scales
 
 

@@ -1,16 +1,28 @@
 """MXFP4 in NumPy: five scale rules over blocks of 32.
 
-===================  ===========================================================================  ======================
-recipe               exponent of the scale, for a block with maximum ``m``                        elements
-===================  ===========================================================================  ======================
-``ocp-floor``        floor(log2 m) − 2                                                            RNE
-``vllm-even``        the same, one more where m's significand is at least 1.75                    RNE
-``flashinfer-ceil``  ceil(log2(m · rcp(6)))                                                       RNE
-``deepgemm-ceil``    ceil(log2(max(m, 1e-4) / 6))                                                 ties toward zero, no −0
-``modelopt-mxfp4``   ceil(log2(m / 6))                                                            ties toward zero, 0 → 8
-===================  ===========================================================================  ======================
+===================  ==============================================================  =============================
+recipe               exponent of the scale, for a block with maximum ``m``           elements
+===================  ==============================================================  =============================
+``ocp-floor``        floor(log2 m) − 2                                               nearest, ties to even
+``vllm-even``        the same, one more where m's significand is at least 1.75       nearest, ties to even
+``flashinfer-ceil``  ceil(log2(m · rcp(6)))                                          nearest, ties to even
+``deepgemm-ceil``    ceil(log2(max(m, 1e-4) / 6)), byte at least 1                   ties toward zero, no −0
+``modelopt-mxfp4``   ceil(log2(m / 6)), the logarithm rounded to float32             ties toward zero, every 0 is −0
+===================  ==============================================================  =============================
 
-Sources: `numerics-vllm.md` 1.5 and 10, `numerics-peers.md` 3.
+What else differs, and is easily missed:
+
+* Byte 0 means 2^-127 for ``ocp-floor`` and ``modelopt-mxfp4``; the kernels behind ``vllm-even`` and ``flashinfer-ceil``
+  multiply such a block by 0 instead, so its codes are signed zeros.
+* ModelOpt takes the logarithm in float32.  Far from 1 it cannot tell 2^k from a number a few ulps above it, so up to 22
+  such numbers get the scale 2^k where the exact ceiling is k + 1.  (Checked against torch 2.13 on the 600 neighbours of
+  every power of two; BF16 maxima are too coarse to meet it.)
+* NaN: ``ocp-floor`` writes byte 255, ``flashinfer-ceil`` 255 if the whole block is NaN, ``vllm-even`` 0 in that case,
+  ``modelopt-mxfp4`` 0, ``deepgemm-ceil`` 254.
+
+Sources: OCP Microscaling Formats (MX) v1.0 section 6.3 with torchao's ``FLOOR`` (``ocp-floor``); vLLM's UE8M0 template
+(``vllm-even``); FlashInfer 0.7.4 ``cvt_warp_fp16_to_fp4`` (``flashinfer-ceil``); DeepGEMM ``per_token_cast_to_fp4``;
+ModelOpt 0.47 ``MXFP4QTensor``.
 """
 
 from __future__ import annotations
@@ -20,83 +32,96 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from nvfp4viz.formats import decode_ue8m0, encode_e2m1, encode_ue8m0
-from nvfp4viz.quant.nvfp4 import block_max
+from nvfp4viz.formats import encode_e2m1, encode_ue8m0
+from nvfp4viz.quant.nvfp4 import block_max, torchao_nan_code
 from nvfp4viz.quant.rcp import rcp_approx_ftz
 
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 Blocks = Callable[[F32], tuple[U8, U8]]
 
-_MIDPOINTS = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], np.float32)
+SIX = np.float32(6)
+DEEPGEMM_FLOOR = np.float32(1e-4)
+MIDPOINTS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
+"""Half way between neighbouring E2M1 magnitudes."""
 
 
-def _ties_toward_zero(y: npt.NDArray[np.floating]) -> U8:
-    """Magnitude codes 0 to 7: the number of midpoints strictly below ``|y|``."""
-    return np.searchsorted(_MIDPOINTS, np.abs(y), side="left").astype(np.uint8)
+def quantize_blocks(recipe: str, x: F32) -> tuple[U8, U8]:
+    """Scale bytes (R, B) and codes (R, B, 32) of blocks ``x (R, B, 32)`` float32."""
+    with np.errstate(all="ignore"):
+        return MXFP4_BLOCKS[recipe](x)
 
 
-def _exact_inverse(byte: U8) -> F32:
-    """2^(127 − byte), exact in float64 first: 2^127 is finite and 2^-127 is a float32 subnormal."""
-    return np.ldexp(np.float64(1), 127 - byte.astype(np.int32)).astype(np.float32)
+def _ties_toward_zero(y: F32) -> U8:
+    """Magnitude codes 0 to 7: the number of midpoints strictly below ``|y|``; none for NaN."""
+    magnitude = np.abs(y)
+    code = np.zeros(y.shape, np.uint8)
+    for midpoint in MIDPOINTS:
+        code += magnitude > np.float32(midpoint)
+    return code
 
 
-def _floor_exponent(bits: npt.NDArray[np.uint32]) -> npt.NDArray[np.int32]:
-    """Biased exponent floor(log2 m) + 127 of positive float32 bits, also of subnormals."""
-    value = bits.view(np.float32).astype(np.float64)
-    _, exponent = np.frexp(value)
-    return np.where(value == 0, 0, exponent + 126).astype(np.int32)
+def _power(exponent: npt.NDArray[np.int32]) -> F32:
+    """2^exponent as float32, for exponents from −149 to 127."""
+    return np.ldexp(np.float64(1), exponent).astype(np.float32)
 
 
 def blocks_ocp_floor(x: F32) -> tuple[U8, U8]:
-    """``ocp-floor``: OCP MX v1.0 section 6.3.  A NaN or infinite block gets scale byte 255."""
-    top = block_max(x, True)
-    exponent = np.clip(_floor_exponent(np.ascontiguousarray(top).view(np.uint32)) - 2, 0, 254)
-    byte = np.where(np.isfinite(top), exponent, 255).astype(np.uint8)
-    y = x * np.where(byte == 255, np.float32(np.nan), _exact_inverse(byte))[..., None]
-    return byte, encode_e2m1(y)
+    """``ocp-floor``.  A block with a NaN gets byte 255, and codes as torchao leaves them: it divides by infinity."""
+    top = block_max(x, nan_wins=True)
+    field = (np.ascontiguousarray(top).view(np.uint32) >> np.uint32(23)).astype(np.int32)  # 255 for infinity
+    byte = np.where(np.isnan(top), 255, np.maximum(field - 2, 0))
+    scale = np.where(byte == 255, np.float32(np.inf), _power(np.minimum(byte, 254) - 127))
+    codes = encode_e2m1(x / scale[..., None])
+    nan = np.isnan(x)
+    if nan.any():
+        quiet = np.ascontiguousarray(x).view(np.uint32)[nan] | np.uint32(0x400000)
+        codes[nan] = [torchao_nan_code(int(bits)) for bits in quiet]
+        codes[np.isinf(x) & (byte == 255)[..., None]] = torchao_nan_code(0xFFC00000)  # ∞/∞ on x86
+    return byte.astype(np.uint8), codes
 
 
 def blocks_vllm_even(x: F32) -> tuple[U8, U8]:
-    """``vllm-even``: the CUDA kernel; scale byte 0 means scale 0 there, and its block's codes are signed zeros."""
-    bits = np.ascontiguousarray(block_max(x, False)).view(np.uint32)
-    # A NaN maximum is 0x7FFFFFFF on the GPU; adding 2^21 carries into the sign bit and the exponent wraps to 0.
+    """``vllm-even``: 2^21 is half a step of two mantissa bits, so adding it carries significands from 1.75 on."""
+    bits = np.ascontiguousarray(block_max(x, nan_wins=False)).view(np.uint32)
+    # A NaN maximum is 0x7FFFFFFF on the GPU, where the sum carries into the sign bit and leaves exponent 0.
     bits = np.where(bits > np.uint32(0x7F800000), np.uint32(0x7FFFFFFF), bits)
-    raised = ((bits + np.uint32(1 << 21)) >> np.uint32(23)) & np.uint32(0xFF)
-    byte = np.minimum(np.where(raised > 2, raised.astype(np.int32) - 2, 0), 254).astype(np.uint8)
-    o = np.where(byte == 0, np.float32(0), _exact_inverse(byte))
-    return byte, encode_e2m1(x * o[..., None])
+    raised = (((bits + np.uint32(1 << 21)) >> np.uint32(23)) & np.uint32(0xFF)).astype(np.int32)
+    byte = np.where(raised > 2, raised - 2, 0)
+    o = np.where(byte == 0, np.float32(0), _power(127 - byte))
+    return byte.astype(np.uint8), encode_e2m1(x * o[..., None])
 
 
 def blocks_flashinfer_ceil(x: F32) -> tuple[U8, U8]:
-    """``flashinfer-ceil``: UE8M0 rounded up from ``m · rcp(6)``.
-
-    The multiplier is the inverse of the scale where that is a normal float32, and 0 at byte 0 and from byte 254 on.
-    """
-    byte = encode_ue8m0(block_max(x, False) * rcp_approx_ftz(np.float32(6)))
-    o = np.where((byte == 0) | (byte >= 254), np.float32(0), _exact_inverse(byte))
+    """``flashinfer-ceil``: the inverse scale is built from exponent bits, so bytes 0, 254 and 255 have none: 0."""
+    byte = encode_ue8m0(block_max(x, nan_wins=False) * rcp_approx_ftz(SIX))
+    o = np.where((byte == 0) | (byte >= 254), np.float32(0), _power(127 - byte.astype(np.int32)))
     return byte, encode_e2m1(x * o[..., None])
 
 
 def blocks_deepgemm_ceil(x: F32) -> tuple[U8, U8]:
-    """``deepgemm-ceil``: ``per_token_cast_to_fp4``; maximum at least 1e-4, ties toward zero, zeros without a sign.
-
-    A NaN maximum ends at the largest exponent, byte 254.
-    """
-    top = block_max(x, True)
-    top = np.where(top < np.float32(1e-4), np.float32(1e-4), top)
-    byte = np.clip(encode_ue8m0(top / np.float32(6)), 1, 254).astype(np.uint8)
-    y = x * _exact_inverse(byte)[..., None]
+    """``deepgemm-ceil``: a NaN block gets 254, the top of the clamp; a NaN lies above every midpoint, code 7."""
+    top = block_max(x, nan_wins=True)
+    top = np.where(np.isnan(top), top, np.maximum(top, DEEPGEMM_FLOOR))
+    byte = np.clip(encode_ue8m0(top / SIX), 1, 254).astype(np.uint8)
+    y = x * _power(127 - byte.astype(np.int32))[..., None]
     codes = _ties_toward_zero(y)
-    return byte, np.where((y < 0) & (codes > 0), codes | np.uint8(8), codes)
+    codes = np.where((y < 0) & (codes > 0), codes | np.uint8(8), codes)
+    return byte, np.where(np.isnan(y), np.uint8(7), codes)
 
 
 def blocks_modelopt_mxfp4(x: F32) -> tuple[U8, U8]:
-    """``modelopt-mxfp4``: ``MXFP4QTensor.quantize``; ties toward zero, and every exact zero is code 8."""
-    byte = encode_ue8m0(block_max(x, True) / np.float32(6))
-    byte = np.where(byte == 255, np.uint8(0), byte)
-    y = x / decode_ue8m0(byte)[..., None]
-    return byte, np.where(y > 0, _ties_toward_zero(y), _ties_toward_zero(y) | np.uint8(8))
+    """``modelopt-mxfp4``: NaN and infinite blocks get byte 0 (x86's conversion) and code 8 throughout."""
+    top = block_max(x, nan_wins=True)
+    log2 = np.log2((top / SIX).astype(np.float64)).astype(np.float32)
+    exponent = np.ceil(np.where(np.isnan(log2), log2, np.maximum(log2, np.float32(-127))))
+    finite = np.isfinite(exponent)
+    whole = np.where(finite, exponent, 0).astype(np.int32)
+    scale: F32 = np.where(finite, _power(whole), top)
+    byte = np.where(finite, whole + 127, 0).astype(np.uint8)
+    y = x / scale[..., None]
+    codes = _ties_toward_zero(y)
+    return byte, np.where(y > 0, codes, codes | np.uint8(8))
 
 
 MXFP4_BLOCKS: dict[str, Blocks] = {

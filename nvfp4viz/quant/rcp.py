@@ -1,9 +1,9 @@
 """``rcp.approx.ftz.f32``: the GPU's approximate reciprocal, to the bit.
 
 PTX promises about one ulp.  What an H200 returns was measured for all 2^32 inputs: the significand's result depends on
-the significand alone, and differs from the correctly rounded 1/1.m by −1, 0 or +1 ulp; ``data/rcp_approx_h200.npz`` holds
-that difference for the 2^23 significands.  Subnormal inputs count as zero, subnormal results become zero.  Whether a
-Blackwell chip returns the same bits is not known here.
+the significand alone, and differs from the correctly rounded 1/1.m by −1, 0 or +1 ulp; ``data/rcp_approx_h200.npz``
+holds that difference for the 2^23 significands.  Subnormal inputs count as zero, subnormal results become zero.
+Whether a Blackwell chip returns the same bits is not known here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def rcp_approx_ftz(x: npt.ArrayLike) -> F32:
     sign = bits & np.uint32(0x80000000)
     exponent = ((bits >> np.uint32(23)) & np.uint32(0xFF)).astype(np.int32)
     mantissa = bits & np.uint32(0x7FFFFF)
-    # 1/1.m in (0.5, 1], correctly rounded, corrected by the table, then moved by the exponent: 1/(1.m · 2^e) = (1/1.m) · 2^-e.
+    # 1/1.m in (0.5, 1], correctly rounded and corrected by the table; 1/(1.m · 2^e) is that, moved by the exponent.
     one = (mantissa | np.uint32(0x3F800000)).view(np.float32)
     rounded = (np.float32(1) / one).view(np.uint32).astype(np.int64) + rcp_table()[mantissa]
     result = rounded - ((exponent.astype(np.int64) - 127) << 23)

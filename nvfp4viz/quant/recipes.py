@@ -1,6 +1,7 @@
 """The recipes by name.  There is no single "bit-exact NVFP4": implementations differ on ties, floors and zero blocks.
 
-NVFP4, for a block with maximum ``m``, in float32 unless said otherwise.  ``G`` is the encode scale, ``g`` the decode scale:
+NVFP4, for a block with maximum ``m``, in float32 unless said otherwise; ``G`` is the encode scale, ``g`` the decode
+scale:
 
 ====================  ===============================  ====================  ===========================  ============
 recipe                block scale before E4M3          floor, zero           element before E2M1          stores
@@ -13,8 +14,9 @@ recipe                block scale before E4M3          floor, zero           ele
 ``compressed-…``      ``G · (m / 6)``, /6 in x.dtype   0 → 0.125 afterwards  ``x / (s / G)``              ``G``
 ====================  ===============================  ====================  ===========================  ============
 
-``rcp`` is ``rcp.approx.ftz.f32`` as an H200 computes it; ``R(0) = 1e-8``, else ``1/x``.  Sources: `numerics-vllm.md` 1 and
-3, `numerics-peers.md` 2, and the packages named in ``tests/golden/README.md``.
+``rcp`` is ``rcp.approx.ftz.f32`` as an H200 computes it; ``R(0) = 1e-8``, else ``1/x``.  Sources: vLLM 0.33
+``csrc/quantization/fp4/nvfp4_utils.cuh`` and ``nvfp4_emulation_utils.py``, and the packages named in
+``tests/golden/README.md``.  MXFP4: `nvfp4viz.quant.mxfp4`.
 """
 
 from __future__ import annotations

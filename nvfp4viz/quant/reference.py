@@ -1,176 +1,187 @@
-"""The recipes one block at a time, in float32 scalars, in the order in which the sources compute.
+"""The NVFP4 recipes one block at a time, in float32 scalars, in the order in which the sources compute.
 
-Slow on purpose: this file is for reading, and is the truth that the NumPy and Numba paths must equal bit by bit.  Every
-``f32(a op b)`` is one IEEE operation in float32, which is what a GPU without fast-math and FMA contraction does.
+Slow on purpose: this file is for reading, it is the truth that the NumPy and Numba paths must equal bit by bit, and it
+is what a page shows when it follows a block.  Every operator on two ``np.float32`` is one IEEE operation in float32,
+which is what a GPU without fast-math and FMA contraction does.  `nvfp4viz.quant.nvfp4` says what NaN does.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Sequence
 
-import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 
-from nvfp4viz.formats import (
-    bf16_bits_scalar,
-    decode_e2m1,
-    decode_e4m3,
-    decode_ue8m0,
-    e2m1_code_scalar,
-    e4m3_byte_scalar,
-    pack_nibbles,
-    ue8m0_byte_scalar,
-)
+from nvfp4viz.formats import bf16_bits_scalar, decode_e4m3, e2m1_code_scalar, e4m3_byte_scalar
+from nvfp4viz.quant.nvfp4 import CT_ZERO_SCALE, torchao_nan_code
 from nvfp4viz.quant.rcp import rcp_approx_ftz
-from nvfp4viz.quant.recipes import find_recipe
-from nvfp4viz.quant.types import QuantizedTensor
+from nvfp4viz.quant.types import Block, Step
 
 F = np.float32
-U8 = npt.NDArray[np.uint8]
 ZERO, ONE, SIX = F(0), F(1), F(6)
+Elements = Sequence[np.float32]
 
 
-def _rcp(x: np.float32) -> np.float32:
-    return F(rcp_approx_ftz(x)[()])
+class Notes:
+    """The steps of one block, written down as they are computed."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def note(self, name: str, symbol: str, formula: str, numbers: str, value: np.float32) -> np.float32:
+        """Write a step down and hand its value on."""
+        self.steps.append(Step(name, symbol, formula, numbers, F(value)))
+        return F(value)
+
+    def finish(self, byte: int, factor: np.float32, divides: bool, x: Elements, code: Callable[[F], int]) -> Block:
+        """Scale every element by the factor and turn it into a code."""
+        products = tuple(v / factor if divides else v * factor for v in x)
+        codes = tuple(code(y) for y in products)
+        return Block(byte, factor, divides, products, codes, tuple(self.steps))
 
 
-def _decode_e4m3(byte: int) -> np.float32:
-    return F(decode_e4m3(byte)[()])
+def text(value: np.float32) -> str:
+    """A float32 in few digits that still tell it from its neighbours."""
+    return f"{value:.9g}"
 
 
-def _max(x: list[np.float32], propagate_nan: bool) -> np.float32:
+def block_max_scalar(x: Elements, nan_wins: bool) -> np.float32:
+    """Largest magnitude; NaN if ``nan_wins`` and one is there, or if nothing else is."""
     numbers = [abs(v) for v in x if not math.isnan(v)]
-    if not numbers or (propagate_nan and len(numbers) < len(x)):
+    if not numbers or (nan_wins and len(numbers) < len(x)):
         return F(np.nan)
     return max(numbers)
 
 
-def _clamp(x: np.float32, low: float, high: float) -> np.float32:
-    return x if math.isnan(x) else F(min(max(x, F(low)), F(high)))
+def rcp(x: np.float32) -> np.float32:
+    """``rcp.approx.ftz.f32`` of one value."""
+    return F(rcp_approx_ftz(x)[()])
 
 
-def _bf16(x: np.float32) -> np.float32:
-    return F(np.array(bf16_bits_scalar(float(x)) << 16, np.uint32).view(np.float32)[()])
+def scale_value(byte: int) -> np.float32:
+    """The float32 value of an E4M3 byte."""
+    return F(decode_e4m3(byte)[()])
 
 
-def _code_without_zero_sign(y: np.float32) -> int:
+def clamp(x: np.float32, low: float, high: float) -> np.float32:
+    """``torch.clamp``: NaN stays NaN."""
+    return x if math.isnan(x) else min(max(x, F(low)), F(high))
+
+
+def code_without_zero_sign(y: np.float32) -> int:
+    """E2M1 code where the implementation asks ``y < 0``: a zero has no sign."""
     return 0 if y == 0 else e2m1_code_scalar(float(y))
 
 
-def nvfp4_block(x: list[np.float32], g: np.float32, recipe: str, bf16: bool) -> tuple[int, list[int]]:
-    """Scale byte and 16 codes of one block; ``g`` as the recipe stores it, ``bf16`` the tensor's dtype."""
-    if recipe == "ieee":
-        byte = e4m3_byte_scalar(float(g * (_max(x, False) / SIX)))
-        s = _decode_e4m3(byte)
-        o = ZERO if s == 0 else g / s
-        return byte, [e2m1_code_scalar(float(v * o)) for v in x]
-    if recipe == "vllm-cuda":
-        byte = e4m3_byte_scalar(float(g * (_max(x, False) * _rcp(SIX))))
-        s = _decode_e4m3(byte)
-        o = ZERO if s == 0 else _rcp(s * _rcp(g))
-        return byte, [e2m1_code_scalar(float(v * o)) for v in x]
-    if recipe == "vllm-emulation":
-        byte = e4m3_byte_scalar(float(g * (_max(x, True) * (ONE / SIX))))
-        o = _inverse_or_tiny(_decode_e4m3(byte) * _inverse_or_tiny(g))
-        return byte, [0 if math.isnan(v * o) else _code_without_zero_sign(v * o) for v in x]
-    if recipe == "modelopt":
-        scale = _max(x, True) / (SIX * g)
-        scale = ONE if scale == 0 else scale
-        byte = e4m3_byte_scalar(float(_clamp(scale, 2.0**-9, 448.0)))
-        divisor = _decode_e4m3(byte) * g
-        return byte, [_code_without_zero_sign(v / divisor) for v in x]
-    if recipe == "torchao":
-        byte = e4m3_byte_scalar(float(_clamp((_max(x, True) / SIX) / g, 2.0**-6, 448.0)))
-        o = (ONE / g) / _decode_e4m3(byte)
-        return byte, [_torchao_code(v * o) for v in x]
-    assert recipe == "compressed-tensors", recipe
-    sixth = _max(x, True) / SIX
-    byte = e4m3_byte_scalar(float(_clamp(g * (_bf16(sixth) if bf16 else sixth), -448.0, 448.0)))
-    s = _decode_e4m3(byte)
-    if s == 0:
-        byte, s = 0x20, F(0.125)
-    divisor = s / g
-    return byte, [0 if math.isnan(v / divisor) else _code_without_zero_sign(v / divisor) for v in x]
+def torch_byte(scale: np.float32, top: np.float32, g: np.float32) -> int:
+    """E4M3 byte of a scale computed by PyTorch: 0xFF where the operation itself made the NaN."""
+    if math.isnan(scale) and not math.isnan(top) and not math.isnan(g):
+        return 0xFF
+    return e4m3_byte_scalar(float(scale))
 
 
-def _inverse_or_tiny(x: np.float32) -> np.float32:
-    return F(1e-8) if x == 0 else ONE / x
+def ieee(x: Elements, g: np.float32, bf16: bool) -> Block:
+    """The kernel's order with IEEE divisions; ``G`` is an encode scale."""
+    n = Notes()
+    m = n.note("amax", "m", "max |x|", f"max of {len(x)}", block_max_scalar(x, nan_wins=False))
+    t = n.note("sixth", "t", "m / 6", f"{text(m)} / 6", m / SIX)
+    u = n.note("scale", "u", "G · t", f"{text(g)} · {text(t)}", g * t)
+    byte = e4m3_byte_scalar(float(u))
+    s = n.note("byte", "s", "E4M3(u)", f"byte 0x{byte:02X}", scale_value(byte))
+    o = n.note("factor", "o", "0 if s = 0, else G / s", f"{text(g)} / {text(s)}", ZERO if s == 0 else g / s)
+    return n.finish(byte, o, False, x, lambda y: e2m1_code_scalar(float(y)))
 
 
-def _torchao_code(y: np.float32) -> int:
-    """torchao rounds by integer arithmetic on the bits, in which a NaN comes out as 1.5 with the NaN's sign."""
-    if math.isnan(y):
-        return 3 | (8 if np.signbit(y) else 0)
-    return e2m1_code_scalar(float(y))
+def vllm_cuda(x: Elements, g: np.float32, bf16: bool) -> Block:
+    """``cvt_warp_fp16_to_fp4``; ``G`` is an encode scale.  Two approximate reciprocals, in this order."""
+    n = Notes()
+    m = n.note("amax", "m", "max |x|", f"max of {len(x)}", block_max_scalar(x, nan_wins=False))
+    t = n.note("sixth", "t", "m · rcp(6)", f"{text(m)} · {text(rcp(SIX))}", m * rcp(SIX))
+    u = n.note("scale", "u", "G · t", f"{text(g)} · {text(t)}", g * t)
+    byte = e4m3_byte_scalar(float(u))
+    s = n.note("byte", "s", "E4M3(u)", f"byte 0x{byte:02X}", scale_value(byte))
+    o = ZERO if s == 0 else rcp(s * rcp(g))  # the test is on the rounded scale, not on m
+    n.note("factor", "o", "0 if s = 0, else rcp(s · rcp(G))", f"rcp({text(s)} · {text(rcp(g))})", o)
+    return n.finish(byte, o, False, x, lambda y: e2m1_code_scalar(float(y)))
 
 
-def _floor_log2(x: np.float32) -> int:
-    return math.frexp(float(x))[1] - 1
+def vllm_emulation(x: Elements, g: np.float32, bf16: bool) -> Block:
+    """``ref_nvfp4_quant``; ``G`` is an encode scale, ``R(0) = 1e-8`` and else ``R(v) = 1/v``."""
+
+    def inverse(v: np.float32) -> np.float32:
+        return F(1e-8) if v == 0 else ONE / v
+
+    n = Notes()
+    m = n.note("amax", "m", "max |x|", f"max of {len(x)}", block_max_scalar(x, nan_wins=True))
+    sixth = ONE / SIX
+    t = n.note("sixth", "t", "m · f32(1/6)", f"{text(m)} · {text(sixth)}", m * sixth)
+    u = n.note("scale", "u", "clamp(G · t, ±448)", f"{text(g)} · {text(t)}", clamp(g * t, -448.0, 448.0))
+    byte = torch_byte(u, m, g)
+    s = n.note("byte", "s", "E4M3(u)", f"byte 0x{byte:02X}", scale_value(byte))
+    o = n.note("factor", "o", "R(s · R(G))", f"R({text(s)} · {text(inverse(g))})", inverse(s * inverse(g)))
+    return n.finish(byte, o, False, x, lambda y: 0 if math.isnan(y) else code_without_zero_sign(y))
 
 
-def _ties_toward_zero(y: np.float32) -> int:
-    return sum(bool(abs(y) > F(m)) for m in (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0))
+def modelopt(x: Elements, g: np.float32, bf16: bool) -> Block:
+    """``NVFP4QTensor.quantize``; ``g`` is a decode scale.  A zero block gets scale 1 before the clamp."""
+    n = Notes()
+    m = n.note("amax", "m", "max |x|", f"max of {len(x)}", block_max_scalar(x, nan_wins=True))
+    t = n.note("divisor", "t", "6 · g", f"6 · {text(g)}", SIX * g)
+    u = n.note("scale", "u", "m / t, and 1 for 0", f"{text(m)} / {text(t)}", ONE if m / t == 0 else m / t)
+    v = n.note("clamp", "v", "clamp(u, 2^-9, 448)", text(u), clamp(u, 2.0**-9, 448.0))
+    byte = torch_byte(v, m, g)
+    s = n.note("byte", "s", "E4M3(v)", f"byte 0x{byte:02X}", scale_value(byte))
+    d = n.note("factor", "d", "s · g", f"{text(s)} · {text(g)}", s * g)
+    return n.finish(byte, d, True, x, code_without_zero_sign)
 
 
-def mxfp4_block(x: list[np.float32], recipe: str) -> tuple[int, list[int]]:
-    """Scale byte and 32 codes of one block."""
-    if recipe == "ocp-floor":
-        top = _max(x, True)
-        if not math.isfinite(top):
-            return 255, [e2m1_code_scalar(math.nan) for _ in x]
-        byte = 0 if top == 0 else min(max(_floor_log2(top) - 2 + 127, 0), 254)
-        return byte, [e2m1_code_scalar(float(v * F(2.0 ** (127 - byte)))) for v in x]
-    if recipe == "vllm-even":
-        top = _max(x, False)
-        bits = 0x7FFFFFFF if math.isnan(top) else int(top.view(np.uint32))
-        exponent = ((bits + (1 << 21)) >> 23) & 0xFF
-        byte = min(exponent - 2, 254) if exponent > 2 else 0
-        o = ZERO if byte == 0 else F(2.0 ** (127 - byte))
-        return byte, [e2m1_code_scalar(float(v * o)) for v in x]
-    if recipe == "flashinfer-ceil":
-        byte = ue8m0_byte_scalar(float(_max(x, False) * _rcp(SIX)))
-        o = ZERO if byte == 0 or byte >= 254 else F(2.0 ** (127 - byte))
-        return byte, [e2m1_code_scalar(float(v * o)) for v in x]
-    if recipe == "deepgemm-ceil":
-        top = _max(x, True)
-        byte = ue8m0_byte_scalar(float((F(1e-4) if top < F(1e-4) else top) / SIX))
-        byte = min(max(byte, 1), 254)
-        o = F(2.0 ** (127 - byte))
-        codes = [_ties_toward_zero(v * o) for v in x]
-        return byte, [code | 8 if v * o < 0 and code else code for v, code in zip(x, codes, strict=True)]
-    assert recipe == "modelopt-mxfp4", recipe
-    byte = ue8m0_byte_scalar(float(_max(x, True) / SIX))
-    byte = 0 if byte == 255 else byte
-    scale = F(decode_ue8m0(byte)[()])
-    return byte, [_ties_toward_zero(v / scale) | (0 if v / scale > 0 else 8) for v in x]
+def torchao(x: Elements, g: np.float32, bf16: bool) -> Block:
+    """``nvfp4_quantize`` with a per-tensor scale; ``g`` is a decode scale."""
+    n = Notes()
+    m = n.note("amax", "m", "max |x|", f"max of {len(x)}", block_max_scalar(x, nan_wins=True))
+    t = n.note("sixth", "t", "m / 6", f"{text(m)} / 6", m / SIX)
+    u = n.note("scale", "u", "t / g", f"{text(t)} / {text(g)}", t / g)
+    v = n.note("clamp", "v", "clamp(u, 2^-6, 448)", text(u), clamp(u, 2.0**-6, 448.0))
+    byte = torch_byte(v, m, g)
+    s = n.note("byte", "s", "E4M3(v)", f"byte 0x{byte:02X}", scale_value(byte))
+    r = n.note("inverse", "r", "1 / g", f"1 / {text(g)}", ONE / g)
+    o = n.note("factor", "o", "r / s", f"{text(r)} / {text(s)}", r / s)
+
+    def code(y: np.float32) -> int:
+        if not math.isnan(y):
+            return e2m1_code_scalar(float(y))
+        if math.isnan(g):
+            return torchao_nan_code(int(g.view(np.uint32)))
+        if math.isnan(s):  # the NaN of E4M3 in float32
+            return torchao_nan_code(0xFFF00000 if byte == 0xFF else 0x7FF00000)
+        return torchao_nan_code(0xFFC00000)  # 0·∞ on x86
+
+    return n.finish(byte, o, False, x, code)
 
 
-def quantize_reference(rows: npt.NDArray[Any], recipe: str, g: np.float32) -> tuple[U8, U8]:
-    """Packed bytes and scale bytes of ``rows (R, K)``, block by block."""
-    found = find_recipe(recipe)
-    bf16 = rows.dtype == np.dtype(ml_dtypes.bfloat16)
-    blocks = rows.reshape(len(rows), -1, found.block_size)
-    scales = np.zeros(blocks.shape[:2], np.uint8)
-    codes = np.zeros(blocks.shape, np.uint8)
-    with np.errstate(all="ignore"):
-        for r, b in np.ndindex(*scales.shape):
-            x = [F(v) for v in blocks[r, b]]
-            scales[r, b], codes[r, b] = (
-                nvfp4_block(x, g, recipe, bf16) if found.scheme == "nvfp4" else mxfp4_block(x, recipe)
-            )
-    return pack_nibbles(codes.reshape(len(rows), -1)), scales
+def compressed_tensors(x: Elements, g: np.float32, bf16: bool) -> Block:
+    """``calculate_qparams`` and the NVFP4 packer; ``G`` is an encode scale.  m / 6 is rounded to the tensor's dtype."""
+    n = Notes()
+    m = n.note("amax", "m", "max |x|", f"max of {len(x)}", block_max_scalar(x, nan_wins=True))
+    sixth = m / SIX
+    if bf16:
+        sixth = F(np.array(bf16_bits_scalar(float(sixth)) << 16, np.uint32).view(np.float32)[()])
+    t = n.note("sixth", "t", "BF16(m / 6)" if bf16 else "m / 6", f"{text(m)} / 6", sixth)
+    u = n.note("scale", "u", "clamp(G · t, ±448)", f"{text(g)} · {text(t)}", clamp(g * t, -448.0, 448.0))
+    byte = torch_byte(u, m, g)
+    byte = CT_ZERO_SCALE if byte & 0x7F == 0 else byte
+    s = n.note("byte", "s", "E4M3(u), and 0.125 for 0", f"byte 0x{byte:02X}", scale_value(byte))
+    d = n.note("factor", "d", "s / G", f"{text(s)} / {text(g)}", s / g)
+    nan_code = 8 if bf16 else 0  # PyTorch's NaN in BF16 is 0xFFFF, and the packer keeps its sign
+    return n.finish(byte, d, True, x, lambda y: nan_code if math.isnan(y) else code_without_zero_sign(y))
 
 
-def dequantize_reference(q: QuantizedTensor, decode: np.float32) -> npt.NDArray[np.float32]:
-    """Values ``(..., K)`` of a quantised tensor: ``code · (block scale · decode scale)``, one product after another."""
-    nvfp4 = find_recipe(q.recipe).scheme == "nvfp4"
-    codes = q.codes().reshape(-1, q.block_size)
-    values = np.zeros(codes.shape, np.float32)
-    with np.errstate(all="ignore"):
-        for block, byte in enumerate(q.scales.reshape(-1)):
-            scale = _decode_e4m3(int(byte)) if nvfp4 else F(decode_ue8m0(byte)[()])
-            for i, code in enumerate(codes[block]):
-                values[block, i] = F(decode_e2m1(code)[()]) * F(scale * decode)
-    return values.reshape(q.shape)
+NVFP4_REFERENCES: dict[str, Callable[[Elements, np.float32, bool], Block]] = {
+    "ieee": ieee,
+    "vllm-cuda": vllm_cuda,
+    "vllm-emulation": vllm_emulation,
+    "modelopt": modelopt,
+    "torchao": torchao,
+    "compressed-tensors": compressed_tensors,
+}
+"""``(16 elements, global scale as stored, tensor is BF16) -> Block``"""

@@ -28,7 +28,8 @@ def amax(x: Array) -> np.float32:
         top = int((np.ascontiguousarray(array).view(np.uint16) & np.uint16(0x7FFF)).max()) << 16
     else:
         top = int((np.ascontiguousarray(array, np.float32).view(np.uint32) & np.uint32(0x7FFFFFFF)).max())
-    return np.float32(np.nan) if top > 0x7F800000 else np.array(top, np.uint32).view(np.float32)[()]
+    bits = np.uint32(0x7FC00000 if top > 0x7F800000 else top)
+    return np.float32(bits.view(np.float32))
 
 
 def global_scale(amax: npt.ArrayLike, recipe: str, dtype: npt.DTypeLike = np.float32) -> np.float32:
@@ -50,8 +51,9 @@ def global_scale(amax: npt.ArrayLike, recipe: str, dtype: npt.DTypeLike = np.flo
 
     Notes
     -----
-    ``scalar / tensor`` in torch is a reciprocal followed by a product, two roundings; compressed-tensors and vLLM's online
-    packing inherit that.  vLLM clamps the maximum to at least 1e-8, compressed-tensors turns an infinite scale into 1.
+    ``scalar / tensor`` in torch is a reciprocal followed by a product, two roundings; compressed-tensors and vLLM's
+    online packing inherit that.  vLLM clamps the maximum to at least 1e-8, compressed-tensors turns an infinite scale
+    into 1.
 
     Raises
     ------
@@ -66,7 +68,7 @@ def global_scale(amax: npt.ArrayLike, recipe: str, dtype: npt.DTypeLike = np.flo
     found = find_recipe(recipe)
     if found.scheme != "nvfp4":
         raise FormatError("recipe.no-global-scale", name=recipe)
-    top, full = np.float32(amax), np.float32(2688)
+    top, full = np.float32(np.asarray(amax, np.float32).reshape(())[()]), np.float32(2688)
     with np.errstate(all="ignore"):
         if recipe in ("modelopt", "torchao"):
             return np.float32(top / full)
@@ -80,10 +82,9 @@ def global_scale(amax: npt.ArrayLike, recipe: str, dtype: npt.DTypeLike = np.flo
 
 def _compressed_tensors_scale(top: np.float32, bf16: bool) -> np.float32:
     """``generate_gparam``: 2688 · (1/amax) with both steps in the tensor's dtype; no scale for zero or NaN tensors."""
-    inverse = np.float32(1) / top
-    if bf16:
-        inverse = bf16_to_f32(f32_to_bf16(inverse))[()]
-    scale = np.float32(2688) * inverse
-    if bf16:
-        scale = bf16_to_f32(f32_to_bf16(scale))[()]
-    return np.float32(scale) if np.isfinite(scale) else np.float32(1)
+
+    def rounded(value: np.float32) -> np.float32:
+        return np.float32(bf16_to_f32(f32_to_bf16(value))[()]) if bf16 else value
+
+    scale = rounded(np.float32(2688) * rounded(np.float32(1) / top))
+    return scale if np.isfinite(scale) else np.float32(1)
