@@ -170,7 +170,9 @@ class Lesson:
         while i18n.has(f"{self.id}.sources.{index}.what"):
             what = self.t(f"sources.{index}.what")
             where = self.t(f"sources.{index}.where")
-            yield f"- {what}  \n  `{where}`"
+            # A source is a file, an issue or a table of ours; where it has an address, it is a link.
+            place = f"<{where}>" if where.startswith("https://") else f"`{where}`"
+            yield f"- {what}  \n  {place}"
             index += 1
 
 

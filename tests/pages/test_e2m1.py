@@ -1,0 +1,82 @@
+"""The E2M1 page as a reader in either language meets it."""
+
+import pytest
+
+from nvfp4viz import formats
+from nvfp4viz.ui.snippets import run
+
+from .conftest import clean, texts
+
+LANGUAGES = ["en", "zh"]
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_it_opens(open_page, lang):
+    at = open_page("e2m1", lang=lang)
+    assert at.title[0].value == "E2M1"
+    assert len(at.get("bidi_component")) == 2  # the editor and the copy button
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"format": "int4"},
+        {"x": "two"},
+        {"code": "-1"},
+        {"code": "70000"},
+        {"codes": "12"},
+        {"layer": "minus one"},
+        {"format": "e2m1", "code": "255"},
+        {"x": "1e999"},
+        {"x": "nan", "code": "3"},
+        {"lang": "tlh"},
+        {"x": "<script>alert(1)</script>"},
+    ],
+    ids=str,
+)
+def test_a_bad_link_leaves_the_page_usable(open_page, lang, query):
+    at = open_page("e2m1", **{"lang": lang, **query})
+    assert at.title[0].value == "E2M1"
+
+
+def test_a_bad_value_is_named(open_page):
+    assert "x=two" in texts(open_page("e2m1", x="two"))
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("tab", range(4))
+def test_every_tab_opens(open_page, lang, tab):
+    at = open_page("e2m1", lang=lang)
+    at.session_state["e2m1.tabs"] = at.tabs[tab].label
+    clean(at.run())
+
+
+def test_the_product_is_asked_before_it_is_shown(open_page):
+    at = open_page("e2m1")
+    at.session_state["e2m1.tabs"] = at.tabs[2].label
+    clean(at.run())
+    assert len(at.get("plotly_chart")) == 0
+    at.radio(key="predict.guess.e2m1.predict.product").set_value("integers").run()
+    clean(at)
+    assert len(at.get("plotly_chart")) == 1
+    assert "the product is 1.5" in texts(at)
+
+
+@pytest.mark.parametrize(("x", "code", "value"), [("2.5", 4, 2.0), ("-100", 15, -6.0), ("nan", 7, 6.0)])
+def test_the_code_shown_gives_the_page_s_numbers(open_page, x, code, value):
+    at = open_page("e2m1", x=x)
+    at.session_state["e2m1.open.code"] = True
+    clean(at.run())
+    source, output = at.code[0].value, at.code[1].value
+    assert run(source) == output
+    assert f"code 0x{code:X}" in output
+    assert formats.explain(formats.E2M1, code).value == value
+
+
+def test_a_preset_sets_the_number(open_page):
+    at = open_page("e2m1", code="3")
+    at.button(key="e2m1.try.tie").click().run()
+    clean(at)
+    assert at.session_state["e2m1.x"] == 3.5
+    assert at.session_state["e2m1.code"] is None

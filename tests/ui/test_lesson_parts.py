@@ -1,0 +1,91 @@
+"""Predictions, snippets, downloads and number texts."""
+
+import csv
+import io
+import json
+import math
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from nvfp4viz.ui import export, numbers, snippets
+
+
+def _ask() -> None:
+    import streamlit as st
+
+    from nvfp4viz.ui import predict
+
+    st.session_state.setdefault("lang", "en")
+    values = {"first": "2.5", "first_stored": "2", "x": "3.5", "down": "3", "up": "4", "stored": "4", "bits": "0110"}
+    st.write(f"revealed={predict.ask('e2m1.predict.tie', ('down', 'up'), answer='up', **values)}")
+
+
+def _texts(at: AppTest) -> str:
+    assert not at.exception
+    return "\n".join(part.value for part in at.markdown)
+
+
+def test_nothing_is_revealed_before_a_guess():
+    at = AppTest.from_function(_ask).run()
+    assert "revealed=False" in _texts(at)
+    assert "0110" not in _texts(at)
+
+
+def test_a_right_guess_is_confirmed():
+    at = AppTest.from_function(_ask).run()
+    at.radio[0].set_value("up").run()
+    assert "As you predicted: **up to 4**" in _texts(at)
+    assert "revealed=True" in _texts(at)
+
+
+def test_another_guess_is_answered_without_scolding():
+    at = AppTest.from_function(_ask).run()
+    at.radio[0].set_value("down").run()
+    text = _texts(at)
+    assert "It turns out to be: **up to 4**" in text
+    assert "wrong" not in text.lower()
+
+
+def test_one_may_look_without_guessing():
+    at = AppTest.from_function(_ask).run()
+    at.button[0].click().run()
+    assert "The answer: **up to 4**" in _texts(at)
+
+
+def test_a_snippet_prints_without_touching_the_real_output(capsys):
+    assert snippets.run("print('a', 1)\nprint(2, sep='')") == "a 1\n2"
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("value", ["__import__('os')", 'a"b', object(), {"a": 1}, "a\nb"])
+def test_only_literals_reach_a_snippet(value):
+    with pytest.raises(TypeError):
+        snippets.literal(value)
+
+
+@pytest.mark.parametrize("value", [1, -2.5, math.inf, -math.inf, True, None, "ieee", [1.0, 2.0], (1, 2)])
+def test_a_literal_reads_back(value):
+    again = eval(snippets.literal(value))
+    assert again == (list(value) if isinstance(value, tuple) else value)
+
+
+def test_csv_keeps_numbers_and_disarms_formulas():
+    rows = [{"name": "=cmd()", "x": -1.5}, {"name": "中文", "x": math.nan}]
+    read = list(csv.DictReader(io.StringIO(export.to_csv(rows).decode("utf-8-sig"))))
+    assert [row["name"] for row in read] == ["'=cmd()", "中文"]
+    assert float(read[0]["x"]) == -1.5
+    assert math.isnan(float(read[1]["x"]))
+
+
+def test_json_is_json_even_with_nan():
+    assert json.loads(export.to_json([{"x": math.nan, "y": -math.inf, "z": 1}])) == [{"x": "nan", "y": "-inf", "z": 1}]
+
+
+@pytest.mark.parametrize("bits", [0x3E2AAAAB, 0x00000001, 0x7F7FFFFF, 0x80000000, 0xC0200000])
+def test_an_exact_number_reads_back_to_the_same_float32(bits):
+    import numpy as np
+
+    value = np.array(bits, np.uint32).view(np.float32)[()]
+    text = numbers.exact(value).replace("−", "-").replace("×10^", "e")
+    assert np.float32(text).view(np.uint32) == bits

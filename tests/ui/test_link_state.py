@@ -1,0 +1,132 @@
+"""What a link may say, and what a session does with it."""
+
+import math
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from nvfp4viz.ui import state
+
+
+@pytest.mark.parametrize(
+    ("param", "text", "value"),
+    [
+        (state.integer(0, 15), "7", 7),
+        (state.number(-6, 6), "-2.5", -2.5),
+        (state.real(), "-inf", -math.inf),
+        (state.choice(("ieee", "vllm-cuda")), "vllm-cuda", "vllm-cuda"),
+        (state.flag(), "1", True),
+        (state.slug(), "tiny-moe.holed_2", "tiny-moe.holed_2"),
+        (state.hex_digits(4, "0000"), "AbC1", "abc1"),
+        (state.numbers(3, (0, 0, 0)), "1,-0.5,inf", (1.0, -0.5, math.inf)),
+    ],
+)
+def test_a_good_value_is_read(param, text, value):
+    assert param.parse(text) == value
+
+
+@pytest.mark.parametrize(
+    ("param", "text"),
+    [
+        (state.integer(0, 15), "16"),
+        (state.integer(0, 15), "1.5"),
+        (state.integer(0, 15), "1" * 5000),  # more digits than Python converts
+        (state.number(-6, 6), "nan"),
+        (state.number(-6, 6), "1e400"),
+        (state.real(), "two"),
+        (state.choice(("ieee",)), "IEEE"),
+        (state.flag(), "yes"),
+        (state.slug(), "../../etc/passwd"),
+        (state.slug(), "/home"),
+        (state.slug(), ""),
+        (state.hex_digits(4, "0000"), "12g4"),
+        (state.numbers(3, (0, 0, 0)), "1,2"),
+        (state.numbers(3, (0, 0, 0)), "1,2,x"),
+    ],
+)
+def test_a_bad_value_is_refused(param, text):
+    with pytest.raises(ValueError):
+        param.parse(text)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 0.1, 2.5, 1e300, 5e-324, -1e-7, 123456789.0, math.inf, -math.inf])
+def test_a_number_reads_back_to_the_same_bits(value):
+    again = float(state.repr_number(value))
+    assert again == value
+    assert math.copysign(1, again) == math.copysign(1, value)
+
+
+def _script() -> None:
+    import streamlit as st
+
+    from nvfp4viz.ui import state
+
+    page = st.session_state.get("page", "first")
+    view = state.open_view(page, x=state.integer(0, 9, default=3), layer=state.integer(0, 3))
+    if st.session_state.pop("set_x", None) is not None:
+        view.put(x=5)
+    st.write(f"x={view['x']} layer={view['layer']}")
+    st.markdown(" ".join(f"{note.name}={note.value}" for note in view.notes) or "none")
+    view.write_link()
+
+
+@pytest.fixture
+def at() -> AppTest:
+    return AppTest.from_function(_script)
+
+
+def _said(at: AppTest) -> str:
+    assert not at.exception
+    return at.markdown[0].value
+
+
+def _query(at: AppTest) -> dict[str, str]:
+    return {name: (value[0] if isinstance(value, list) else value) for name, value in dict(at.query_params).items()}
+
+
+def test_defaults_stay_out_of_the_link(at):
+    at.run()
+    assert _said(at) == "x=3 layer=None"
+    assert _query(at) == {}
+
+
+def test_a_link_is_read_and_kept(at):
+    at.query_params["x"] = "7"
+    at.query_params["layer"] = "2"
+    at.run()
+    assert _said(at) == "x=7 layer=2"
+    assert _query(at) == {"x": "7", "layer": "2"}
+
+
+def test_a_change_reaches_the_link_and_is_not_undone_by_it(at):
+    at.query_params["x"] = "7"
+    at.run()
+    at.session_state["set_x"] = True
+    at.run()
+    assert _said(at).startswith("x=5")
+    assert _query(at)["x"] == "5"
+    at.run()
+    assert _said(at).startswith("x=5")
+
+
+def test_what_makes_no_sense_is_named_and_removed(at):
+    at.query_params["x"] = "70"
+    at.query_params["layer"] = "99"
+    at.query_params["what"] = "ever"
+    at.run()
+    assert _said(at) == "x=3 layer=None"
+    assert at.markdown[1].value == "x=70 layer=99 what=ever"
+    assert _query(at) == {}
+
+
+def test_the_cursor_is_shared_between_pages_and_rechecked(at):
+    at.query_params["layer"] = "2"
+    at.run()
+    at.session_state["page"] = "second"
+    at.run()
+    assert _said(at) == "x=3 layer=2"
+    at.query_params.clear()  # as Streamlit does when a reader turns to another page
+    at.session_state["layer"] = 77  # that page knows more layers than this one
+    at.session_state["page"] = "third"
+    at.run()
+    assert _said(at) == "x=3 layer=None"
