@@ -37,12 +37,13 @@ def _absent(checkpoint: Checkpoint) -> Finding:
 
 def _contradictions(first: SourceConfig, second: SourceConfig) -> Iterator[Finding]:
     """The two files differ; loaders read one or the other."""
+    fill: dict[str, object]
     for key, one, two in (
         ("quant_algo", first.algo, second.algo),
         ("group_size", first.group_size, second.group_size),
     ):
         if one is not None and two is not None and one != two:
-            fill: dict[str, object] = {"key": key, "first": printable(str(one), 60), "second": printable(str(two), 60)}
+            fill = {"key": key, "first": printable(str(one), 60), "second": printable(str(two), 60)}
             yield make("config.conflict", "error", text="config.conflict.files", count=1, fill=fill)
     if first.exclude is not None and second.exclude is not None:
         differing = sorted(set(first.exclude) ^ set(second.exclude))
@@ -54,6 +55,7 @@ def _contradictions(first: SourceConfig, second: SourceConfig) -> Iterator[Findi
 def _against_tensors(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
     quant = checkpoint.quant_config
     used = quant.used
+    fill: dict[str, object]
     # vLLM knows modelopt, modelopt_fp4 and modelopt_mixed.
     if view.complete and view.moe_layers and used and used.method and not used.method.startswith(view.dialect):
         fill = {"method": printable(used.method, 60), "dialect": view.dialect}

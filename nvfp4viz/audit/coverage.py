@@ -99,7 +99,8 @@ def slot_rows(facts: Facts, findings: Iterable[Finding] = ()) -> Iterator[SlotRo
                     status = names.get(state, "missing" if absent else "not-needed")
                     if state == OK:
                         status = "ok" if table is None else CLASSES[int(table.classes()[expert])]
-                        value = None if table is None else float(table.stored[expert])
+                        # The shortest digits that mean this float32.
+                        value = None if table is None else float(str(table.stored[expert]))
                         if status == "ok" and (role, layer, projection, expert) in filled:
                             status = "filled"
                     name = facts.view.slot(layer, expert, projection, role).name

@@ -286,10 +286,10 @@ def block_findings(facts: Facts) -> Iterator[Finding]:
             width = columns / scale.shape[-1] if scale.shape and scale.shape[-1] else 0
             shape = f"{scale.dtype}{list(scale.shape)}"
             groups.setdefault((layer, projection, shape, f"{width:g}"), []).append(expert)
-    for (layer, projection, shape, width), experts in groups.items():
+    for (layer, projection, shape, block), experts in groups.items():
         ids = tuple(sorted(experts))
         names = [facts.view.slot(layer, expert, projection, "weight_scale").name for expert in ids]
         yield make(
             "block-scale.group", "error", role="weight_scale", layer=layer, projection=projection, experts=ids,
-            tensors=names, fill={"shape": shape, "width": width},
+            tensors=names, fill={"shape": shape, "width": block},
         )  # fmt: skip

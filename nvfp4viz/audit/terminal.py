@@ -27,6 +27,7 @@ def to_text(report: Report, language: str = "en", *, colour: bool = False, width
     # rich takes 0.1 s to import: only a report for people pays for it.
     from rich import box
     from rich.console import Console
+    from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
@@ -59,25 +60,26 @@ def to_text(report: Report, language: str = "en", *, colour: bool = False, width
 
     for item in report.findings:
         message, advice = describe(item, language)
-        line = Text()
-        line.append(f"{item.severity:<8}", _COLOURS[item.severity])
-        line.append(f"{item.code}  ", "bold")
-        line.append(message)
+        console.print(Text.assemble((f"{item.severity:<8}", _COLOURS[item.severity]), (item.code, "bold")))
+        console.print(Padding(Text(message), (0, 0, 0, 8)))
         if advice:
-            line.append(f"\n        → {advice}", "dim")
-        console.print(line)
+            console.print(Padding(Text(f"→ {advice}", "dim"), (0, 0, 0, 8)))
     if not report.findings:
         console.print(Text("no findings"))
 
     if report.backends:
         table = Table(box=box.SIMPLE)
         for column in ("backend", "outcome", "scope", "why"):
-            table.add_column(column)
+            table.add_column(column, overflow="fold")
+        # Many backends read a checkpoint alike: one row for all of them.
+        alike: dict[tuple[str, tuple[str, ...], str, str], list[str]] = {}
         for forecast in report.backends:
             why, _ = describe(forecast, language)
-            may = f" ({', '.join(forecast.possible)})" if forecast.possible else ""
-            outcome = Text(forecast.outcome + may, _OUTCOME_COLOURS.get(forecast.outcome, "red"))
-            table.add_row(Text(forecast.name), outcome, Text(forecast.scope), Text(why))
+            alike.setdefault((forecast.outcome, forecast.possible, forecast.scope, why), []).append(forecast.name)
+        for (outcome, possible, scope, why), names in alike.items():
+            shown = Text(outcome, _OUTCOME_COLOURS.get(outcome, "red"))
+            shown.append(f"\nmay be {', '.join(possible)}" if possible else "")
+            table.add_row(Text("\n".join(names)), shown, Text(scope), Text(why))
         console.print(table)
     auto: Any = report.auto
     if isinstance(auto, str) or auto is None:

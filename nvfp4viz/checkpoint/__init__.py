@@ -9,6 +9,7 @@ from nvfp4viz.checkpoint.faults import FAULTS, Fault, inject_tensors
 from nvfp4viz.checkpoint.header import Header, TensorEntry, read_header
 from nvfp4viz.checkpoint.injection import Injection, inject
 from nvfp4viz.checkpoint.open import Checkpoint, inspect, memory_checkpoint, open_checkpoint
+from nvfp4viz.checkpoint.preview import TensorPreview, preview_tensor
 from nvfp4viz.checkpoint.problems import ContainerProblem, printable
 from nvfp4viz.checkpoint.quantconfig import QuantConfig, SourceConfig, read_quant_config
 from nvfp4viz.checkpoint.source import LocalSource, MemorySource, Source
@@ -31,6 +32,7 @@ __all__ = [
     "SourceConfig",
     "Tensor",
     "TensorEntry",
+    "TensorPreview",
     "canonical",
     "canonical_of",
     "file_bytes",
@@ -39,6 +41,7 @@ __all__ = [
     "inspect",
     "memory_checkpoint",
     "open_checkpoint",
+    "preview_tensor",
     "printable",
     "read_header",
     "read_quant_config",

@@ -96,11 +96,16 @@ class Checkpoint:
             ``checkpoint.no-tensor`` where there is none of this name, ``checkpoint.unreadable`` where its file
             ends before it.
         """
-        entry = self._entry(name)
+        entry = self.entry(name)
         data = self._fetch(entry.file, entry.begin, entry.end)
         if len(data) != entry.nbytes:
             raise CheckpointError("checkpoint.unreadable", tensor=printable(name), file=printable(entry.file))
         return data
+
+    def read_first(self, name: str, count: int) -> bytes:
+        """A tensor's first ``count`` bytes, or all where it has fewer."""
+        entry = self.entry(name)
+        return self._fetch(entry.file, entry.begin, min(entry.end, entry.begin + count))
 
     def read(self, name: str) -> Array:
         """A tensor as a read-only array of its type (`nvfp4viz.checkpoint.dtypes`).
@@ -108,13 +113,13 @@ class Checkpoint:
         Scale bytes and packed codes are ``uint8``.  Shape as the header says; types below 8 bits come as a flat array
         of their bytes.
         """
-        entry = self._entry(name)
+        entry = self.entry(name)
         array = np.frombuffer(self.read_bytes(name), dtype=DTYPES[entry.dtype].view)
         return array if DTYPES[entry.dtype].bits < 8 else array.reshape(entry.shape)
 
     def read_tensor(self, name: str) -> Tensor:
         """A tensor with its type, ready for `write_checkpoint`."""
-        entry = self._entry(name)
+        entry = self.entry(name)
         return Tensor(entry.dtype, entry.shape, self.read_bytes(name))
 
     def read_tensors(self) -> dict[str, Tensor]:
@@ -138,7 +143,7 @@ class Checkpoint:
         """
         by_file: dict[str, list[TensorEntry]] = {}
         for name in names:
-            entry = self._entry(name)
+            entry = self.entry(name)
             if entry.dtype != "F32" or entry.end - entry.begin != 4:
                 shape = list(entry.shape)
                 raise CheckpointError("checkpoint.not-a-scalar", tensor=printable(name), dtype=entry.dtype, shape=shape)
@@ -165,7 +170,14 @@ class Checkpoint:
             values[run] = raw[(begins[run] - begin)[:, None] + np.arange(4)].view("<f4")[:, 0]
         return {entries[k].name: value for k, value in zip(order.tolist(), values, strict=True)}
 
-    def _entry(self, name: str) -> TensorEntry:
+    def entry(self, name: str) -> TensorEntry:
+        """Where a tensor lies.
+
+        Raises
+        ------
+        CheckpointError
+            ``checkpoint.no-tensor``, or ``checkpoint.unreadable`` where its file is absent, cut short or damaged.
+        """
         entry = self.tensors.get(name)
         if entry is None:
             if name in self.unreadable:

@@ -1,0 +1,7 @@
+"""``python -m nvfp4viz``."""
+
+import sys
+
+from nvfp4viz.cli import main
+
+sys.exit(main())

@@ -1,0 +1,262 @@
+"""The command line: ``nvfp4viz audit | show | coverage | inject``, also as ``python -m nvfp4viz``.
+
+stdout carries the report and nothing else; progress goes to stderr, and only where that is a terminal.  Exit code 0:
+nothing at or above ``--fail-on``; 1: something was; 2: the source could not be read; 64: bad usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from nvfp4viz import __version__
+from nvfp4viz.errors import CheckpointError, InputError, NvError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OK, FOUND, UNREADABLE, USAGE = 0, 1, 2, 64
+INTERRUPTED = 130
+# Errors of a checkpoint that are really of the command.
+_USAGE_CODES = ("checkpoint.exists", "checkpoint.no-tensor")
+FAIL_ON = ("error", "backend", "warn", "never")
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse exits with 2 for bad usage, which here means an unreadable source."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(USAGE, f"{self.prog}: {message}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    options = build_parser().parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = options.run
+    try:
+        return run(options)
+    except NvError as error:
+        words = error.text(options.language)
+        print("\n".join((words["what"], words["why"], words["next"])), file=sys.stderr)
+        unreadable = isinstance(error, CheckpointError) and error.code not in _USAGE_CODES
+        return UNREADABLE if unreadable else USAGE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # `nvfp4viz audit … | head` is no error; stdout must not be flushed into the closed pipe at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    parser = _Parser(
+        prog="nvfp4viz", description="Check an NVFP4 mixture-of-experts checkpoint, or break a copy of it."
+    )
+    parser.add_argument("--version", action="version", version=f"nvfp4viz {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=help, description=help)
+        sub.set_defaults(run=run)
+        sub.add_argument("source", metavar="SOURCE", help="a folder, a .safetensors file or an *.index.json")
+        sub.add_argument("--language", choices=("en", "zh"), default="en", help="of messages (default: en)")
+        return sub
+
+    audit = command("audit", _audit, "look for missing and unusable scales, and say which backends suffer")
+    audit.add_argument("--format", choices=("text", "json"), default="text")
+    audit.add_argument("--output", metavar="FILE", help="write the report there instead of stdout")
+    audit.add_argument("--fail-on", choices=FAIL_ON, default="backend", help="exit 1 from here on (default: backend)")
+    audit.add_argument("--gpu", metavar="sm_NN", help="say which backend vLLM picks there by itself")
+    audit.add_argument("--paths", action="store_true", help="name the source with its full path in the report")
+    audit.add_argument("--quiet", action="store_true", help="no progress")
+
+    show = command("show", _show, "one tensor: type, shape, place, and the values of its first block")
+    show.add_argument("tensor", metavar="TENSOR", help="its full name")
+
+    coverage = command("coverage", _coverage, "status of every layer, expert, projection and role")
+    coverage.add_argument("--csv", metavar="FILE", help="one row a slot; - for stdout")
+
+    inject = command("inject", _inject, "write a copy with one fault in it; the source is not changed")
+    inject.add_argument("out", metavar="OUT", help="a folder that does not exist yet")
+    inject.add_argument("--fault", required=True, metavar="ID")
+    inject.add_argument("--layer", type=int, required=True)
+    inject.add_argument("--expert", type=int, required=True)
+    inject.add_argument("--projection", choices=("gate", "up", "down"), required=True)
+    inject.add_argument("--role", choices=("input_scale", "weight_scale_2", "weight_scale", "weight"))
+    inject.add_argument("--value", type=float)
+    inject.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+def _audit(options: argparse.Namespace) -> int:
+    from nvfp4viz.audit import run_audit, to_json, to_text
+    from nvfp4viz.audit.report import VERDICTS
+
+    gpu = _gpu(options.gpu)
+    shown = str(Path(options.source).resolve()) if options.paths else None
+    with _progress("reading headers and scales", options.quiet):
+        done = run_audit(options.source, gpu=gpu, shown_as=shown)
+    report = done.report
+    if options.format == "json":
+        text = to_json(report)
+    else:
+        colour = options.output is None and sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        text = to_text(report, options.language, colour=colour, width=_width())
+    _deliver(text, options.output)
+    if not any(header.readable for header in done.checkpoint.files):
+        return UNREADABLE
+    if options.fail_on == "never":
+        return OK
+    return FOUND if VERDICTS.index(report.verdict) >= VERDICTS.index(options.fail_on) else OK
+
+
+def _gpu(text: str | None) -> str | None:
+    if text is None:
+        return None
+    digits = text.lower().removeprefix("sm").removeprefix("_").rstrip("af")
+    if not (digits.isdigit() and 2 <= len(digits) <= 3):
+        from nvfp4viz.checkpoint.problems import printable
+
+        raise InputError("cli.gpu", gpu=printable(text, 40))
+    return f"sm_{digits}"
+
+
+def _show(options: argparse.Namespace) -> int:
+    from nvfp4viz.checkpoint import open_checkpoint, preview_tensor
+
+    preview = preview_tensor(open_checkpoint(options.source), options.tensor)
+    entry = preview.entry
+    print(_plain(entry.name))
+    print(f"  type    {entry.dtype}")
+    print(f"  shape   {list(entry.shape)}")
+    print(f"  file    {_plain(entry.file)}, bytes {entry.begin}–{entry.end} ({entry.nbytes:,})")
+    if preview.slot is not None:
+        at = preview.slot
+        print(f"  slot    layer {at.layer}, expert {at.expert}, {at.projection}, {at.role}")
+    for label, values in preview.rows:
+        print(f"  {label:<7} {values}")
+    return OK
+
+
+COLUMNS = ("layer", "expert", "projection", "role", "status", "value", "tensor")
+
+
+def _coverage(options: argparse.Namespace) -> int:
+    from nvfp4viz.audit import run_audit
+
+    with _progress("reading headers and scales", False):
+        done = run_audit(options.source)
+    rows = done.rows()
+    if options.csv is not None:
+        _deliver(_as_csv(rows), None if options.csv == "-" else options.csv)
+        return OK
+    counts: dict[tuple[int, str], dict[str, int]] = {}
+    for row in rows:
+        at = counts.setdefault((row.layer, row.role), {})
+        at[row.status] = at.get(row.status, 0) + 1
+    lines = [f"{'layer':>5}  {'role':<15} status"]
+    for (layer, role), states in counts.items():
+        shown = ", ".join(f"{count} {status}" for status, count in sorted(states.items(), key=lambda s: s[0] != "ok"))
+        lines.append(f"{layer:>5}  {role:<15} {shown}")
+    if not rows:
+        lines = ["no routed experts with per-expert names"]
+    _deliver("\n".join(lines) + "\n", None)
+    return OK
+
+
+def _as_csv(rows: Sequence[Any]) -> str:
+    stream = io.StringIO(newline="")
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in rows:
+        value = "" if row.value is None else row.value
+        writer.writerow((row.layer, row.expert, row.projection, row.role, row.status, value, _cell(row.tensor)))
+    return stream.getvalue()
+
+
+def _cell(text: str) -> str:
+    """Text for a spreadsheet, which takes a cell that starts with one of these for a formula."""
+    shown = _plain(text)
+    return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown
+
+
+def _inject(options: argparse.Namespace) -> int:
+    from nvfp4viz.checkpoint import FAULTS, inject
+
+    done = inject(
+        options.source,
+        options.out,
+        options.fault,
+        layer=options.layer,
+        expert=options.expert,
+        projection=options.projection,
+        role=options.role,
+        value=options.value,
+        seed=options.seed,
+    )
+    fault = FAULTS[options.fault]
+    for word, names in (("changed", done.changed), ("removed", done.removed)):
+        for name in names:
+            print(f"{word} {_plain(name)}")
+    print(f"rewrote {len(done.rewritten)} files, linked or copied {len(done.linked)}")
+    if not fault.findings:
+        print("no check of the files alone can see this fault")
+    else:
+        deep = " (needs the weights, not only the scales)" if fault.deep else ""
+        print(f"the audit should report {' or '.join(fault.findings)}{deep}")
+    return OK
+
+
+def _plain(text: str) -> str:
+    from nvfp4viz.checkpoint.problems import printable
+
+    return printable(text, 500)
+
+
+def _deliver(text: str, output: str | None) -> None:
+    """To stdout, or into a file that is whole or not there at all."""
+    if output is None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    path = Path(output)
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise InputError("cli.output", file=path.name, reason=error.strerror or "") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _width() -> int:
+    """Columns of the terminal; a pipe gets a width that reads well in an issue."""
+    import shutil
+
+    return shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
+
+
+@contextmanager
+def _progress(words: str, quiet: bool) -> Iterator[None]:
+    """A spinner on stderr where somebody watches."""
+    if quiet or os.environ.get("CI") == "true" or not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(words):
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(main())
