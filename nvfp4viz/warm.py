@@ -1,0 +1,40 @@
+"""``python -m nvfp4viz.warm``: compile every Numba kernel now, so that no page waits for a compiler.
+
+Kernels state their signatures, so importing their modules is all it takes; later processes load the compiled code from
+Numba's cache in a fraction of a second.  Every module of the package whose name ends in ``kernels`` or ``kernel`` is one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent
+
+
+def kernel_modules() -> list[str]:
+    """Dotted names of all modules that hold Numba kernels, in a stable order.
+
+    >>> "nvfp4viz.quant.fast_kernels" in kernel_modules()
+    True
+    """
+    files = sorted([*PACKAGE.rglob("*kernels.py"), *PACKAGE.rglob("*kernel.py")])
+    return [".".join((PACKAGE.name, *file.relative_to(PACKAGE).with_suffix("").parts)) for file in files]
+
+
+def warm() -> float:
+    """Import all kernel modules, showing progress on stderr; returns the seconds it took."""
+    names = kernel_modules()
+    begin = time.perf_counter()
+    for done, name in enumerate(names, start=1):
+        print(f"\rCompiling kernels {done}/{len(names)}: {name:<50}", end="", file=sys.stderr, flush=True)
+        importlib.import_module(name)
+    seconds = time.perf_counter() - begin
+    print(f"\r{len(names)} kernel modules are ready after {seconds:.1f} s.{'':<50}", file=sys.stderr)
+    return seconds
+
+
+if __name__ == "__main__":
+    warm()
