@@ -1,9 +1,8 @@
 """Expert backends that multiply values instead of tensor-core codes: Marlin, the emulation, and plain BF16.
 
-All three accumulate in f32 on a GPU, in an order that the kernel's tiling decides.  Here a product is **summed in
-float64 and rounded to f32 once**: every term (a product of two BF16 values) is exact, so any order of summation gives
-the same f32 unless the sum lies within 2^-50 of a rounding boundary, and results do not depend on the BLAS of the
-machine.
+All three accumulate in f32 on a GPU, in an order that the kernel's tiling decides.  Here every product is summed in
+f32 one k after the other, each product and each sum rounded: the definition of `nvfp4viz.quant.gemm_w4a16_marlin`,
+with the same bits on every machine, whatever its BLAS.
 """
 
 from __future__ import annotations
@@ -31,10 +30,6 @@ Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 
-MARLIN_BIAS = 126
-"""Marlin places an E2M1 value in BF16's exponent field unchanged, which makes it ``value * 2^-126``."""
-MARLIN_SCALE_MAX = 448.0 * 128.0
-
 
 @dataclass(frozen=True, slots=True)
 class W4A16Experts:
@@ -42,9 +37,8 @@ class W4A16Experts:
 
     Attributes
     ----------
-    w13, w2 : (E, 2I, H), (E, H, I) float32
-        ``code value * s'`` in Marlin's units: s' is the block scale times ``2^7 * sf``, or 0 where that is below 2.
-        Exact in BF16; kept as f32.
+    w13, w2 : (E, H, 2I), (E, I, H) float32
+        ``code value * 2^-126 * s'``, k first: s' is the block scale times ``2^7 * sf``, or 0 where that is below 2.
     global13, global2 : (E,) float32
         ``G' = weight_scale_2 * 2^(126 - 7) / sf``, the epilogue's factor.
     sf13, sf2
@@ -63,10 +57,6 @@ class W4A16Experts:
     vanished2: int
     activation: Activation = "gelu_tanh"
 
-    @property
-    def count(self) -> int:
-        return int(self.w13.shape[0])
-
 
 @dataclass(frozen=True, slots=True)
 class EmulationExperts:
@@ -74,8 +64,8 @@ class EmulationExperts:
 
     Attributes
     ----------
-    w13, w2 : (E, 2I, H), (E, H, I) float32
-        ``bf16(code value * (block scale * weight_scale_2))``.
+    w13, w2 : (E, H, 2I), (E, I, H) float32
+        ``bf16(code value * (block scale * weight_scale_2))``, k first.
     a1_gscale, a2_gscale : float32
         ``1 / max`` over all experts and both shards; one number a layer.
     """
@@ -86,37 +76,35 @@ class EmulationExperts:
     a2_gscale: np.float32
     activation: Activation = "gelu_tanh"
 
-    @property
-    def count(self) -> int:
-        return int(self.w13.shape[0])
-
 
 @dataclass(frozen=True, slots=True)
 class Bf16Experts:
-    """Unquantised experts: w13 (E, 2I, H) and w2 (E, H, I), BF16 values kept as f32."""
+    """Unquantised experts: w13 (E, H, 2I) and w2 (E, I, H), BF16 values kept as f32, k first."""
 
     w13: F32
     w2: F32
     activation: Activation = "gelu_tanh"
 
-    @property
-    def count(self) -> int:
-        return int(self.w13.shape[0])
 
-
-def product_f32(rows: Array, row_expert: Array, weights: F32) -> F32:
-    """Each row times its expert's matrix: (R, K) BF16 and (E, N, K) to (R, N) f32, rounded once.
+def product_f32(rows: Array, row_expert: Array, columns: F32) -> F32:
+    """Each row times its expert's matrix in f32, k after k: (R, K) BF16 and (E, K, N) to (R, N).
 
     `row_expert` must be ascending, as a dispatch orders it.
     """
-    out = np.empty((len(rows), weights.shape[1]), np.float32)
-    wide = rows.astype(np.float64)
+    from nvfp4viz.quant.gemm_kernels import sequential_product
+
+    out = np.zeros((len(rows), columns.shape[2]), np.float32)
+    x = rows.astype(np.float32)
     ids, starts = np.unique(row_expert, return_index=True)
     ends = [*starts[1:].tolist(), len(rows)]
-    with np.errstate(invalid="ignore", over="ignore"):
-        for expert, begin, end in zip(ids.tolist(), starts.tolist(), ends, strict=True):
-            out[begin:end] = wide[begin:end] @ weights[expert].T.astype(np.float64)
+    for expert, begin, end in zip(ids.tolist(), starts.tolist(), ends, strict=True):
+        sequential_product(x[begin:end], columns[expert], out[begin:end])
     return out
+
+
+def k_first(weights: F32) -> F32:
+    """(E, N, K) to a contiguous (E, K, N): the order in which a sequential product reads."""
+    return np.ascontiguousarray(weights.transpose(0, 2, 1))
 
 
 # ------------------------------------------------------------------------------------------------------ preparing
@@ -138,53 +126,24 @@ def prepare_w4a16(
     w13_packed, w13_scales, w13_global : (E, 2I, H//2) uint8, (E, 2I, H//16) uint8, (E,) float32
     w2_packed, w2_scales, w2_global : (E, H, I//2) uint8, (E, H, I//16) uint8, (E,) float32
     """
-    w13, sf13, vanished13 = _marlin_values(w13_packed, w13_scales)
-    w2, sf2, vanished2 = _marlin_values(w2_packed, w2_scales)
-    return W4A16Experts(
-        w13,
-        w2,
-        marlin_global(w13_global, sf13),
-        marlin_global(w2_global, sf2),
-        sf13,
-        sf2,
-        vanished13,
-        vanished2,
-        activation,
-    )
+    w13, global13, sf13, vanished13 = _marlin(w13_packed, w13_scales, w13_global)
+    w2, global2, sf2, vanished2 = _marlin(w2_packed, w2_scales, w2_global)
+    return W4A16Experts(w13, w2, global13, global2, sf13, sf2, vanished13, vanished2, activation)
 
 
-def marlin_scale_factor(scales: F32) -> float:
-    """``2^floor(log2(448*128 / max(s*128)))`` over all scales of the layer, or 1 if they reach that already.
+def _marlin(packed: U8, scales: U8, weight_scale_2: F32) -> tuple[F32, F32, float, int]:
+    """All experts' rows as one weight, so that they share one scale factor; each keeps its own G'."""
+    from nvfp4viz.quant import QuantizedTensor
+    from nvfp4viz.quant.gemm import marlin_values, marlin_weight
 
-    >>> marlin_scale_factor(np.float32([3.5, 448])), marlin_scale_factor(np.float32([0, 3.5]))
-    (1.0, 128.0)
-    """
-    top = float((scales * 128.0).max(initial=0.0))
-    # A NaN among the scales fails the comparison as well, and leaves them as they are.
-    if top == 0.0 or not top < MARLIN_SCALE_MAX:
-        return 1.0
-    # frexp gives the floor of log2 exactly, where log2 itself may round up to the next integer.
-    return float(2.0 ** (np.frexp(MARLIN_SCALE_MAX / top)[1] - 1))
-
-
-def marlin_global(weight_scale_2: F32, sf: float) -> F32:
-    """``G' = G * 2^(126-7) / sf`` in f32."""
+    experts, rows, half = packed.shape
+    flat = packed.reshape(-1, half), scales.reshape(-1, scales.shape[2])
+    one = QuantizedTensor(*flat, np.float32(1), "modelopt", 16, (experts * rows, half * 2))
+    weight = marlin_weight(one)
+    values = k_first(marlin_values(weight).reshape(experts, rows, half * 2))
     with np.errstate(over="ignore"):
-        return np.asarray(weight_scale_2, np.float32) * np.float32(2.0 ** (MARLIN_BIAS - 7)) / np.float32(sf)
-
-
-def _marlin_values(packed: U8, scales: U8) -> tuple[F32, float, int]:
-    from nvfp4viz.formats import decode_e2m1, decode_e4m3, unpack_nibbles
-
-    decoded = decode_e4m3(scales)
-    sf = marlin_scale_factor(decoded)
-    lifted = decoded * np.float32(128.0 * sf)
-    # Negative scales are below 2 as well.  A NaN stays NaN here; what the kernel's bit pattern makes of it is not known.
-    small = lifted < 2.0
-    vanished = int(np.count_nonzero(small & (decoded != 0)))
-    lifted = np.where(small, np.float32(0), lifted)
-    values = decode_e2m1(unpack_nibbles(packed))
-    return values * np.repeat(lifted, 16, axis=-1), sf, vanished
+        factors = np.asarray(weight_scale_2, np.float32) * weight.global_scale
+    return values, factors, weight.scale_factor, weight.vanished
 
 
 def prepare_emulation(
@@ -199,8 +158,8 @@ def prepare_emulation(
     activation: Activation = "gelu_tanh",
 ) -> EmulationExperts:
     """Weights in the file's layout to the BF16 values that the emulation multiplies."""
-    w13 = decode_weights(w13_packed, w13_scales, w13_global)
-    w2 = decode_weights(w2_packed, w2_scales, w2_global)
+    w13 = k_first(decode_weights(w13_packed, w13_scales, w13_global))
+    w2 = k_first(decode_weights(w2_packed, w2_scales, w2_global))
     return EmulationExperts(w13, w2, np.float32(a1_gscale), np.float32(a2_gscale), activation)
 
 
@@ -228,20 +187,14 @@ def run_w4a16_experts(x: Array, routing: RoutingLike, experts: W4A16Experts, rec
     ----------
     x : (T, H) bfloat16
     """
-    unit = 2.0**-MARLIN_BIAS
-
-    def accumulate(rows: Array, row_expert: Array, weights: F32) -> F32:
-        # Marlin's accumulator is 2^-126 times ours; the two meet f32's range at different places.
-        return (product_f32(rows, row_expert, weights).astype(np.float64) * unit).astype(np.float32)
-
     plan = _plan(x, routing, experts)
     row_expert = plan.row_expert
     rows = shuffle_rows(x, plan.a_map[: plan.rows])
-    acc1 = accumulate(rows, row_expert, experts.w13)
+    acc1 = product_f32(rows, row_expert, experts.w13)
     alpha1 = experts.global13[row_expert]
     c1 = epilogue(acc1, alpha1)
     c2 = activate(c1, experts.activation)
-    acc2 = accumulate(c2, row_expert, experts.w2)
+    acc2 = product_f32(c2, row_expert, experts.w2)
     with np.errstate(over="ignore", invalid="ignore"):
         alpha2 = round_bf16(_route_weights(plan, routing) * experts.global2[row_expert]).astype(np.float32)
     c3 = epilogue(round_bf16(acc2).astype(np.float32), alpha2)
@@ -333,7 +286,8 @@ def _multiplied(operand: Operand) -> Array:
 
 
 def _plan(x: Array, routing: RoutingLike, experts: W4A16Experts | EmulationExperts | Bf16Experts) -> Dispatch:
-    return plan_dispatch(routing.ids, experts.count, n1=experts.w13.shape[1], n=experts.w2.shape[2], k=x.shape[1])
+    count, k, n1 = experts.w13.shape
+    return plan_dispatch(routing.ids, count, n1=n1, n=experts.w2.shape[1], k=k)
 
 
 def _route_weights(plan: Dispatch, routing: RoutingLike) -> F32:

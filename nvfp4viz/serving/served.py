@@ -19,6 +19,7 @@ import numpy.typing as npt
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, canonical, open_checkpoint
 from nvfp4viz.errors import ServingError
 from nvfp4viz.moe import Bf16Experts, ExpertsResult
+from nvfp4viz.moe.dense import k_first
 from nvfp4viz.moe.experts import RoutingLike
 from nvfp4viz.serving.backends import RUNNERS, BackendInfo, LayerExperts, choose_backend, prepare_layer
 from nvfp4viz.serving.guard import LoadGuard
@@ -233,7 +234,7 @@ def _bf16_layers(checkpoint: Checkpoint) -> dict[int, LayerExperts]:
             name = f"model.layers.{layer}.experts.{tail}"
             if name not in checkpoint.tensors:
                 raise ServingError("serving.no-tensor", name=checkpoint.name, tensor=name)
-            values = checkpoint.read(name).astype(np.float32)
+            values = k_first(checkpoint.read(name).astype(np.float32))
             values.flags.writeable = False
             parts.append(values)
         layers[layer] = Bf16Experts(parts[0], parts[1])

@@ -1,7 +1,6 @@
 """Marlin, the emulation and BF16: products of values, each with its own rounding points."""
 
 import math
-from fractions import Fraction
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -19,7 +18,9 @@ from nvfp4viz.moe import (
     run_emulation_experts,
     run_w4a16_experts,
 )
-from nvfp4viz.moe.dense import marlin_scale_factor, product_f32, qdq_emulation
+from nvfp4viz.moe.dense import k_first, product_f32, qdq_emulation
+from nvfp4viz.quant import QuantizedTensor
+from nvfp4viz.quant.gemm import gemm_w4a16_marlin, marlin_weight
 
 EXPERTS, HIDDEN, INTERMEDIATE = 3, 64, 32
 BF16 = ml_dtypes.bfloat16
@@ -47,26 +48,47 @@ def bits(x):
     return np.asarray(x).view(np.uint16)
 
 
-def test_a_product_is_rounded_once():
-    """Against exact fractions: f64 sums of exact products, one rounding to f32."""
+def sequential(x, columns):
+    """f32, one k after the other."""
+    acc = np.zeros(columns.shape[1], np.float32)
+    for k in range(len(x)):
+        acc = acc + np.float32(x[k]) * columns[k]
+    return acc
+
+
+def test_products_add_one_k_after_the_other():
     rng = np.random.default_rng(2)
     rows = (rng.standard_normal((4, 64)) * 2.0 ** rng.integers(-20, 20, (4, 64))).astype(BF16)
-    weights = rng.standard_normal((2, 8, 64)).astype(BF16).astype(np.float32)
-    out = product_f32(rows, np.array([0, 0, 1, 1]), weights)
+    columns = rng.standard_normal((2, 64, 8)).astype(BF16).astype(np.float32)
+    out = product_f32(rows, np.array([0, 0, 1, 1]), columns)
     for r, expert in enumerate([0, 0, 1, 1]):
-        for n in range(8):
-            pairs = zip(rows[r], weights[expert, n], strict=True)
-            exact = sum((Fraction(float(a)) * Fraction(float(b)) for a, b in pairs), Fraction(0))
-            assert out[r, n] == np.float32(float(exact))
+        assert (out[r] == sequential(rows[r], columns[expert])).all()
 
 
-@pytest.mark.parametrize(
-    ("top", "expected"), [(448.0, 1.0), (240.0, 1.0), (224.0, 2.0), (3.5, 128.0), (2.0**-9, 2.0**17)]
-)
-def test_marlin_lifts_scales_by_a_power_of_two(top, expected):
-    """sf = 2^floor(log2(448·128 / max(s·128))): the largest scale lands in (224, 448]."""
-    assert marlin_scale_factor(np.float32([0, top, top / 2])) == expected
-    assert 224 < top * expected <= 448
+@pytest.mark.parametrize(("byte", "expected"), [(0x7E, 1.0), (0x77, 1.0), (0x76, 2.0), (0x46, 128.0)])
+def test_marlin_lifts_the_scales_of_all_experts_by_one_power_of_two(byte, expected):
+    """sf = 2^floor(log2(448·128 / max(s·128))) over the layer: the largest scale lands in (224, 448]."""
+    weights = list(packed_weights(low=0x20, high=0x46))
+    weights[1] = weights[1].copy()
+    weights[1][1, 3, 2] = byte
+    experts = prepare_w4a16(*weights)
+    assert experts.sf13 == expected
+    assert 224 < decode_e4m3(np.uint8(byte)) * expected <= 448
+    assert (experts.global13 == weights[2] * np.float32(2.0**119 / expected)).all()
+
+
+def test_marlin_is_the_gemm_of_quant():
+    """Row by row the same bits as `quant.gemm_w4a16_marlin` with the layer's scale factor."""
+    weights = packed_weights()
+    experts = prepare_w4a16(*weights)
+    x, routing = route()
+    trace = run_w4a16_experts(x, routing, experts, record=True).trace
+    for expert in range(EXPERTS):
+        rows = trace.rows_of(expert)
+        shape = (2 * INTERMEDIATE, HIDDEN)
+        q = QuantizedTensor(weights[0][expert], weights[1][expert], weights[2][expert], "modelopt", 16, shape)
+        whole = gemm_w4a16_marlin(trace.input.values[rows], marlin_weight(q, experts.sf13))
+        assert (bits(trace.c1[rows]) == bits(whole)).all()
 
 
 def test_marlin_drops_scales_far_below_the_largest():
@@ -77,10 +99,10 @@ def test_marlin_drops_scales_far_below_the_largest():
     experts = prepare_w4a16(packed13, scales13, g13, packed2, scales2, g2)
     assert experts.sf13 == 1.0
     assert experts.vanished13 == 1
-    row = experts.w13[0, 0]
+    row = experts.w13[0, :, 0]
     assert (row[16:32] == 0).all()
     nibbles = np.stack([packed13[0, 0] & 15, packed13[0, 0] >> 4], axis=-1).ravel()
-    assert (row[32:48] == decode_e2m1(nibbles[32:48]) * 2.0).all()
+    assert (row[32:48] == decode_e2m1(nibbles[32:48]) * np.float32(2.0**-125)).all()
 
 
 def test_marlin_has_no_negative_scales():
@@ -89,14 +111,14 @@ def test_marlin_has_no_negative_scales():
     weights[1] = weights[1].copy()
     weights[1][2, 5, 0] = 0x80 | 0x40
     experts = prepare_w4a16(*weights)
-    assert (experts.w13[2, 5, :16] == 0).all()
+    assert (experts.w13[2, :16, 5] == 0).all()
     assert experts.vanished13 == 1
 
 
 def test_marlin_values_are_exact_in_bf16():
     experts = prepare_w4a16(*packed_weights(3, 0x08, 0x7F))
     assert (experts.w13.astype(BF16).astype(np.float32) == experts.w13).all()
-    assert np.abs(experts.w13[experts.w13 != 0]).min() >= 1.0
+    assert np.abs(experts.w13[experts.w13 != 0]).min() >= 2.0**-126, "no subnormal weight"
 
 
 def test_marlin_rounds_the_second_product_before_scaling_it():
@@ -110,9 +132,9 @@ def test_marlin_rounds_the_second_product_before_scaling_it():
     for t in range(len(x)):
         total = np.zeros(HIDDEN, np.float32)
         for expert, w in zip(routing.ids[t], routing.weights[t], strict=True):
-            acc = (x[t].astype(np.float64) @ values13[expert].T.astype(np.float64)).astype(np.float32)
+            acc = sequential(x[t], values13[expert].T)
             c2 = gelu_tanh_and_mul((acc * weights[2][expert]).astype(BF16)[None])
-            acc = (c2[0].astype(np.float64) @ values2[expert].T.astype(np.float64)).astype(np.float32)
+            acc = sequential(c2[0], values2[expert].T)
             # G' carries a power of two, so rounding w·G' to BF16 and rounding w·G agree.
             factor = np.float32(BF16(w * weights[5][expert]))
             total = total + (acc.astype(BF16).astype(np.float32) * factor).astype(BF16).astype(np.float32)
@@ -184,7 +206,7 @@ def test_bf16_experts_are_the_plain_layer():
     w13 = rng.standard_normal((EXPERTS, 2 * INTERMEDIATE, HIDDEN)).astype(BF16).astype(np.float32) / 8
     w2 = rng.standard_normal((EXPERTS, HIDDEN, INTERMEDIATE)).astype(BF16).astype(np.float32) / 8
     x, routing = route()
-    out = run_bf16_experts(x, routing, Bf16Experts(w13, w2)).out.astype(np.float64)
+    out = run_bf16_experts(x, routing, Bf16Experts(k_first(w13), k_first(w2))).out.astype(np.float64)
     wide = x.astype(np.float64)
     for t in range(len(x)):
         expected = np.zeros(HIDDEN)
@@ -202,7 +224,7 @@ def test_a_token_does_not_depend_on_its_company(backend):
     decoded = decode_weights(*weights[:3]), decode_weights(*weights[3:])
     run, experts = {
         "marlin": (run_w4a16_experts, prepare_w4a16(*weights)),
-        "bf16": (run_bf16_experts, Bf16Experts(*decoded)),
+        "bf16": (run_bf16_experts, Bf16Experts(*map(k_first, decoded))),
         "emulation": (run_emulation_experts, prepare_emulation(*weights, np.float32(700), np.float32(90))),
     }[backend]
     x, routing = route(9)
