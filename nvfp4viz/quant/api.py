@@ -2,10 +2,10 @@
 
 Three paths give the same bits, and tests force that: ``reference`` (scalars, for reading), ``numpy`` (whole arrays),
 and ``numba`` (compiled, two threads; ``quant/fast.py``).  ``auto`` asks ``numba`` first and takes NumPy where it
-declines.  The seam is two functions that answer None to decline::
+declines.  The seam is two functions, of which the first answers None to decline::
 
     fast.quantize_rows(rows (R, K) bf16|f32, recipe, global_scale f32 as stored) -> (packed, scales) | None
-    fast.dequantize_tensor(q, dtype) -> array of q.shape | None
+    fast.dequantize_tensor(q, dtype) -> array of q.shape
 """
 
 from __future__ import annotations
@@ -102,10 +102,9 @@ def dequantize(q: QuantizedTensor, dtype: npt.DTypeLike = np.float32, path: Path
         raise FormatError("quantize.dtype", dtype=wanted)
     _check_path(path)
     if path in ("auto", "numba"):
-        fast = _fast()
-        done = fast and fast.dequantize_tensor(q, wanted)
-        if done is not None:
-            return _frozen(done)
+        from nvfp4viz.quant import fast
+
+        return _frozen(decode.canonical_nan(fast.dequantize_tensor(q, wanted), q))
     values = decode.dequantize_reference(q) if path == "reference" else decode.decode_blocks(q)
     return _frozen(f32_to_bf16(values) if wanted == BFLOAT16 else values)
 
@@ -140,8 +139,9 @@ def _check_path(path: str) -> None:
 def _quantize_rows(rows: Array, found: Recipe, stored: np.float32, path: Path) -> tuple[U8, U8]:
     _check_path(path)
     if path in ("auto", "numba"):
-        fast = _fast()
-        done: tuple[U8, U8] | None = fast and fast.quantize_rows(rows, found.name, stored)
+        from nvfp4viz.quant import fast
+
+        done = fast.quantize_rows(rows, found.name, stored)
         if done is not None:
             return done
     if path == "reference":
@@ -194,14 +194,6 @@ def _rows_by_reference(rows: Array, found: Recipe, stored: np.float32) -> tuple[
         block = reference_block(blocks[r, b], found, stored)
         scales[r, b], codes[r, b] = block.byte, block.codes
     return pack_nibbles(codes.reshape(len(rows), -1)), scales
-
-
-def _fast() -> Any:
-    try:
-        from nvfp4viz.quant import fast
-    except ImportError:  # TEMPORARY until quant/fast.py lands
-        return None
-    return fast
 
 
 def _frozen(array: Array) -> Array:

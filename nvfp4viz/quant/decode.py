@@ -13,6 +13,8 @@ values.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -21,6 +23,7 @@ from nvfp4viz.quant.recipes import find_recipe
 from nvfp4viz.quant.types import QuantizedTensor
 
 F32 = npt.NDArray[np.float32]
+Array = npt.NDArray[Any]
 _BYTES = np.arange(256, dtype=np.uint8)
 _CODES = np.arange(16, dtype=np.uint8)
 _NAN = np.float32(np.nan)
@@ -56,13 +59,20 @@ def decode_blocks(q: QuantizedTensor) -> F32:
     codes = q.codes().reshape(*q.scales.shape, q.block_size)
     with np.errstate(all="ignore"):
         values = element_values(q.recipe)[codes] * multipliers(q)[q.scales][..., None]
-    return canonical_nan(values, q).reshape(q.shape)
+    return canonical_nan(values.reshape(q.shape), q)
 
 
-def canonical_nan(values: F32, q: QuantizedTensor) -> F32:
-    """``values`` with 0x7FC00000 for each NaN: its sign would tell which CPU made it.  Looks only where one can be."""
-    if not np.isfinite(multipliers(q)).all():
-        values[np.isnan(values)] = _NAN
+def canonical_nan(values: Array, q: QuantizedTensor) -> Array:
+    """``values`` (float32 or BF16, changed in place) with the canonical quiet NaN for every NaN.
+
+    The sign of a NaN would tell which CPU made it.  One can only be in a block whose multiplier is no number.
+    """
+    hit = np.flatnonzero(~np.isfinite(multipliers(q))[q.scales.reshape(-1)])
+    if len(hit):
+        blocks = values.reshape(-1, q.block_size)
+        some = blocks[hit]
+        some[np.isnan(some)] = np.nan
+        blocks[hit] = some
     return values
 
 
