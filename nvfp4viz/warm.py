@@ -1,7 +1,7 @@
 """``python -m nvfp4viz.warm``: compile every Numba kernel now, so that no page waits for a compiler.
 
 Kernels state their signatures, so importing their modules is all it takes; later processes load the compiled code from
-Numba's cache in a fraction of a second.  Every module of the package whose name ends in ``kernels`` or ``kernel`` is one.
+Numba's cache in a fraction of a second.  Every module whose name ends in ``kernels`` or ``kernel`` holds some.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """NVFP4 and MXFP4 quantisation by named recipe, and the products that consume it."""
 
 from nvfp4viz.quant.api import dequantize, quantize
+from nvfp4viz.quant.gemm import gemm_dequantized, gemm_w4a4, gemm_w4a16_marlin
 from nvfp4viz.quant.rcp import rcp_approx_ftz
 from nvfp4viz.quant.recipes import MXFP4_RECIPES, NVFP4_RECIPES, RECIPES, Recipe
 from nvfp4viz.quant.scales import amax, global_scale
 from nvfp4viz.quant.tensor_core import mma_grouped, mma_matmul
+from nvfp4viz.quant.tensor_core_explain import tensor_core_explain
 from nvfp4viz.quant.tensor_core_step import mma_step_reference
 from nvfp4viz.quant.types import QuantizedTensor
 
@@ -16,10 +18,14 @@ __all__ = [
     "Recipe",
     "amax",
     "dequantize",
+    "gemm_dequantized",
+    "gemm_w4a4",
+    "gemm_w4a16_marlin",
     "global_scale",
     "mma_grouped",
     "mma_matmul",
     "mma_step_reference",
     "quantize",
     "rcp_approx_ftz",
+    "tensor_core_explain",
 ]
