@@ -1,7 +1,7 @@
 """Which (layer, expert) slots a checkpoint fills, and where one prompt's tokens were routed over them.
 
 :class:`CoverageGrid` and :class:`RouteOverlay` are plain records; :func:`pack` turns them into the JSON of the
-in-browser coverage map, :func:`coverage_figure` into a Plotly figure for reports, the ``describe_*`` functions into sentences.
+in-browser coverage map, :func:`coverage_figure` into a Plotly figure for reports, and ``describe_*`` into sentences.
 """
 
 from __future__ import annotations
@@ -33,11 +33,16 @@ STATUSES = (
     "outlier",
     "filled",
     "identity",
+    "unreadable",
     "absent",
 )
 # A token routed into one of these meets a slot without a usable number.
-HOLES = ("missing", "zero", "nan", "inf", "neginf", "negative")
-_MARKS = {name: mark for name, mark in MARKS.items() if name in STATUSES} | {"subnormal": "s", "identity": "1"}
+HOLES = ("missing", "zero", "nan", "inf", "neginf", "negative", "unreadable")
+_MARKS = {name: mark for name, mark in MARKS.items() if name in STATUSES} | {
+    "subnormal": "s",
+    "identity": "1",
+    "unreadable": "?",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,22 +124,31 @@ def meet(grid: CoverageGrid, overlay: RouteOverlay, role_name: str) -> RoutedHol
     Returns
     -------
     RoutedHoles
-        ``first`` is (token, layer index, expert) of the first one, tokens in order and layers within a token.
+        ``first`` is (token, layer index, expert) of the first one in order of computing: the whole prompt goes through
+        a layer before the next, and all of it before the answer's tokens.
     """
     holes = grid.holes(role_name)
     seen = ~overlay.blind[:, : len(grid.layers), None] & np.ones(overlay.ids.shape, bool)
     layer = np.arange(len(grid.layers))[None, :, None]
     bad = holes[layer, overlay.ids] & seen
     where = np.argwhere(bad)
-    first = None
-    if len(where):
-        token, row, slot = (int(n) for n in where[0])
-        first = (token, row, int(overlay.ids[token, row, slot]))
+    first = _first(bad, overlay)
     hit = {(int(row), int(overlay.ids[token, row, slot])) for token, row, slot in where}
     per_token = bad.sum((1, 2))
     return RoutedHoles(
         int(seen.sum()), int(bad.sum()), len(hit), int((per_token > 0).sum()), first, tuple(map(int, per_token))
     )
+
+
+def _first(bad: NDArray[np.bool_], overlay: RouteOverlay) -> tuple[int, int, int] | None:
+    prompt = np.argwhere(bad[: overlay.prompt].swapaxes(0, 1))
+    if len(prompt):
+        row, token, slot = (int(n) for n in prompt[0])
+    elif bad.any():
+        token, row, slot = (int(n) for n in np.argwhere(bad)[0])
+    else:
+        return None
+    return token, row, int(overlay.ids[token, row, slot])
 
 
 def describe_coverage(grid: CoverageGrid, role_name: str, lang: str) -> str:

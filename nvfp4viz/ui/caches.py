@@ -1,3 +1,201 @@
-"""Bounded caches around pure library functions, keyed by content.  Arrays that sessions share are read-only."""
+"""Bounded caches around pure library functions, keyed by content.  What sessions share is read-only.
+
+``cache_resource`` hands every session the same object, so nothing here is ever changed after it was made: models keep
+their arrays unwritable, and results are frozen records.  Keys hold the identity of the file, so a rebuilt sample is
+read anew.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import streamlit as st
+
+from nvfp4viz.ui.i18n import t
+
+if TYPE_CHECKING:
+    from nvfp4viz.audit import NaiveCheck, Report
+    from nvfp4viz.checkpoint import Checkpoint
+    from nvfp4viz.model import Generation
+    from nvfp4viz.serving import ServedModel
+    from nvfp4viz.serving.chain import ChainTrace
+    from nvfp4viz.serving.remedies import RemedyResult
+
+Stamp = tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """One way of serving a sample: what decides every number on the story page.
+
+    Attributes
+    ----------
+    sample
+        Id in ``sample_checkpoints``.
+    backend, allocator, seed, per_token
+        As in :func:`nvfp4viz.serving.load`.
+    """
+
+    sample: str
+    backend: str = "vllm-cutlass"
+    allocator: str = "zeros"
+    seed: int = 0
+    per_token: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What every remedy is asked: prompts, held-out texts by domain, tokens a reply."""
+
+    prompts: tuple[str, ...]
+    texts: tuple[tuple[str, tuple[str, ...]], ...]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A generation and how long it took when it was computed, in seconds."""
+
+    generation: Generation
+    seconds: float
+
+
+def sample_path(sample: str) -> Path:
+    """Where a sample lies; one that is not shipped is built first, with progress on the page."""
+    from sample_checkpoints import ensure, is_ready
+
+    if is_ready(sample):
+        return ensure(sample)
+    with st.spinner(t("ui.busy.building_sample")):
+        return ensure(sample)
+
+
+def stamp(path: Path) -> Stamp:
+    """Identity of a checkpoint's files: name, size and time of each."""
+    files = [path] if path.is_file() else sorted(path.iterdir())
+    return tuple((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.is_file())
+
+
+def checkpoint(sample: str) -> Checkpoint:
+    """A sample, opened: headers only."""
+    path = sample_path(sample)
+    return _checkpoint(str(path), stamp(path))
+
+
+def served(build: Build) -> ServedModel:
+    """A sample, loaded and converted for a backend."""
+    path = sample_path(build.sample)
+    return _served(build, str(path), stamp(path))
+
+
+def generation(build: Build, prompt: str, n: int) -> Timed:
+    """What a build answers to a prompt, with its trace; greedy, so the same everywhere.
+
+    Raises
+    ------
+    ModelError
+        For a prompt that the model cannot read.  Errors are not cached.
+    """
+    path = sample_path(build.sample)
+    return _generation(build, prompt, n, str(path), stamp(path))
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _checkpoint(path: str, identity: Stamp) -> Checkpoint:
+    from nvfp4viz.checkpoint import open_checkpoint
+
+    return open_checkpoint(path)
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _served(build: Build, path: str, identity: Stamp) -> ServedModel:
+    from nvfp4viz.serving import load
+
+    return load(
+        _checkpoint(path, identity),
+        allocator=build.allocator,
+        seed=build.seed,
+        backend=build.backend,
+        per_token=build.per_token,
+    )
+
+
+@st.cache_resource(max_entries=256, show_spinner=False)
+def _generation(build: Build, prompt: str, n: int, path: str, identity: Stamp) -> Timed:
+    model = _served(build, path, identity)
+    start = perf_counter()
+    return Timed(model.generate(prompt, n), perf_counter() - start)
+
+
+def chain(build: Build, healthy: Build, prompt: str, n: int) -> tuple[ChainTrace | None, ChainTrace | None]:
+    """The first route of a prompt into an unwritten slot, and the same place in a healthy build."""
+    paths = sample_path(build.sample), sample_path(healthy.sample)
+    return _chain(build, healthy, prompt, n, *((str(path), stamp(path)) for path in paths))
+
+
+def remedy(remedy_id: str, broken: Build, calibrated: Build, ask: Ask) -> RemedyResult:
+    """A remedy, really run: loaded, asked, and its loss measured."""
+    paths = sample_path(broken.sample), sample_path(calibrated.sample)
+    return _remedy(remedy_id, broken, ask, *((str(path), stamp(path)) for path in paths))
+
+
+def forget_remedies() -> None:
+    """Drop the results, so that the next look runs them again."""
+    _remedy.clear()
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _chain(
+    build: Build, healthy: Build, prompt: str, n: int, broken_file: tuple[str, Stamp], healthy_file: tuple[str, Stamp]
+) -> tuple[ChainTrace | None, ChainTrace | None]:
+    from nvfp4viz.serving.chain import trace_chain, twin_of
+
+    found = trace_chain(_served(build, *broken_file), prompt, n=n)
+    return found, None if found is None else twin_of(found, _served(healthy, *healthy_file), n=n)
+
+
+@st.cache_resource(max_entries=128, show_spinner=False)
+def _remedy(
+    remedy_id: str, broken: Build, ask: Ask, broken_file: tuple[str, Stamp], calibrated_file: tuple[str, Stamp]
+) -> RemedyResult:
+    from nvfp4viz.serving.remedies import run_remedy
+
+    return run_remedy(
+        remedy_id,
+        ask.prompts,
+        broken=_checkpoint(*broken_file),
+        calibrated=_checkpoint(*calibrated_file),
+        texts=dict(ask.texts),
+        allocator=broken.allocator,
+        seed=broken.seed,
+        n=ask.tokens,
+    )
+
+
+def naive(sample: str) -> NaiveCheck:
+    """The check that most people would write, on a sample."""
+    path = sample_path(sample)
+    return _naive(str(path), stamp(path))
+
+
+def report(sample: str) -> Report:
+    """The audit of a sample."""
+    path = sample_path(sample)
+    return _report(str(path), stamp(path))
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _naive(path: str, identity: Stamp) -> NaiveCheck:
+    from nvfp4viz.audit import naive_check
+
+    return naive_check(_checkpoint(path, identity))
+
+
+@st.cache_resource(max_entries=32, show_spinner=False)
+def _report(path: str, identity: Stamp) -> Report:
+    from nvfp4viz.audit import audit
+
+    return audit(path)

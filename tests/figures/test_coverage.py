@@ -57,6 +57,17 @@ def test_a_route_chosen_from_nan_never_counts(grid, overlay):
     assert meet(grid, RouteOverlay(overlay.tokens, 2, overlay.ids, blind), "w13").first is None
 
 
+def test_first_means_first_to_be_computed():
+    """The prompt goes through layer 0 as a whole: token 1's hole there comes before token 0's in layer 1."""
+    status = np.zeros((1, 2, 4), np.uint8)
+    status[0, 0, 3] = status[0, 1, 2] = STATUSES.index("missing")
+    grid = CoverageGrid("x", (0, 1), ("w13",), status)
+    ids = np.array([[[0], [2]], [[3], [0]], [[3], [2]]], np.int16)
+    blind = np.zeros((3, 3), bool)
+    assert meet(grid, RouteOverlay(("a", "b", "c"), 2, ids, blind), "w13").first == (1, 0, 3)
+    assert meet(grid, RouteOverlay(("a", "b", "c"), 1, ids, blind), "w13").first == (0, 1, 2)
+
+
 def test_roles_differ(grid):
     assert grid.holes("w13").sum() == 2
     assert grid.holes("w2").sum() == 1
