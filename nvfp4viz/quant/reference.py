@@ -115,9 +115,10 @@ def vllm_emulation(x: Elements, g: np.float32, bf16: bool) -> Block:
     m = n.note("amax", "m", "max |x|", f"max of {len(x)}", block_max_scalar(x, nan_wins=True))
     sixth = ONE / SIX
     t = n.note("sixth", "t", "m · f32(1/6)", f"{text(m)} · {text(sixth)}", m * sixth)
-    u = n.note("scale", "u", "clamp(G · t, ±448)", f"{text(g)} · {text(t)}", clamp(g * t, -448.0, 448.0))
-    byte = torch_byte(u, m, g)
-    s = n.note("byte", "s", "E4M3(u)", f"byte 0x{byte:02X}", scale_value(byte))
+    u = n.note("scale", "u", "G · t", f"{text(g)} · {text(t)}", g * t)
+    v = n.note("clamp", "v", "clamp(u, −448, 448)", text(u), clamp(u, -448.0, 448.0))
+    byte = torch_byte(v, m, g)
+    s = n.note("byte", "s", "E4M3(v)", f"byte 0x{byte:02X}", scale_value(byte))
     o = n.note("factor", "o", "R(s · R(G))", f"R({text(s)} · {text(inverse(g))})", inverse(s * inverse(g)))
     return n.finish(byte, o, False, x, lambda y: 0 if math.isnan(y) else code_without_zero_sign(y))
 
@@ -167,10 +168,11 @@ def compressed_tensors(x: Elements, g: np.float32, bf16: bool) -> Block:
     if bf16:
         sixth = F(np.array(bf16_bits_scalar(float(sixth)) << 16, np.uint32).view(np.float32)[()])
     t = n.note("sixth", "t", "BF16(m / 6)" if bf16 else "m / 6", f"{text(m)} / 6", sixth)
-    u = n.note("scale", "u", "clamp(G · t, ±448)", f"{text(g)} · {text(t)}", clamp(g * t, -448.0, 448.0))
-    byte = torch_byte(u, m, g)
+    u = n.note("scale", "u", "G · t", f"{text(g)} · {text(t)}", g * t)
+    v = n.note("clamp", "v", "clamp(u, −448, 448)", text(u), clamp(u, -448.0, 448.0))
+    byte = torch_byte(v, m, g)
     byte = CT_ZERO_SCALE if byte & 0x7F == 0 else byte
-    s = n.note("byte", "s", "E4M3(u), and 0.125 for 0", f"byte 0x{byte:02X}", scale_value(byte))
+    s = n.note("byte", "s", "E4M3(v), and 0.125 for 0", f"byte 0x{byte:02X}", scale_value(byte))
     d = n.note("factor", "d", "s / G", f"{text(s)} / {text(g)}", s / g)
     nan_code = 8 if bf16 else 0  # PyTorch's NaN in BF16 is 0xFFFF, and the packer keeps its sign
     return n.finish(byte, d, True, x, lambda y: nan_code if math.isnan(y) else code_without_zero_sign(y))

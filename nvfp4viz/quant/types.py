@@ -64,8 +64,9 @@ class Step:
     Attributes
     ----------
     name
-        Stable id, the key of the sentence that explains it: ``"amax"``, ``"sixth"``, ``"scale"``, ``"byte"``,
-        ``"factor"`` and others that a recipe needs between them.
+        Stable id, the key of the sentence that explains it.  Every NVFP4 recipe has ``"amax"``, ``"scale"`` (what is
+        asked of E4M3), ``"byte"`` (what E4M3 gives) and ``"factor"``; some have ``"sixth"``, ``"divisor"``,
+        ``"clamp"`` or ``"inverse"`` between them.
     symbol
         What the result is called in the formulas of later steps, such as ``"m"`` or ``"s"``.
     formula
