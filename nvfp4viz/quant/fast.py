@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from nvfp4viz.formats import bf16_to_f32, pack_nibbles
 from nvfp4viz.quant.decode import element_values, multipliers
-from nvfp4viz.quant.fast_kernels import dequantize_bf16, dequantize_f32, quantize_bf16, quantize_f32
+from nvfp4viz.quant.fast_kernels import dequantize_flat, quantize_flat
 from nvfp4viz.quant.nvfp4 import CT_ZERO_SCALE, NVFP4_RULES, ONE_SIXTH, SIX, factor_table, quantize_blocks
 from nvfp4viz.quant.rcp import rcp_approx_ftz
 from nvfp4viz.quant.threads import run_halves
@@ -28,6 +28,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 BLOCK = 16
 THREADING_PAYS = 1 << 16
 """Elements below which a second thread costs more than it saves."""
+_NO_F32, _NO_BF16 = np.empty(0, np.float32), np.empty(0, np.uint16)
 _ZERO, _NO_FLOOR = np.float32(0), np.float32(-np.inf)
 
 
@@ -84,20 +85,20 @@ def quantize_rows(rows: Array, recipe: str, global_scale: np.float32) -> tuple[U
     if rule is None:
         return None
     flat = np.require(rows, requirements=["C", "A"]).reshape(-1)
-    flat = flat.view(np.uint16) if bf16 else flat
     blocks = len(flat) // BLOCK
     table = factor_table(recipe, g)
     divides = NVFP4_RULES[recipe].divides
     bad = np.isnan(table) | (table == 0) if divides else ~np.isfinite(table)
     packed, scales = np.empty(blocks * 8, np.uint8), np.empty(blocks, np.uint8)
     odd = np.empty(blocks, np.bool_)
-    run = quantize_bf16 if bf16 else quantize_f32
+    wide, narrow = (_NO_F32, flat.view(np.uint16)) if bf16 else (flat, _NO_BF16)
     counts = [0, 0]
 
     def part(index: int, parts: int) -> None:
         low, high = blocks * index // parts, blocks * (index + 1) // parts
-        counts[index] = run(
-            flat[low * BLOCK : high * BLOCK], rule.divide_first, rule.p, rule.round_bf16, rule.divide_then, rule.q,
+        elements = slice(low * BLOCK, high * BLOCK)
+        counts[index] = quantize_flat(
+            wide[elements], narrow[elements], rule.divide_first, rule.p, rule.round_bf16, rule.divide_then, rule.q,
             rule.zero_is, rule.low, rule.zero_byte, table, bad, divides,
             np.float32(0.0) if rule.drop_zero_sign else np.float32(-0.0),
             packed[low * 8 : high * 8], scales[low:high], odd[low:high],
@@ -116,7 +117,7 @@ def _redo(
     for at in range(0, len(which), 1 << 16):  # a slice at a time: a tensor of NaN would need many copies of itself
         some = which[at : at + (1 << 16)]
         x = flat.reshape(-1, BLOCK)[some]
-        values = bf16_to_f32(x.view(BFLOAT16)) if bf16 else x
+        values = bf16_to_f32(x) if bf16 else x
         new_scales, codes = quantize_blocks(recipe, values[None], g, bf16)
         scales[some] = new_scales[0]
         packed.reshape(-1, 8)[some] = pack_nibbles(codes[0])
@@ -130,19 +131,18 @@ def dequantize_tensor(q: QuantizedTensor, dtype: npt.DTypeLike = np.float32) -> 
     group = q.block_size // BLOCK
     packed, scales = (np.require(part, requirements="C").reshape(-1) for part in (q.packed, q.scales))
     bf16 = np.dtype(dtype) == BFLOAT16
-    out = np.empty(len(packed) * 2, np.uint16 if bf16 else np.float32)
-    run = dequantize_bf16 if bf16 else dequantize_f32
+    out = np.empty(len(packed) * 2, BFLOAT16 if bf16 else np.float32)
+    wide, narrow = (_NO_F32, out.view(np.uint16)) if bf16 else (out, _NO_BF16)
     size = q.block_size
 
     def part(index: int, parts: int) -> None:
         low, high = len(scales) * index // parts, len(scales) * (index + 1) // parts
-        run(
-            packed[low * size // 2 : high * size // 2], scales[low:high], group, table, zero,
-            out[low * size : high * size],
-        )  # fmt: skip
+        elements = slice(low * size, high * size)
+        half = slice(low * size // 2, high * size // 2)
+        dequantize_flat(packed[half], scales[low:high], group, table, zero, wide[elements], narrow[elements])
 
     _run(part, len(out))
-    return (out.view(BFLOAT16) if bf16 else out).reshape(q.shape)
+    return out.reshape(q.shape)
 
 
 def _run(part: Any, elements: int) -> None:

@@ -158,34 +158,13 @@ _RULE = (nb.b1, nb.f4, nb.b1, nb.b1, nb.f4, nb.f4, nb.f4, nb.i4, _F4, _B1, nb.b1
 _OUT = (nb.u1[::1], nb.u1[::1], nb.b1[::1])
 
 
-@kernel(nb.i8(read_only(nb.f4, 1), *_RULE, *_OUT))
-def quantize_f32(
-    x, divide_first, p, round_bf16, divide_then, q, zero_is, low, zero_byte, table, bad, divide, zero, packed, scales,
-    odd,
+@kernel(nb.i8(read_only(nb.f4, 1), read_only(nb.u2, 1), *_RULE, *_OUT))
+def quantize_flat(
+    x, narrow, divide_first, p, round_bf16, divide_then, q, zero_is, low, zero_byte, table, bad, divide, zero, packed,
+    scales, odd,
 ):  # fmt: skip
-    """Quantise flat f32 ``x``, 16 elements a block; returns how many blocks are odd."""
-    half, maxima = np.empty(CHUNK * 8, np.int32), np.empty(CHUNK * 4, np.int32)
-    factors, halves, full = np.empty(CHUNK, np.float32), np.empty(CHUNK * 8, np.float32), np.empty(SIZE, np.float32)
-    codes = np.empty(SIZE, np.uint8)
-    pairs = codes.view(np.uint16)
-    count = 0
-    for first in range(0, len(scales), CHUNK):
-        end = min(first + CHUNK, len(scales))
-        count += _quantize_chunk(
-            x[first * BLOCK : end * BLOCK], divide_first, p, round_bf16, divide_then, q, zero_is, low, zero_byte,
-            table, bad, divide, zero, half, maxima, factors, halves, full, codes, pairs,
-            packed[first * 8 : end * 8], scales[first:end], odd[first:end],
-        )  # fmt: skip
-    return count
-
-
-@kernel(nb.i8(read_only(nb.u2, 1), *_RULE, *_OUT))
-def quantize_bf16(
-    x, divide_first, p, round_bf16, divide_then, q, zero_is, low, zero_byte, table, bad, divide, zero, packed, scales,
-    odd,
-):  # fmt: skip
-    """Quantise flat BF16 bits ``x``, 16 elements a block; returns how many blocks are odd."""
-    half, maxima = np.empty(CHUNK * 8, np.int32), np.empty(CHUNK * 4, np.int32)
+    """Quantise flat f32 ``x`` or, if that is empty, flat BF16 bits ``narrow``; returns how many blocks are odd."""
+    maxima_half, maxima = np.empty(CHUNK * 8, np.int32), np.empty(CHUNK * 4, np.int32)
     factors, halves, full = np.empty(CHUNK, np.float32), np.empty(CHUNK * 8, np.float32), np.empty(SIZE, np.float32)
     codes = np.empty(SIZE, np.uint8)
     pairs = codes.view(np.uint16)
@@ -193,13 +172,17 @@ def quantize_bf16(
     count = 0
     for first in range(0, len(scales), CHUNK):
         end = min(first + CHUNK, len(scales))
-        narrow = x[first * BLOCK : end * BLOCK]
-        for i in range(len(narrow)):
-            wide[i] = np.int32(np.int32(narrow[i]) << np.int32(16)).view(np.float32)
+        chunk = wide[: (end - first) * BLOCK]
+        if len(x):
+            chunk[:] = x[first * BLOCK : end * BLOCK]
+        else:
+            bits = narrow[first * BLOCK : end * BLOCK]
+            for i in range(len(chunk)):
+                chunk[i] = np.int32(np.int32(bits[i]) << np.int32(16)).view(np.float32)
         count += _quantize_chunk(
-            wide[: len(narrow)], divide_first, p, round_bf16, divide_then, q, zero_is, low, zero_byte, table, bad,
-            divide, zero, half, maxima, factors, halves, full, codes, pairs, packed[first * 8 : end * 8],
-            scales[first:end], odd[first:end],
+            chunk, divide_first, p, round_bf16, divide_then, q, zero_is, low, zero_byte, table, bad, divide, zero,
+            maxima_half, maxima, factors, halves, full, codes, pairs, packed[first * 8 : end * 8], scales[first:end],
+            odd[first:end],
         )  # fmt: skip
     return count
 
@@ -230,46 +213,28 @@ def _values(packed, scales, group, table, zero, pairs, codes, factors, half, ful
         values[i] = value if value == value else np.float32(np.nan)
 
 
-@kernel(nb.void(read_only(nb.u1, 1), read_only(nb.u1, 1), nb.i8, _F4, nb.f4, nb.f4[::1]))
-def dequantize_f32(packed, scales, group, table, zero, out):
-    """``out[i] = code[i] * table[scale byte]``; ``group`` is 1 for blocks of 16 and 2 for blocks of 32."""
+@kernel(nb.void(read_only(nb.u1, 1), read_only(nb.u1, 1), nb.i8, _F4, nb.f4, nb.f4[::1], nb.u2[::1]))
+def dequantize_flat(packed, scales, group, table, zero, out, narrow):
+    """``out[i] = code[i] * table[scale byte]``, or, if ``out`` is empty, that rounded to BF16 bits in ``narrow``.
+
+    ``group`` is 1 for blocks of 16 and 2 for blocks of 32.
+    """
     codes = np.empty(SIZE, np.uint8)
     pairs = codes.view(np.uint16)
     factors, half, full = np.empty(CHUNK, np.float32), np.empty(CHUNK * 8, np.float32), np.empty(SIZE, np.float32)
+    buffer = np.empty(SIZE, np.float32)
     for first in range(0, len(packed), CHUNK * 8):
         end = min(first + CHUNK * 8, len(packed))
+        values = out[first * 2 : end * 2] if len(out) else buffer[: (end - first) * 2]
         _values(
             packed[first:end], scales[first // (8 * group) :], group, table, zero, pairs, codes, factors, half, full,
-            out[first * 2 : end * 2],
-        )  # fmt: skip
-
-
-@kernel(nb.void(read_only(nb.u1, 1), read_only(nb.u1, 1), nb.i8, _F4, nb.f4, nb.u2[::1]))
-def dequantize_bf16(packed, scales, group, table, zero, out):
-    """As :func:`dequantize_f32`, each value then rounded to BF16 bits, ties to even."""
-    codes = np.empty(SIZE, np.uint8)
-    pairs = codes.view(np.uint16)
-    factors, half, full = np.empty(CHUNK, np.float32), np.empty(CHUNK * 8, np.float32), np.empty(SIZE, np.float32)
-    values = np.empty(SIZE, np.float32)
-    for first in range(0, len(packed), CHUNK * 8):
-        end = min(first + CHUNK * 8, len(packed))
-        _values(
-            packed[first:end],
-            scales[first // (8 * group) :],
-            group,
-            table,
-            zero,
-            pairs,
-            codes,
-            factors,
-            half,
-            full,
             values,
-        )
-        narrow = out[first * 2 : end * 2]
-        for i in range(len(narrow)):
-            bits = np.float32(values[i]).view(np.int32)
-            odd = np.int32(np.int32(bits >> np.int32(16)) & np.int32(1))
-            rounded = np.int32(np.int32(bits + np.int32(0x7FFF)) + odd)
-            nan = np.int32(bits & np.int32(0x7FFFFFFF)) > np.int32(0x7F800000)
-            narrow[i] = np.uint16(np.int32((np.int32(0x7FC00000) if nan else rounded) >> np.int32(16)))
+        )  # fmt: skip
+        if len(out) == 0:
+            target = narrow[first * 2 : end * 2]
+            for i in range(len(target)):
+                bits = np.float32(values[i]).view(np.int32)
+                odd = np.int32(np.int32(bits >> np.int32(16)) & np.int32(1))
+                rounded = np.int32(np.int32(bits + np.int32(0x7FFF)) + odd)
+                nan = np.int32(bits & np.int32(0x7FFFFFFF)) > np.int32(0x7F800000)
+                target[i] = np.uint16(np.int32((np.int32(0x7FC00000) if nan else rounded) >> np.int32(16)))
