@@ -41,8 +41,7 @@ def encode_e2m1(x: npt.ArrayLike) -> U8:
         threshold = np.float32(midpoint).view(np.uint32)
         code += (magnitude >= threshold) if inclusive else (magnitude > threshold)
     code |= ((bits >> np.uint32(28)) & np.uint32(8)).astype(np.uint8)
-    code[magnitude > _INF] = 7
-    return code
+    return np.where(magnitude > _INF, np.uint8(7), code)
 
 
 def decode_e2m1(codes: npt.ArrayLike) -> F32:
@@ -74,9 +73,7 @@ def encode_e4m3(x: npt.ArrayLike, saturate: bool = True) -> U8:
     else:
         limit = np.float32(464.0).view(np.uint32)
         byte = np.where(magnitude > limit, 0x7F, np.where(magnitude > top, 0x7E, byte))
-    out: U8 = byte.astype(np.uint8) | sign
-    out[magnitude > _INF] = 0x7F
-    return out
+    return np.where(magnitude > _INF, np.uint8(0x7F), byte.astype(np.uint8) | sign)
 
 
 def decode_e4m3(values: npt.ArrayLike) -> F32:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
-from fractions import Fraction
+from bisect import bisect_left
 
 from nvfp4viz.formats.cards import E2M1_VALUES, E4M3_VALUES
 
@@ -15,10 +15,20 @@ E4M3_NAN = 0x7F  # CUDA's conversions write the positive NaN, whatever the NaN's
 E2M1_FROM_NAN = 0x7  # E2M1 has no NaN: the conversion instruction writes +6
 
 
-def _nearest_even(magnitude: Fraction, grid: list[Fraction]) -> int:
+_E2M1_GRID = [float(v) for v in E2M1_VALUES[:8]]
+_E4M3_GRID = [float(v) for v in E4M3_VALUES[:127]]
+
+
+def _nearest_even(magnitude: float, grid: list[float]) -> int:
     """Index of the nearest grid point; of two at the same distance the even index."""
-    best = min(range(len(grid)), key=lambda i: (abs(grid[i] - magnitude), i % 2))
-    return best
+    above = bisect_left(grid, magnitude)  # the first point not below the magnitude
+    if grid[above] == magnitude:
+        return above
+    below = above - 1
+    middle = (grid[below] + grid[above]) / 2  # exact: grid points have few bits
+    if magnitude == middle:
+        return below if below % 2 == 0 else above
+    return below if magnitude < middle else above
 
 
 def e2m1_code_scalar(x: float) -> int:
@@ -34,13 +44,13 @@ def e2m1_code_scalar(x: float) -> int:
     sign = 8 if math.copysign(1.0, x) < 0 else 0
     if math.isinf(x) or abs(x) > 6:
         return sign | 7
-    return sign | _nearest_even(Fraction(abs(x)), [Fraction(float(v)) for v in E2M1_VALUES[:8]])
+    return sign | _nearest_even(abs(x), _E2M1_GRID)
 
 
 def e4m3_byte_scalar(x: float, saturate: bool = True) -> int:
     """E4M3FN byte of one value: round to nearest even; above 448 saturate, or NaN when ``saturate`` is false.
 
-    Without saturation a value becomes NaN where rounding with one more binade would exceed 448, that is above 464.
+    Without saturation a value becomes NaN, with its sign, where rounding would go past 448, that is above 464.
     Source: CUDA ``__nv_fp8_e4m3(float)`` (saturating) and OCP FP8 (not saturating).
 
     >>> [hex(e4m3_byte_scalar(v)) for v in (448.0, 1e9, 2.0**-10, -2.0**-9, float("nan"))]
@@ -54,7 +64,7 @@ def e4m3_byte_scalar(x: float, saturate: bool = True) -> int:
             return sign | 0x7E
         # 464 lies half way between 448 and the 480 that the NaN code would be, and 448 is the even one of the two
         return sign | (0x7E if abs(x) <= 464 else E4M3_NAN)
-    return sign | _nearest_even(Fraction(abs(x)), [Fraction(float(v)) for v in E4M3_VALUES[:127]])
+    return sign | _nearest_even(abs(x), _E4M3_GRID)
 
 
 def bf16_bits_scalar(x: float) -> int:

@@ -1,0 +1,78 @@
+"""Codes in bytes and words, and scales in the layouts that kernels read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nvfp4viz import formats
+from nvfp4viz.errors import FormatError
+
+
+def test_the_even_element_is_the_low_nibble() -> None:
+    assert formats.pack_nibbles(np.array([0x1, 0xF], np.uint8)).tolist() == [0xF1]
+    assert formats.unpack_nibbles(np.array([0xF1], np.uint8)).tolist() == [0x1, 0xF]
+
+
+def test_packing_round_trips_and_words_are_little_endian_bytes() -> None:
+    codes = np.random.default_rng(0).integers(0, 16, (3, 5, 32), dtype=np.uint8)
+    packed = formats.pack_nibbles(codes)
+    assert packed.shape == (3, 5, 16)
+    assert np.array_equal(formats.unpack_nibbles(packed), codes)
+    words = formats.pack_u32(codes)
+    assert words.shape == (3, 5, 4)
+    assert np.array_equal(formats.unpack_u32(words), codes)
+    assert np.array_equal(words.astype("<u4").view(np.uint8), packed)
+    assert all(int(words[0, 0, 0]) >> (4 * i) & 15 == codes[0, 0, i] for i in range(8))
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 7), ()])
+def test_an_odd_number_of_codes_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(FormatError) as error:
+        formats.pack_nibbles(np.zeros(shape, np.uint8))
+    assert error.value.code == "format.pack-odd"
+
+
+def test_a_word_needs_eight_codes() -> None:
+    with pytest.raises(FormatError) as error:
+        formats.pack_u32(np.zeros((2, 12), np.uint8))
+    assert error.value.code == "format.pack-odd"
+    assert "8" in error.value.why
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (128, 4), (129, 5), (37, 12), (256, 64), (300, 3)])
+def test_swizzled_bytes_lie_where_the_offset_says(shape: tuple[int, int]) -> None:
+    rows, columns = shape
+    scales = np.random.default_rng(rows).integers(1, 256, shape, dtype=np.uint8)
+    flat = formats.swizzle_128x4(scales)
+    assert flat.size == formats.swizzled_size(rows, columns)
+    offsets = np.array([[formats.offset_128x4(r, c, columns) for c in range(columns)] for r in range(rows)])
+    assert len(np.unique(offsets)) == rows * columns
+    assert np.array_equal(flat[offsets], scales)
+    padding = np.ones(flat.size, bool)
+    padding[offsets] = False
+    assert (flat[padding] == 0).all()
+    assert np.array_equal(formats.unswizzle_128x4(flat, rows, columns), scales)
+
+
+def test_the_offsets_of_one_tile_follow_the_formula() -> None:
+    """Row m of 128 and column k of 4: 16·(m mod 32) + 4·(m div 32) + k."""
+    for m in range(128):
+        for k in range(4):
+            assert formats.offset_128x4(m, k, 4) == 16 * (m % 32) + 4 * (m // 32) + k
+
+
+def test_8x4_offsets_fill_tiles_of_32_bytes_without_gaps() -> None:
+    offsets = {formats.offset_8x4(r, c, 8) for r in range(16) for c in range(8)}
+    assert offsets == set(range(16 * 8))
+    assert formats.offset_8x4(8, 0, 8) == 64  # the next eight rows come after two tiles of columns
+
+
+def test_wrong_shapes_are_refused() -> None:
+    with pytest.raises(FormatError) as error:
+        formats.swizzle_128x4(np.zeros(4, np.uint8))
+    assert error.value.code == "format.layout-rank"
+    with pytest.raises(FormatError) as error:
+        formats.unswizzle_128x4(np.zeros(511, np.uint8), 128, 4)
+    assert error.value.code == "format.layout-size"
+    assert "512" in error.value.why
