@@ -98,12 +98,16 @@ def peer_dequantisers(case: Case, packed: object, scales: object) -> dict[str, C
 
 
 def copies(case: Case) -> dict[str, Callable[[], object]]:
-    """The floor under any of this: read the tensor once, write it once."""
+    """The floor under any of this: read the tensor once, write it once.
+
+    Every dequantiser here returns new memory, which the system must map and clear first: hence the second copy.
+    """
     import torch
 
     array_out, tensor_out = np.empty_like(case.array), torch.empty_like(case.tensor)
     return {
         "copy, NumPy, 1 thread": lambda: np.copyto(array_out, case.array),
+        "copy to fresh memory, NumPy, 1 thread": lambda: case.array.copy(),
         "copy, torch": lambda: tensor_out.copy_(case.tensor),
     }
 
@@ -136,7 +140,7 @@ def compare_quantise(case: Case, repeats: int) -> harness.Section:
     ratio = statistics.median(times[best]) / statistics.median(times["nvfp4viz, modelopt recipe"])
     return harness.Section(
         f"Quantise {case.shape}",
-        "Global scale given. GB/s of input read. Our bytes were equal to ModelOpt's on this tensor.",
+        f"Global scale given. GB/s of input read. {threads()} threads. Our bytes were equal to ModelOpt's on this tensor.",
         harness.rows_from(times, case.bytes, best),
         best,
         [harness.Goal(f"quantise {case.shape}, times the best peer ({best})", ratio, QUANTISE_GOAL)],
@@ -168,7 +172,7 @@ def compare_dequantise(case: Case, repeats: int) -> harness.Section:
     only_bf16 = "" if case.torch_dtype is torch.bfloat16 else " compressed-tensors answers BF16 only."
     return harness.Section(
         f"Dequantise to {case.shape}",
-        f"GB/s of output written. Our values were equal to ModelOpt's.{only_bf16}",
+        f"GB/s of output written. {threads()} threads. Our values were equal to ModelOpt's.{only_bf16}",
         harness.rows_from(times, case.bytes, best),
         best,
         [harness.Goal(f"dequantise to {case.shape}, times the best peer ({best})", ratio, DEQUANTISE_GOAL[case.dtype])],
@@ -189,11 +193,15 @@ def compare_amax(case: Case, repeats: int) -> harness.Section:
     return harness.Section(f"Maximum of {case.shape}", "GB/s of input read.", rows, "torch abs().max()")
 
 
+def threads() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def measure(quick: bool) -> list[harness.Section]:
     import torch
 
     warnings.filterwarnings("ignore")
-    torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    torch.set_num_threads(threads())
     sizes = [(64, 1024, "bf16"), (64, 2048, "f32")] if quick else [(4096, 4096, "bf16"), (4096, 14336, "f32")]
     repeats = 2 if quick else 9
     sections = []
