@@ -182,4 +182,5 @@ def sum_routes(products: Array) -> Array:
 
 def nan_rows(x: Array) -> npt.NDArray[np.bool_]:
     """Which rows of a BF16 matrix hold a NaN."""
-    return np.any((x.view(np.uint16) & 0x7FFF) > 0x7F80, axis=1)
+    nan: npt.NDArray[np.bool_] = ((x.view(np.uint16) & 0x7FFF) > 0x7F80).any(axis=1)
+    return nan

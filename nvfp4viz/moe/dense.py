@@ -20,11 +20,11 @@ from nvfp4viz.moe.experts import (
     ExpertsResult,
     ExpertsTrace,
     Operand,
-    RoutingLike,
     activate,
     epilogue,
     nan_experts_of,
 )
+from nvfp4viz.moe.routing import Routing
 
 Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
@@ -176,7 +176,7 @@ def decode_weights(packed: U8, scales: U8, weight_scale_2: F32) -> F32:
 # -------------------------------------------------------------------------------------------------------- running
 
 
-def run_w4a16_experts(x: Array, routing: RoutingLike, experts: W4A16Experts, record: bool = False) -> ExpertsResult:
+def run_w4a16_experts(x: Array, routing: Routing, experts: W4A16Experts, record: bool = False) -> ExpertsResult:
     """MARLIN: BF16 activations times ``code * block scale``; ``input_scale`` plays no part.
 
     First GEMM: ``c1 = bf16(acc * G')``.  Second GEMM, which also applies the routing weight: the accumulator is
@@ -201,9 +201,7 @@ def run_w4a16_experts(x: Array, routing: RoutingLike, experts: W4A16Experts, rec
     return _finish(plan, routing, Operand(rows), acc1, alpha1, c1, Operand(c2), acc2, alpha2, c3, record)
 
 
-def run_emulation_experts(
-    x: Array, routing: RoutingLike, experts: EmulationExperts, record: bool = False
-) -> ExpertsResult:
+def run_emulation_experts(x: Array, routing: Routing, experts: EmulationExperts, record: bool = False) -> ExpertsResult:
     """EMULATION: activations are quantised and dequantised with one scale a layer, weights decoded to BF16.
 
     No codes are multiplied and no alpha is applied.  A zero or infinite scale has other consequences than on the
@@ -255,14 +253,14 @@ def qdq_emulation(rows: Array, gscale: np.float32) -> tuple[U8, U8, Array]:
     return pack_nibbles(codes.reshape(rows.shape)), scales, back.reshape(rows.shape)
 
 
-def run_bf16_experts(x: Array, routing: RoutingLike, experts: Bf16Experts, record: bool = False) -> ExpertsResult:
+def run_bf16_experts(x: Array, routing: Routing, experts: Bf16Experts, record: bool = False) -> ExpertsResult:
     """Unquantised experts: BF16 values, f32 accumulator, BF16 between the two products."""
     return _run_values(x, routing, experts, record, lambda rows, which: Operand(rows))
 
 
 def _run_values(
     x: Array,
-    routing: RoutingLike,
+    routing: Routing,
     experts: EmulationExperts | Bf16Experts,
     record: bool,
     operand: Callable[[Array, int], Operand],
@@ -285,12 +283,12 @@ def _multiplied(operand: Operand) -> Array:
     return operand.values if operand.dequantised is None else operand.dequantised
 
 
-def _plan(x: Array, routing: RoutingLike, experts: W4A16Experts | EmulationExperts | Bf16Experts) -> Dispatch:
+def _plan(x: Array, routing: Routing, experts: W4A16Experts | EmulationExperts | Bf16Experts) -> Dispatch:
     count, k, n1 = experts.w13.shape
     return plan_dispatch(routing.ids, count, n1=n1, n=experts.w2.shape[1], k=k)
 
 
-def _route_weights(plan: Dispatch, routing: RoutingLike) -> F32:
+def _route_weights(plan: Dispatch, routing: Routing) -> F32:
     """The routing weight of each permuted row."""
     weights = np.empty(plan.rows, np.float32)
     weights[plan.c_map] = np.asarray(routing.weights, np.float32).ravel()
@@ -299,7 +297,7 @@ def _route_weights(plan: Dispatch, routing: RoutingLike) -> F32:
 
 def _finish(
     plan: Dispatch,
-    routing: RoutingLike,
+    routing: Routing,
     first: Operand,
     acc1: F32,
     alpha1: F32,

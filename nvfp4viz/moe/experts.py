@@ -15,28 +15,21 @@ here what they do there.  Nothing is patched: a NaN that appears is carried on.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from nvfp4viz.moe.activation import gelu_tanh_and_mul, silu_and_mul
 from nvfp4viz.moe.dataflow import Dispatch, combine_routes, nan_rows, plan_dispatch, round_bf16, shuffle_rows
 from nvfp4viz.moe.experts_quant import per_token_scales, quantize_rows
+from nvfp4viz.moe.routing import Routing
 
 Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 Activation = Literal["gelu_tanh", "silu"]
 Path = Literal["auto", "numpy", "numba"]
-
-
-class RoutingLike(Protocol):
-    """What the experts need of a routing: `nvfp4viz.moe.routing.Routing` has it."""
-
-    @property
-    def ids(self) -> Array: ...
-    @property
-    def weights(self) -> Array: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +153,7 @@ class ExpertsResult:
 
 def run_w4a4_experts(
     x: Array,
-    routing: RoutingLike,
+    routing: Routing,
     experts: W4A4Experts,
     record: bool = False,
     *,
@@ -190,22 +183,18 @@ def run_w4a4_experts(
     path
         As `nvfp4viz.quant.mma_matmul`; the bits are equal.
     """
-    from nvfp4viz.quant import mma_grouped
-
     n1, n, k = experts.w13_packed.shape[1], experts.w2_packed.shape[2] * 2, x.shape[1]
     plan = plan_dispatch(routing.ids, experts.count, n1=n1, n=n, k=k, expert_map=expert_map)
     row_expert = plan.row_expert
     rows = shuffle_rows(x, plan.a_map[: plan.rows])
 
-    first, alpha1 = _operand(
-        rows, experts.a1_gscale[row_expert], experts.g1_alphas[row_expert], experts.per_token, path
-    )
-    acc1 = mma_grouped(first.packed, first.scales, row_expert, experts.w13_packed, experts.w13_scales, path=path)
+    first, alpha1 = _operand(rows, experts.a1_gscale, experts.g1_alphas, row_expert, experts.per_token, path)
+    acc1 = _grouped_gemm(first, row_expert, experts.w13_packed, experts.w13_scales, path)
     c1 = epilogue(acc1, alpha1)
 
     c2 = activate(c1, experts.activation, fused=True)
-    second, alpha2 = _operand(c2, experts.a2_gscale[row_expert], experts.g2_alphas[row_expert], experts.per_token, path)
-    acc2 = mma_grouped(second.packed, second.scales, row_expert, experts.w2_packed, experts.w2_scales, path=path)
+    second, alpha2 = _operand(c2, experts.a2_gscale, experts.g2_alphas, row_expert, experts.per_token, path)
+    acc2 = _grouped_gemm(second, row_expert, experts.w2_packed, experts.w2_scales, path)
     c3 = epilogue(acc2, alpha2)
 
     routes = shuffle_rows(c3, plan.c_map).reshape(*plan.ids.shape, k)
@@ -217,14 +206,29 @@ def run_w4a4_experts(
     return ExpertsResult(out, nan_experts_of(c3, row_expert), trace)
 
 
-def _operand(rows: Array, gscale: F32, alpha: F32, per_token: bool, path: Path) -> tuple[Operand, F32]:
-    """Quantise rows with their experts' encode scales; per-token scaling replaces them and follows into alpha."""
+def _operand(
+    rows: Array, gscales: F32, alphas: F32, row_expert: Array, per_token: bool, path: Path
+) -> tuple[Operand, F32]:
+    """Rows quantised with their experts' encode scales, and each row's alpha.
+
+    Per-token scaling takes the encode scale from the row instead, and the row's decode scale into alpha.
+    """
+    gscale, alpha = gscales[row_expert], alphas[row_expert]
     if per_token:
         gscale, decode = per_token_scales(rows)
         with np.errstate(over="ignore", invalid="ignore"):
             alpha = alpha * decode
     packed, scales = quantize_rows(rows, gscale, path=path)
     return Operand(rows, gscale, packed, scales), alpha
+
+
+def _grouped_gemm(operand: Operand, row_expert: Array, packed: U8, scales: U8, path: Path) -> F32:
+    """Accumulators of the rows against their experts' weights: (R, N) float32."""
+    from nvfp4viz.quant import mma_grouped
+
+    assert operand.packed is not None
+    assert operand.scales is not None
+    return mma_grouped(operand.packed, operand.scales, row_expert, packed, scales, path=path)
 
 
 def epilogue(acc: F32, alpha: F32) -> Array:
@@ -243,8 +247,6 @@ def activate(c1: Array, activation: Activation, *, fused: bool = False) -> Array
     `fused` is the CUTLASS path's SiLU, which quantises in the same kernel: gate and up meet in f32 and are rounded to
     BF16 once.  The stand-alone activations round the activated gate first.
     """
-    from nvfp4viz.moe.activation import gelu_tanh_and_mul, silu_and_mul
-
     if activation == "gelu_tanh":
         return gelu_tanh_and_mul(c1)
     return _fused_silu_and_mul(c1) if fused else silu_and_mul(c1)

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nvfp4viz.moe import ExpertsResult, ExpertsTrace, Operand
-from nvfp4viz.moe.experts import RoutingLike
+from nvfp4viz.moe import ExpertsResult, ExpertsTrace, Operand, Routing
 from nvfp4viz.serving.backends import RUNNERS
 from nvfp4viz.serving.served import ServedExperts, ServedModel
 
@@ -146,9 +145,9 @@ class _Tap:
     """The experts of a served model, with every call's input kept."""
 
     experts: ServedExperts
-    calls: list[tuple[int, Array, RoutingLike]] = field(default_factory=list)
+    calls: list[tuple[int, Array, Routing]] = field(default_factory=list)
 
-    def __call__(self, layer: int, x: Array, routing: RoutingLike) -> ExpertsResult:
+    def __call__(self, layer: int, x: Array, routing: Routing) -> ExpertsResult:
         self.calls.append((layer, x, routing))
         return self.experts(layer, x, routing)
 
@@ -245,7 +244,7 @@ def _rank(served: ServedModel, layer: int, ids: Array, expert: int | None) -> in
 
 def _find_route(
     served: ServedModel, tap: _Tap, layer: int | None, expert: int | None, position: int | None
-) -> tuple[tuple[int, Array, RoutingLike], int, int] | None:
+) -> tuple[tuple[int, Array, Routing], int, int] | None:
     """The first call and row that fit, and the sequence position of the call's first row."""
     seen: dict[int, int] = {}
     for call in tap.calls:

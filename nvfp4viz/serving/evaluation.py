@@ -87,4 +87,5 @@ def _negative_log_likelihood(logits: np.ndarray, targets: np.ndarray) -> np.ndar
     with np.errstate(invalid="ignore"):
         top = wide.max(axis=1, keepdims=True)
         normaliser = np.log(np.exp(wide - top).sum(axis=1)) + top[:, 0]
-    return normaliser - wide[np.arange(len(targets)), targets]
+    loss: np.ndarray = normaliser - wide[np.arange(len(targets)), targets]
+    return loss

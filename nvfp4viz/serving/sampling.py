@@ -13,6 +13,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from nvfp4viz.model import greedy
+
 V2_BLOCK = 1024
 """Logits that the V2 runner reduces together."""
 
@@ -27,7 +29,7 @@ def argmax_v1(logits: Logits) -> int:
     >>> argmax_v1(np.full(99, np.nan, np.float32))
     0
     """
-    return int(np.argmax(logits))  # NumPy's rule for NaN is torch's
+    return greedy(logits)
 
 
 def argmax_v2(logits: Logits, nan_keeps: Literal["left", "right"] = "right") -> int:

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +18,8 @@ import numpy.typing as npt
 
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, canonical, open_checkpoint
 from nvfp4viz.errors import ServingError
-from nvfp4viz.moe import Bf16Experts, ExpertsResult
+from nvfp4viz.moe import Bf16Experts, ExpertsResult, Routing
 from nvfp4viz.moe.dense import k_first
-from nvfp4viz.moe.experts import RoutingLike
 from nvfp4viz.serving.backends import RUNNERS, BackendInfo, LayerExperts, choose_backend, prepare_layer
 from nvfp4viz.serving.guard import LoadGuard
 from nvfp4viz.serving.loader import ROLES, LayerParameters, LoadReport, load_parameters
@@ -48,7 +47,7 @@ class ServedExperts:
     layers: dict[int, LayerExperts] = field(repr=False)
     record: bool = False
 
-    def __call__(self, layer: int, x: Array, routing: RoutingLike) -> ExpertsResult:
+    def __call__(self, layer: int, x: Array, routing: Routing) -> ExpertsResult:
         experts = self.layers[layer]
         return RUNNERS[type(experts)](x, routing, experts, record=self.record)
 
@@ -106,6 +105,10 @@ class ServedModel:
 
         options = {} if sampler is None else {"sampler": sampler}
         return generate(self.model, self.experts, prompt, max_new_tokens=n, on_token=on_token, **options)
+
+    def logits(self, ids: Sequence[int]) -> Array:
+        """Logits (T, V) float32 after each of T tokens, read at once."""
+        return self.model.forward(ids, self.experts)
 
     def scales_of(self, layer: int) -> ConvertedScales:
         """One layer's converted scales."""
