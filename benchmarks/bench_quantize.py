@@ -140,7 +140,7 @@ def compare_quantise(case: Case, repeats: int) -> harness.Section:
     ratio = statistics.median(times[best]) / statistics.median(times["nvfp4viz, modelopt recipe"])
     return harness.Section(
         f"Quantise {case.shape}",
-        f"Global scale given. GB/s of input read. {threads()} threads. Our bytes were equal to ModelOpt's on this tensor.",
+        f"Global scale given. GB/s of input read. {threads()} threads. Our bytes were ModelOpt's on this tensor.",
         harness.rows_from(times, case.bytes, best),
         best,
         [harness.Goal(f"quantise {case.shape}, times the best peer ({best})", ratio, QUANTISE_GOAL)],

@@ -43,7 +43,7 @@ def ensure_environment(env: Path, requirements: str) -> Path:
         subprocess.run([*pip, torch_pin], check=True)
         # the lists are complete; what else these packages name (CUDA libraries, servers) is never imported here
         subprocess.run([*pip, "--no-deps", "-r", str(HERE / requirements)], check=True)
-        (env / f".{requirements}").touch()
+        (env / f".{requirements}").write_text((HERE / requirements).read_text(encoding="utf-8"), encoding="utf-8")
     return python
 
 
@@ -56,8 +56,9 @@ def ensure_vllm() -> Path:
 
 
 def is_ready(env: Path, requirements: str) -> bool:
-    """Whether ``ensure_environment`` finished there; nothing is installed by asking."""
-    return (env / f".{requirements}").exists()
+    """Whether ``ensure_environment`` finished there with the pins of today; nothing is installed by asking."""
+    stamp = env / f".{requirements}"
+    return stamp.exists() and stamp.read_text(encoding="utf-8") == (HERE / requirements).read_text(encoding="utf-8")
 
 
 def run_script(python: Path, script: str, out: Path, *names: str) -> dict[str, np.ndarray]:
