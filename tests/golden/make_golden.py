@@ -65,7 +65,9 @@ def run_script(python: Path, script: str, out: Path, *names: str) -> dict[str, n
     """Run ``script`` with another interpreter (on the named sets, or all) and load the arrays that it saved."""
     quiet = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
     command = [str(python), str(HERE / script), str(out), *names]
-    subprocess.run(command, check=True, env=quiet, capture_output=True, text=True)
+    done = subprocess.run(command, env=quiet, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{script} failed in {python.parent.parent.name}:\n{done.stderr[-2000:]}")
     with np.load(out) as saved:
         return {key: saved[key] for key in saved.files}
 
