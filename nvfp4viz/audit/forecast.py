@@ -1,118 +1,29 @@
 """What each backend will make of a checkpoint, from the rules of the servers' loaders.
 
-A backend is described by how far one activation scale reaches (`FAMILIES`): one expert, the whole layer through a
-maximum, or nowhere.  What a bad scale then does follows from the two divisions and two products that vLLM performs
-without a check: ``g = 1/a`` and ``alpha = weight_scale_2 · a`` (`outcome_of_scales`).  A slot that no tensor
-fills holds what the memory held before; for it every fate is tried and the possible outcomes are listed.
-
-Sources: vLLM 0.33.0 ``oracle/nvfp4.py``, ``modelopt.py``, ``cutlass_moe.py``; SGLang ``modelopt_quant.py``;
-TensorRT-LLM ``fused_moe/quantization.py`` (sections 4 and 5 of `serving-vllm.md`, section 3 of `checkpoints.md`).
+A backend is described by how far one activation scale reaches (`nvfp4viz.audit.backends.FAMILIES`): one expert, the
+whole layer through a maximum, or nowhere.  What a bad scale then does follows from the two divisions and two products
+that vLLM performs without a check (`outcome_of_scales`).  A slot that no tensor fills holds what the memory held
+before; for it several fates are tried and all possible outcomes are listed.  `tests/audit/test_forecast.py` compares
+the forecasts with running the arithmetic.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from nvfp4viz.audit.facts import CLASSES, FLT_MIN, MISSING, OK, Facts
+from nvfp4viz.audit.backends import FAMILIES, FATES, Family, outcome_of_scales
+from nvfp4viz.audit.facts import CLASSES, MISSING, OK, Facts
 from nvfp4viz.audit.report import BackendForecast, Finding
 from nvfp4viz.audit.scales import mismatched_pairs, outliers
 from nvfp4viz.audit.texts import id_list, words
 
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """How one backend reads scales.
-
-    Attributes
-    ----------
-    reach
-        ``"expert"``, ``"layer"`` or ``"none"``: how far one input scale reaches.
-    engine
-        ``"vllm"``, ``"sglang"``, ``"tensorrt-llm"`` or ``"transformers"``.
-    schemes
-        Schemes that it serves, as vLLM's own checks have it.
-    reads_down
-        The second GEMM's input scale is read; FlashInfer's B12X replaces it by 1.0.
-    gate_rules
-        Gate's `weight_scale_2` is used for up as well.
-    """
-
-    reach: str
-    engine: str
-    schemes: tuple[str, ...] = ("W4A4",)
-    reads_down: bool = True
-    gate_rules: bool = True
-
-
-BOTH = ("W4A4", "W4A16")
-FAMILIES: dict[str, Family] = {
-    "vllm-cutlass": Family("expert", "vllm"),
-    "vllm-flashinfer-trtllm": Family("layer", "vllm"),
-    "vllm-flashinfer-cutlass": Family("layer", "vllm"),
-    "vllm-flashinfer-cutedsl": Family("layer", "vllm"),
-    "vllm-flashinfer-b12x": Family("layer", "vllm", BOTH, reads_down=False),
-    "vllm-marlin": Family("none", "vllm", BOTH),
-    "vllm-humming": Family("none", "vllm", BOTH, gate_rules=False),
-    "vllm-emulation": Family("layer", "vllm"),
-    "sglang-flashinfer": Family("layer", "sglang"),
-    "sglang-generic": Family("expert", "sglang"),
-    "sglang-marlin": Family("none", "sglang", BOTH),
-    "tensorrt-llm": Family("layer", "tensorrt-llm"),
-    "transformers": Family("none", "transformers", BOTH, gate_rules=False),
-}
-
 # Worst first.  "ignored" is worse than "safe" only in that something is wrong that the backend does not read.
 OUTCOMES = ("load-error", "unsupported", "nan", "undefined", "zero", "degraded", "ignored", "safe")
 SCOPES = ("none", "experts", "layer", "model")
-
-# Fates of an uninitialised slot that decide between outcomes: fresh memory, ones, NaN, infinity, huge garbage.
-FATES = (0.0, 1.0, math.nan, math.inf, 1e38)
-HUGE = 1e30
-
-
-def outcome_of_scales(
-    a13: float, a2: float, healthy: tuple[float, float] = (1e-3, 1e-3)
-) -> tuple[str, tuple[str, ...]]:
-    """What two activation scales, as the kernel gets them, do to an expert on a W4A4 backend.
-
-    Parameters
-    ----------
-    a13, a2
-        After the backend's maximum.
-    healthy
-        What they should be: within 64 times of it a scale only costs precision.
-
-    Returns
-    -------
-    outcome, possible
-        ``possible`` where the prompt decides.
-
-    Notes
-    -----
-    Section 4.5 of `serving-vllm.md`.  ``a = 0`` gives g = inf and alpha = 0: products are 0 unless a block of 16 is all
-    zero, whose scale byte becomes NaN.  Both zero: the intermediate is all zero, so NaN is certain.  An infinite
-    ``a`` gives 0 · inf.
-
-    >>> outcome_of_scales(0.0, 0.0)[0], outcome_of_scales(0.0, 5e-3), outcome_of_scales(float("inf"), 5e-3)[0]
-    ('nan', ('zero', ('nan', 'zero')), 'nan')
-    """
-    if any(math.isnan(a) or math.isinf(a) for a in (a13, a2)):
-        return "nan", ()
-    # 1/x of a subnormal is infinite, and alpha underflows to zero: the same as zero.
-    vanished = [abs(a) < FLT_MIN for a in (a13, a2)]
-    if all(vanished):
-        return "nan", ()
-    if any(vanished):
-        return "zero", ("nan", "zero")
-    if max(abs(a13), abs(a2)) > HUGE:
-        return "zero", ("nan", "zero")
-    far = any(a <= 0 or abs(math.log2(a / good)) > 1 for a, good in zip((a13, a2), healthy, strict=True))
-    return ("degraded" if far else "safe"), ()
 
 
 @dataclass(slots=True)
@@ -140,26 +51,31 @@ def forecast(
         It is labelled W4A16, so that every server reads it so.
     """
     found = list(findings)
-    return tuple(_of_backend(name, family, facts, found, promoted, weight_only) for name, family in FAMILIES.items())
+    # What is wrong is the same for all thirteen backends; only what they make of it differs.
+    scales = [each for each in (_LayerScales(facts, layer) for layer in facts.layers) if each.wrong]
+    weights = [each for each in (_LayerWeights(facts, layer) for layer in facts.layers) if each.wrong]
+
+    def of_backend(name: str, family: Family) -> BackendForecast:
+        as_w4a16 = weight_only or (promoted and family.engine == "vllm")
+        effects = [*_files(family, found), *_structure(family, found)]
+        if as_w4a16 and "W4A16" not in family.schemes:
+            effects.append(_Effect("unsupported", (), "model", set(facts.layers), "why.unsupported"))
+        elif not as_w4a16:
+            effects += [effect for layer in scales for effect in _activations(family, layer)]
+        effects += [effect for layer in weights for effect in _weights(family, layer)]
+        return _forecast(name, _merged(effects, "why.safe.weight-only" if as_w4a16 else "why.safe"))
+
+    return tuple(of_backend(name, family) for name, family in FAMILIES.items())
 
 
-def _of_backend(
-    name: str, family: Family, facts: Facts, findings: list[Finding], promoted: bool, weight_only: bool
-) -> BackendForecast:
-    as_w4a16 = weight_only or (promoted and family.engine == "vllm")
-    effects = [*_files(family, findings), *_structure(family, findings)]
-    if as_w4a16 and "W4A16" not in family.schemes:
-        effects.append(_Effect("unsupported", (), "model", set(facts.layers), "why.unsupported"))
-    elif not as_w4a16:
-        effects += _activations(family, facts)
-    effects += _weights(family, facts)
+def _merged(effects: list[_Effect], safe: str) -> _Effect:
+    """The worst effect speaks for all; equal ones in other layers add their slots."""
     if not effects:
-        text = "why.safe.weight-only" if as_w4a16 else "why.safe"
-        return _forecast(name, _Effect("safe", (), "none", set(), text))
+        return _Effect("safe", (), "none", set(), safe)
     effects.sort(key=lambda effect: (OUTCOMES.index(effect.outcome), -SCOPES.index(effect.scope)))
     first = effects[0]
     same = [effect for effect in effects if effect.text == first.text and effect.outcome == first.outcome]
-    merged = _Effect(
+    return _Effect(
         first.outcome,
         tuple(sorted({outcome for effect in same for outcome in effect.possible})),
         first.scope,
@@ -167,7 +83,6 @@ def _of_backend(
         first.text,
         {**first.fill, "slots": sum(effect.fill.get("slots", 0) for effect in same)},
     )
-    return _forecast(name, merged)
 
 
 def _forecast(name: str, effect: _Effect) -> BackendForecast:
@@ -232,21 +147,18 @@ def _structure(family: Family, findings: list[Finding]) -> Iterable[_Effect]:
             yield _Effect("degraded", (), "layer", layers, "why.convention")
 
 
-def _activations(family: Family, facts: Facts) -> Iterable[_Effect]:
-    """What the activation scales do, layer by layer."""
-    for layer in facts.layers:
-        scales = _LayerScales(facts, layer)
-        if not scales.wrong:
-            continue
-        if family.engine == "tensorrt-llm" and scales.missing:
-            fill = {"tensor": scales.first_missing(), "slots": scales.missing}
-            yield _Effect("load-error", (), "model", {layer}, "why.key-error", fill)
-        elif family.reach == "none":
-            yield _Effect("ignored", (), "none", {layer}, "why.ignored", {"slots": scales.wrong})
-        elif family.reach == "expert":
-            yield from _per_expert(scales, layer)
-        else:
-            yield _one_maximum(scales, layer, family)
+def _activations(family: Family, scales: _LayerScales) -> Iterable[_Effect]:
+    """What one layer's activation scales do."""
+    layer = scales.layer
+    if family.engine == "tensorrt-llm" and scales.missing:
+        fill = {"tensor": scales.first_missing(), "slots": scales.missing}
+        yield _Effect("load-error", (), "model", {layer}, "why.key-error", fill)
+    elif family.reach == "none":
+        yield _Effect("ignored", (), "none", {layer}, "why.ignored", {"slots": scales.wrong})
+    elif family.reach == "expert":
+        yield from _per_expert(scales, layer)
+    else:
+        yield _one_maximum(scales, layer, family)
 
 
 class _LayerScales:
@@ -254,7 +166,7 @@ class _LayerScales:
 
     def __init__(self, facts: Facts, layer: int) -> None:
         kinds = facts.view.projections
-        self._facts, self._layer = facts, layer
+        self._facts, self.layer = facts, layer
         tables = {kind: facts.tables["input_scale", layer, kind] for kind in kinds}
         self.first = [kind for kind in kinds if kind != "down"]
         self.absent = {kind: table.state == MISSING for kind, table in tables.items()}
@@ -277,7 +189,7 @@ class _LayerScales:
     def first_missing(self) -> str:
         for kind, mask in self.absent.items():
             for expert in np.flatnonzero(mask).tolist():
-                return self._facts.view.slot(self._layer, expert, kind, "input_scale").name
+                return self._facts.view.slot(self.layer, expert, kind, "input_scale").name
         return ""
 
     def experts(self) -> tuple[int, ...]:
@@ -377,53 +289,43 @@ def _layer_maxima(scales: _LayerScales, kinds: list[str]) -> tuple[float, float]
     return out[0], out[1]
 
 
-def _weights(family: Family, facts: Facts) -> Iterable[_Effect]:
+class _LayerWeights:
+    """One layer's second-level weight scales: their classes, and which pairs differ."""
+
+    def __init__(self, facts: Facts, layer: int) -> None:
+        self.layer = layer
+        tables = {kind: facts.tables["weight_scale_2", layer, kind] for kind in facts.view.projections}
+        self.classes = {kind: table.classes() for kind, table in tables.items()}
+        self.mismatched, _ = mismatched_pairs(facts, layer)
+        self.wrong = bool(self.mismatched.any()) or any(bool(found.any()) for found in self.classes.values())
+
+
+def _weights(family: Family, weights: _LayerWeights) -> Iterable[_Effect]:
     """What second-level weight scales do: on every backend, for gate and down; for up where it has its own."""
-    for layer in facts.layers:
-        classes: dict[str, list[int]] = {}
-        for kind in facts.view.projections:
-            table = facts.tables["weight_scale_2", layer, kind]
-            follows_gate = kind == "up" and family.gate_rules and "gate" in facts.view.projections
-            for expert in np.flatnonzero(table.classes()).tolist():
-                name = CLASSES[int(table.classes()[expert])]
-                outcome = {"zero": "zero", "subnormal": "zero", "negative": "degraded"}.get(name, "nan")
-                classes.setdefault("degraded" if follows_gate else outcome, []).append(expert)
-        for outcome, experts in classes.items():
-            ids = tuple(sorted(set(experts)))
-            fill = {"experts": id_list(ids), "layer": layer, "slots": len(experts)}
-            yield _Effect(outcome, (), "experts", {layer}, f"why.weight-{outcome}", fill)
-        mask, _ = mismatched_pairs(facts, layer)
-        if family.gate_rules and mask.any():
-            ids = tuple(np.flatnonzero(mask).tolist())
-            fill = {"experts": id_list(ids), "layer": layer, "slots": len(ids)}
-            yield _Effect("degraded", (), "experts", {layer}, "why.pair", fill)
+    layer = weights.layer
+    effects: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for kind, found in weights.classes.items():
+        follows_gate = kind == "up" and family.gate_rules and "gate" in weights.classes
+        for expert in np.flatnonzero(found).tolist():
+            name = CLASSES[int(found[expert])]
+            effect = ("degraded", ()) if follows_gate else _weight_outcome(family, kind, name)
+            effects.setdefault(effect, []).append(expert)
+    for (outcome, possible), experts in effects.items():
+        fill = {"experts": id_list(tuple(sorted(set(experts)))), "layer": layer, "slots": len(experts)}
+        yield _Effect(outcome, possible, "experts", {layer}, f"why.weight-{outcome}", fill)
+    if family.gate_rules and weights.mismatched.any():
+        ids = tuple(np.flatnonzero(weights.mismatched).tolist())
+        fill = {"experts": id_list(ids), "layer": layer, "slots": len(ids)}
+        yield _Effect("degraded", (), "experts", {layer}, "why.pair", fill)
 
 
-def automatic_backend(gpu: str, activation: str, weight_only: bool) -> str | None:
-    """What vLLM 0.33 picks by itself on a GPU (``serving-vllm.md`` 5.1), with FlashInfer installed.
-
-    Parameters
-    ----------
-    gpu
-        ``"sm_120"``, ``"sm120"`` or ``"120"``.
-    activation
-        ``"silu"``, ``"gelu_tanh"``, ``"relu2"``, …; some backends do not have all.
-    weight_only
-        The checkpoint is served as W4A16.
-
-    >>> automatic_backend("sm_120", "silu", False), automatic_backend("sm_90", "silu", False)
-    ('vllm-flashinfer-cutlass', 'vllm-humming')
-    """
-    digits = "".join(character for character in gpu if character.isdigit())
-    capability = int(digits) if digits else 0
-    if capability < 75:
-        return None
-    if weight_only or capability < 100:
-        return "vllm-humming" if capability == 90 else "vllm-marlin"
-    family = capability // 10 * 10
-    if family == 100:
-        return "vllm-flashinfer-trtllm"
-    if family == 120:
-        flashinfer = activation in ("silu", "gelu_tanh", "relu2", "swigluoai")
-        return "vllm-flashinfer-cutlass" if flashinfer else "vllm-cutlass"
-    return "vllm-cutlass" if family == 110 else "vllm-marlin"
+def _weight_outcome(family: Family, kind: str, name: str) -> tuple[str, tuple[str, ...]]:
+    """What a bad second-level weight scale does where it is read."""
+    if name in ("zero", "subnormal"):
+        return "zero", ()
+    if name == "negative":
+        return "degraded", ()
+    # Infinite products of the first GEMM are quantised again for the second: blocks saturate, codes end at ±6, and
+    # finite garbage may come out.
+    saturates = name == "inf" and kind != "down" and family.reach != "none"
+    return "nan", ("degraded", "nan") if saturates else ()

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import msgspec
 
+from nvfp4viz.audit.backends import automatic_backend
 from nvfp4viz.audit.configs import config_findings
 from nvfp4viz.audit.containers import container_findings, fingerprint
 from nvfp4viz.audit.coverage import SlotRow, coverage, slot_rows
 from nvfp4viz.audit.elsewhere import kv_findings, linear_findings
 from nvfp4viz.audit.facts import Facts, collect
 from nvfp4viz.audit.findings import make, ordered
-from nvfp4viz.audit.forecast import automatic_backend, forecast
+from nvfp4viz.audit.forecast import forecast
 from nvfp4viz.audit.report import (
     SCHEMA,
     BackendForecast,

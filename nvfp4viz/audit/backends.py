@@ -1,0 +1,140 @@
+"""The backends: how far one scale reaches in each, what two scales do to an expert, and what vLLM picks by itself.
+
+Sources: vLLM 0.33.0 ``oracle/nvfp4.py``, ``modelopt.py``, ``cutlass_moe.py``; SGLang ``modelopt_quant.py``;
+TensorRT-LLM ``fused_moe/quantization.py`` (sections 4 and 5 of `serving-vllm.md`, section 3 of `checkpoints.md`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How one backend reads scales.
+
+    Attributes
+    ----------
+    reach
+        ``"expert"``, ``"layer"`` or ``"none"``: how far one input scale reaches.
+    engine
+        ``"vllm"``, ``"sglang"``, ``"tensorrt-llm"`` or ``"transformers"``.
+    schemes
+        Schemes that it serves, as vLLM's own checks have it.
+    reads_down
+        The second GEMM's input scale is read; FlashInfer's B12X replaces it by 1.0.
+    gate_rules
+        Gate's `weight_scale_2` is used for up as well.
+    """
+
+    reach: str
+    engine: str
+    schemes: tuple[str, ...] = ("W4A4",)
+    reads_down: bool = True
+    gate_rules: bool = True
+
+
+BOTH = ("W4A4", "W4A16")
+FAMILIES: dict[str, Family] = {
+    "vllm-cutlass": Family("expert", "vllm"),
+    "vllm-flashinfer-trtllm": Family("layer", "vllm"),
+    "vllm-flashinfer-cutlass": Family("layer", "vllm"),
+    "vllm-flashinfer-cutedsl": Family("layer", "vllm"),
+    "vllm-flashinfer-b12x": Family("layer", "vllm", BOTH, reads_down=False),
+    "vllm-marlin": Family("none", "vllm", BOTH),
+    "vllm-humming": Family("none", "vllm", BOTH, gate_rules=False),
+    "vllm-emulation": Family("layer", "vllm"),
+    "sglang-flashinfer": Family("layer", "sglang"),
+    "sglang-generic": Family("expert", "sglang"),
+    "sglang-marlin": Family("none", "sglang", BOTH),
+    "tensorrt-llm": Family("layer", "tensorrt-llm"),
+    "transformers": Family("none", "transformers", BOTH, gate_rules=False),
+}
+
+# Fates of an uninitialised slot that decide between outcomes: fresh memory, ones, a neighbour's plausible scale, NaN,
+# infinity, garbage large and small.
+FATES = (0.0, 1.0, 1e-3, math.nan, math.inf, 1e38, 1e-30)
+
+# How far a scale may be off before its expert suffers, as a factor.  Too small clips: codes end at ±6 and block scales
+# at 448.  Too large costs nothing while the block scales stay normal E4M3 numbers, which leaves 14 binades for the
+# largest block; from 2^8 on ordinary blocks become subnormal, and from 2^20 on every block scale is zero.  Measured
+# by running the kernel's arithmetic: `tests/serving/test_outcome_table.py`.
+CLIPS_BELOW, LOSES_ABOVE, NOTHING_BELOW, NOTHING_ABOVE = 0.5, 2.0**8, 2.0**-24, 2.0**20
+
+
+def outcome_of_scales(
+    a13: float, a2: float, healthy: tuple[float, float] = (1e-3, 1e-3)
+) -> tuple[str, tuple[str, ...]]:
+    """What two activation scales, as the kernel gets them, do to an expert on a W4A4 backend.
+
+    Parameters
+    ----------
+    a13, a2
+        After the backend's maximum.
+    healthy
+        What they should be.
+
+    Returns
+    -------
+    outcome, possible
+        ``possible`` where the prompt decides.
+
+    Notes
+    -----
+    Section 4.5 of `serving-vllm.md`.  ``a = 0`` gives g = inf and alpha = 0: products are 0 unless a block of 16 is all
+    zero, whose scale byte becomes NaN.  Both zero: the intermediate is all zero, so NaN is certain.  An infinite ``a``
+    gives 0 · inf.  Infinite products count as NaN, because the next norm makes NaN of them.
+
+    >>> outcome_of_scales(0.0, 0.0)[0], outcome_of_scales(0.0, 5e-3), outcome_of_scales(float("inf"), 5e-3)[0]
+    ('nan', ('zero', ('nan', 'zero')), 'nan')
+    """
+    scales = np.array([a13, a2], np.float32)
+    if not np.isfinite(scales).all():
+        return "nan", ()
+    with np.errstate(divide="ignore", over="ignore"):
+        # 1/x overflows for zero and for the smaller half of the subnormals.
+        endless = np.isinf(np.float32(1) / scales)
+    if endless.all():
+        return "nan", ()
+    if endless.any():
+        return "zero", ("nan", "zero")
+    ratios = [abs(a) / good for a, good in zip((a13, a2), healthy, strict=True)]
+    if max(ratios) > NOTHING_ABOVE or min(ratios) < NOTHING_BELOW:
+        return "zero", ("degraded", "nan", "zero")
+    if (scales < 0).any() or min(ratios) < CLIPS_BELOW:
+        return "degraded", ()
+    # Whether too large a scale hurts depends on how much smaller than the largest block the others are.
+    return ("degraded", ("degraded", "safe", "zero")) if max(ratios) > LOSES_ABOVE else ("safe", ())
+
+
+def automatic_backend(gpu: str, activation: str, weight_only: bool) -> str | None:
+    """What vLLM 0.33 picks by itself on a GPU (``serving-vllm.md`` 5.1), with FlashInfer installed.
+
+    Parameters
+    ----------
+    gpu
+        ``"sm_120"``, ``"sm120"`` or ``"120"``.
+    activation
+        ``"silu"``, ``"gelu_tanh"``, ``"relu2"``, …; some backends do not have all.
+    weight_only
+        The checkpoint is served as W4A16.
+
+    >>> automatic_backend("sm_120", "silu", False), automatic_backend("sm_90", "silu", False)
+    ('vllm-flashinfer-cutlass', 'vllm-humming')
+    """
+    digits = "".join(character for character in gpu if character.isdigit())
+    capability = int(digits) if digits else 0
+    if capability < 75:
+        return None
+    if weight_only or capability < 100:
+        return "vllm-humming" if capability == 90 else "vllm-marlin"
+    family = capability // 10 * 10
+    if family == 100:
+        return "vllm-flashinfer-trtllm"
+    if family == 120:
+        flashinfer = activation in ("silu", "gelu_tanh", "relu2", "swigluoai")
+        return "vllm-flashinfer-cutlass" if flashinfer else "vllm-cutlass"
+    return "vllm-cutlass" if family == 110 else "vllm-marlin"
