@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
+from nvfp4viz.ui.blas import use_one_thread
 from nvfp4viz.ui.i18n import t
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ def _checkpoint(path: str, identity: Stamp) -> Checkpoint:
 def _served(build: Build, path: str, identity: Stamp) -> ServedModel:
     from nvfp4viz.serving import load
 
+    use_one_thread()
     return load(
         _checkpoint(path, identity),
         allocator=build.allocator,

@@ -64,7 +64,7 @@ class Reply:
 def style() -> str:
     """The page's style sheet with the palette in front; the palette's variables live on ``.story``."""
     sheet = (Path(__file__).parent / "story.css").read_text(encoding="utf-8")
-    return f"<style>{css_variables().replace(':host', '.story')}{sheet}</style>"
+    return f"<style>{css_variables().replace(':host', '.story, [class*=st-key-story_]')}{sheet}</style>"
 
 
 def draw(html: str, *, tall: bool = False, extra: str = "") -> None:
@@ -90,19 +90,23 @@ def answer_html(reply: Reply, most: int = MOST_PADS, *, trim: bool = False) -> s
     return "".join(parts).lstrip() if trim else "".join(parts)
 
 
-def card(title: str, status: str, reply: Reply | None, foot: str = "", *, prompt: str | None = None) -> str:
-    """One reply card.  Without a reply it shows the prompt and that the answer is still covered."""
-    shown = escape(prompt if reply is None else reply.prompt)
-    if reply is None:
-        answer = f'<span class="hidden-reply">{escape(t("empty_answer.card.covered"))}</span>'
-    else:
-        answer = f'<span class="answer">{answer_html(reply)}</span>'
+def card(title: str, status: str, reply: Reply, foot: str = "") -> str:
+    """One reply card."""
     bottom = f"<footer><span>{escape(foot)}</span></footer>" if foot else ""
-    silent = " silent" if reply is not None and reply.silent else ""
     return (
-        f'<section class="reply{silent}">'
+        f'<section class="reply{" silent" if reply.silent else ""}">'
         f'<header><b>{escape(title)}</b><span class="mono">{escape(status)}</span></header>'
-        f'<p class="text"><span class="prompt">{shown}</span>{answer}</p>{bottom}</section>'
+        f'<p class="text"><span class="prompt">{escape(reply.prompt)}</span>'
+        f'<span class="answer">{answer_html(reply)}</span></p>{bottom}</section>'
+    )
+
+
+def waiting(title: str, prompt: str, why: str) -> str:
+    """A card whose answer is not shown yet: being computed, or covered until a prediction."""
+    return (
+        f'<section class="reply"><header><b>{escape(title)}</b></header>'
+        f'<p class="text"><span class="prompt">{escape(prompt)}</span>'
+        f'<span class="hidden-reply">{escape(why)}</span></p></section>'
     )
 
 

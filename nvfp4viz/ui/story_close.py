@@ -64,7 +64,7 @@ def chain(page: Lesson) -> None:
         if found.token_ids[0] == 0:
             st.caption(page.t("chain.sampler", bound=V2_BLOCK))
     if not workshop():
-        _fates(page, name)
+        _fates(page, name, found)
         _spread(page, name)
 
 
@@ -84,7 +84,7 @@ def _line(text: str) -> str:
     return "".join(shown(c) if c != " " else c for c in short[:48]) + ("…" if len(short) > 48 else "")
 
 
-def _fates(page: Lesson, name: str) -> None:
+def _fates(page: Lesson, name: str, found: ChainTrace | None) -> None:
     """The same prompt under every fate, row by row as they are computed."""
     page.heading("chain.fates")
     place = st.empty()
@@ -93,24 +93,20 @@ def _fates(page: Lesson, name: str) -> None:
     healthy = story_runs.run(story_runs.FULL, name)[0]
     for fate in ALLOCATORS:
         build = story_runs.holed(fate, page.view["seed"])
-        found, _ = caches.chain(build, story_runs.FULL, story_runs.prompt(name), story_runs.TOKENS)
-        reply, _ = story_runs.run(build, name)
-        state = "silent" if reply.silent else "same" if reply.token_ids == healthy.token_ids else "differs"
-        nan = page.t("chain.no_nan")
-        if found is not None and found.first_nan is not None:
-            nan = page.t("chain.at", token=found.first_nan[0], layer=found.first_nan[1])
-        label = (
-            f"<b>{escape(page.t(f'fates.{fate}'))}</b>"
-            if fate == page.view["fate"]
-            else escape(page.t(f"fates.{fate}"))
-        )
+        reply, timed = story_runs.run(build, name)
+        first = timed.generation.trace.first_bad
+        nan = page.t("chain.no_nan") if first is None else page.t("chain.at", token=first[0], layer=first[1])
+        state = "silent" if reply.silent else "right" if reply.token_ids == healthy.token_ids else "wrong"
+        label = escape(page.t(f"fates.{fate}"))
+        slot = "–" if found is None else f32(story_runs.slot_value(build, found.layer, found.expert))
         rows.append(
             [
-                f'{label}<div class="note">{escape(page.t(f"fate_notes.{fate}"))}</div>',
-                f'<span class="text">{"–" if found is None else f32(found.slots[0].value)}</span>',
+                f"{f'<b>{label}</b>' if fate == page.view['fate'] else label}"
+                f'<div class="note">{escape(page.t(f"fate_notes.{fate}"))}</div>',
+                f'<span class="text">{slot}</span>',
                 escape(nan),
                 f'<span class="text">{answer_html(reply, most=2, trim=True)}</span>',
-                verdict({"silent": "silent", "same": "right", "differs": "wrong"}[state], page.t(f"verdict.{state}")),
+                verdict(state, page.t(f"chain.outcomes.{state}")),
             ]
         )
         with place:

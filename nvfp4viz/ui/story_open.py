@@ -13,40 +13,52 @@ from nvfp4viz.ui.coverage_map import coverage_map
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.numbers import four, hex_f32
 from nvfp4viz.ui.story import workshop
-from nvfp4viz.ui.story_cards import card, cards, server_json
+from nvfp4viz.ui.story_cards import card, cards, server_json, waiting
 
 if TYPE_CHECKING:
     from nvfp4viz.ui.lesson import Lesson
     from nvfp4viz.ui.story_cards import Reply
 
 
-def _pair(page: Lesson, prompt_id: str, text: str | None = None, *, hero: bool = False) -> tuple[Reply, Reply]:
-    """The same prompt in BF16 and as NVFP4, side by side."""
+def _pair(page: Lesson, prompt_id: str, text: str | None = None, *, kind: str = "") -> tuple[Reply, Reply]:
+    """The same prompt in BF16 and as NVFP4, side by side; each card fills as soon as its run is done."""
+    place = st.empty()
+    asked = story_runs.prompt(prompt_id) if text is None else text
+    builds = ((story_runs.BF16, "bf16"), (story_runs.holed(page.view["fate"], page.view["seed"]), "nvfp4"))
+    parts = [waiting(page.t(f"card.{title}"), asked, page.t("card.running")) for _, title in builds]
     found = []
-    drawn = []
-    for build, title in ((story_runs.BF16, "bf16"), (story_runs.holed(page.view["fate"]), "nvfp4")):
+    for index, (build, title) in enumerate(builds):
+        with place:
+            cards(parts, tall=workshop(), kind=kind)
         reply, timed = story_runs.run(build, prompt_id, text)
         foot = page.t("card.foot", n=len(reply.token_ids), pads=reply.pads, seconds=four(timed.seconds))
+        parts[index] = card(page.t(f"card.{title}"), page.t("card.status"), reply, foot)
         found.append(reply)
-        drawn.append(card(page.t(f"card.{title}"), page.t("card.status"), reply, foot))
-    cards(drawn, tall=workshop(), kind="hero" if hero else "")
+    with place:
+        cards(parts, tall=workshop(), kind=kind)
     return found[0], found[1]
 
 
 def answers(page: Lesson) -> None:
     """Step 1: one prompt both ways, then what the BF16 model can do, then the reader's own prompt."""
-    bf16, nvfp4 = _pair(page, "arithmetic", hero=True)
+    bf16, nvfp4 = _pair(page, "arithmetic", kind="hero")
     text = shown_answer(bf16)
     if nvfp4.silent:
         page.finding("answers.finding", answer=text, token=nvfp4.token_ids[0], n=len(nvfp4.token_ids))
     else:
         page.finding("answers.finding_fine", answer=text, n=len(nvfp4.token_ids))
     page.heading("answers.also")
-    drawn = []
-    for prompt_id in story_runs.PROMPT_IDS:
-        reply, _ = story_runs.run(story_runs.BF16, prompt_id)
-        drawn.append(card(page.t(f"prompts.{prompt_id}"), "BF16", reply))
-    cards(drawn, tall=workshop(), kind="thirds")
+    place = st.empty()
+    parts = [
+        waiting(page.t(f"prompts.{name}"), story_runs.prompt(name), page.t("card.running"))
+        for name in story_runs.PROMPT_IDS
+    ]
+    for index, name in enumerate(story_runs.PROMPT_IDS):
+        with place:
+            cards(parts, tall=workshop(), kind="thirds")
+        parts[index] = card(page.t(f"prompts.{name}"), "BF16", story_runs.run(story_runs.BF16, name)[0])
+    with place:
+        cards(parts, tall=workshop(), kind="thirds")
     config = story_runs.model_config()
     page.prose(
         "answers.model",
@@ -98,7 +110,7 @@ def served(page: Lesson) -> None:
     """Step 2: predict which prompts fail; then the replies, and what a client receives."""
     page.prose("served.lead")
     fate = page.view["fate"]
-    build = story_runs.holed(fate)
+    build = story_runs.holed(fate, page.view["seed"])
     replies = {name: story_runs.run(build, name)[0] for name in story_runs.PROMPT_IDS}
     stage, side = page.stage()
     with side:
@@ -106,17 +118,12 @@ def served(page: Lesson) -> None:
     with stage:
         drawn = []
         for name, reply in replies.items():
-            foot = page.t("card.foot_plain", n=len(reply.token_ids), pads=reply.pads)
-            status = page.t("card.status") if seen else ""
-            drawn.append(
-                card(
-                    page.t(f"prompts.{name}"),
-                    status,
-                    reply if seen else None,
-                    foot if seen else "",
-                    prompt=reply.prompt,
-                )
-            )
+            title = page.t(f"prompts.{name}")
+            if seen:
+                foot = page.t("card.foot_plain", n=len(reply.token_ids), pads=reply.pads)
+                drawn.append(card(title, page.t("card.status"), reply, foot))
+            else:
+                drawn.append(waiting(title, reply.prompt, page.t("card.covered")))
         cards(drawn, tall=workshop(), kind="rows")
     if not seen:
         return
@@ -133,7 +140,7 @@ def served(page: Lesson) -> None:
         st.markdown(page.t("served.skip_note"))
         st.caption(page.t("served.shape_note"))
     with left:
-        st.code(server_json(replies[name], build.sample, skip_special_tokens=skip), language="json")
+        st.code(server_json(replies[name], build.sample, skip_special_tokens=skip), language="json", wrap_lines=True)
 
 
 OPTIONS = ("all", "not_news", "only_arithmetic", "none")
@@ -151,7 +158,7 @@ def which(replies: dict[str, Reply]) -> str:
 
 def holes(page: Lesson) -> None:
     """Step 3: the coverage map with this prompt's routes over it."""
-    build = story_runs.holed(page.view["fate"])
+    build = story_runs.holed(page.view["fate"], page.view["seed"])
     grid = story_runs.coverage(build)
     name = pick_prompt(page)
     overlay = story_runs.overlay(story_runs.run(build, name)[1].generation)

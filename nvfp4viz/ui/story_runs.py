@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 PROMPT_IDS = ("news", "arithmetic", "code")
 MOST_CHARACTERS = 120
 """Of a prompt of one's own; the trained context is 256."""
-TOKENS = 32
-"""Asked for in every run of this page."""
+TOKENS = 48
+"""Asked for in a run: room for a whole line of code, under a second on two idle cores."""
+REMEDY_TOKENS = 24
+"""Asked for in each remedy's run: eight remedies, three prompts."""
 LOSS_TEXTS = 4
 """Held-out texts a domain for the loss of a remedy: few, so that a remedy takes a second or two."""
 ANSWER_TOKENS = 4
@@ -45,7 +47,7 @@ def holed(fate: str, seed: int = 0) -> Build:
 def ask() -> Ask:
     """What every remedy is measured on: the story's prompts, and held-out text of their domains."""
     texts = tuple((domain, tuple(held_out_documents(domain, LOSS_TEXTS))) for domain in PROMPT_IDS)
-    return Ask(tuple(prompt(name) for name in PROMPT_IDS), texts, TOKENS)
+    return Ask(tuple(prompt(name) for name in PROMPT_IDS), texts, REMEDY_TOKENS)
 
 
 def prompt(prompt_id: str) -> str:
@@ -127,9 +129,9 @@ def overlay(generation: Generation) -> RouteOverlay:
     trace = generation.trace
     steps = min(trace.routes.shape[0], len(generation.prompt_ids) + ANSWER_TOKENS)
     ids = [*generation.prompt_ids, *generation.token_ids][:steps]
-    nan = trace.nan_fraction[:steps] > 0
-    # A layer's router sees what the layer before left behind.
-    blind = np.concatenate([np.zeros((steps, 1), bool), nan], axis=1)
+    # A router that sees NaN, its own residual's or one that attention brought, gives NaN weights.
+    unseeing = np.isnan(trace.weights[:steps]).any(axis=2)
+    blind = np.concatenate([unseeing, trace.nan_fraction[:steps, -1:] > 0], axis=1)
     return RouteOverlay(
         tuple(vocabulary[token] for token in ids), len(generation.prompt_ids), trace.routes[:steps], blind
     )
@@ -139,6 +141,11 @@ def nan_of(generation: Generation) -> tuple[tuple[str, ...], NDArray[np.float32]
     """The tokens of the coverage map, and the share of NaN after each layer, ``(tokens, layers)``."""
     seen = overlay(generation)
     return seen.tokens, generation.trace.nan_fraction[: len(seen.tokens)]
+
+
+def slot_value(build: Build, layer: int, expert: int) -> np.float32:
+    """What the gate slot of an expert's ``input_scale`` holds after the load."""
+    return np.float32(caches.served(build).parameters_of(layer).values("input_scale", "gate")[expert])
 
 
 def text_of(token: int) -> str:
@@ -151,4 +158,4 @@ def text_of(token: int) -> str:
 def reply_to(prompt_id: str, reply: RemedyReply) -> Reply:
     """A remedy's reply as a page shows it."""
     ids = tuple(int(token) for token in reply.token_ids)
-    return Reply(prompt_id, reply.prompt, 0, tuple(text_of(token) for token in ids), ids, TOKENS)
+    return Reply(prompt_id, reply.prompt, 0, tuple(text_of(token) for token in ids), ids, REMEDY_TOKENS)
