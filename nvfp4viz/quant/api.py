@@ -56,7 +56,7 @@ def quantize(
     ------
     FormatError
         ``recipe.unknown``, ``recipe.no-global-scale``, ``quantize.dtype``, ``quantize.empty``, ``quantize.block``,
-        ``quantize.path``.
+        ``quantize.global-scale``, ``quantize.path``.
 
     Examples
     --------
@@ -127,8 +127,22 @@ def _stored_scale(array: Array, found: Recipe, given: npt.ArrayLike | None) -> n
         return ONE
     if given is None:
         return global_scale(amax(array), found.name, array.dtype)
+    return as_global_scale(given)
+
+
+def as_global_scale(given: npt.ArrayLike) -> np.float32:
+    """One float32 from whatever a caller calls a global scale.
+
+    Raises
+    ------
+    FormatError
+        ``quantize.global-scale`` unless it is a single number.
+    """
     with np.errstate(over="ignore", under="ignore"):
-        return np.float32(np.asarray(given, np.float32).reshape(())[()])
+        number = np.asarray(given, np.float32)
+    if number.size != 1:
+        raise FormatError("quantize.global-scale", shape=number.shape)
+    return np.float32(number.reshape(())[()])
 
 
 def _check_path(path: str) -> None:

@@ -8,6 +8,7 @@ Whether a Blackwell chip returns the same bits is not known here.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import numpy.typing as npt
 F32 = npt.NDArray[np.float32]
 _DATA = Path(__file__).parent / "data" / "rcp_approx_h200.npz"
 CANONICAL_NAN = np.uint32(0x7FFFFFFF)
+SMALLEST_NORMAL = 2.0**-126
 
 
 @cache
@@ -26,6 +28,29 @@ def rcp_table() -> npt.NDArray[np.int8]:
         table: npt.NDArray[np.int8] = file["delta"]
     table.setflags(write=False)
     return table
+
+
+def rcp_approx_ftz_scalar(x: np.float32) -> np.float32:
+    """Approximate reciprocal of one value, in the order in which the rule is stated.
+
+    >>> hex(rcp_approx_ftz_scalar(np.float32(448)).view(np.uint32))
+    '0x3b124925'
+    """
+    if math.isnan(x):
+        return np.float32(CANONICAL_NAN.view(np.float32))
+    sign = math.copysign(1.0, x)
+    size = abs(float(x))
+    if size < SMALLEST_NORMAL:
+        return np.float32(sign * math.inf)
+    if math.isinf(size):
+        return np.float32(sign * 0.0)
+    half, exponent = math.frexp(size)  # size = half · 2^exponent with half in [0.5, 1)
+    significand, exponent = 2 * half, exponent - 1
+    nearest = np.float32(1) / np.float32(significand)
+    ulps = int(rcp_table()[int((significand - 1) * 2**23)])
+    measured = np.int32(int(nearest.view(np.int32)) + ulps).view(np.float32)
+    result = math.ldexp(float(measured), -exponent)
+    return np.float32(sign * (0.0 if result < SMALLEST_NORMAL else result))
 
 
 def rcp_approx_ftz(x: npt.ArrayLike) -> F32:

@@ -14,7 +14,7 @@ import numpy as np
 
 from nvfp4viz.formats import bf16_bits_scalar, decode_e4m3, e2m1_code_scalar, e4m3_byte_scalar
 from nvfp4viz.quant.nvfp4 import CT_ZERO_SCALE, torchao_nan_code
-from nvfp4viz.quant.rcp import rcp_approx_ftz
+from nvfp4viz.quant.rcp import rcp_approx_ftz_scalar as rcp
 from nvfp4viz.quant.types import Block, Step
 
 F = np.float32
@@ -51,11 +51,6 @@ def block_max_scalar(x: Elements, nan_wins: bool) -> np.float32:
     if not numbers or (nan_wins and len(numbers) < len(x)):
         return F(np.nan)
     return max(numbers)
-
-
-def rcp(x: np.float32) -> np.float32:
-    """``rcp.approx.ftz.f32`` of one value."""
-    return F(rcp_approx_ftz(x)[()])
 
 
 def scale_value(byte: int) -> np.float32:

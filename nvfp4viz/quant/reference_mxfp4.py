@@ -10,7 +10,8 @@ import numpy as np
 from nvfp4viz.formats import e2m1_code_scalar, ue8m0_byte_scalar
 from nvfp4viz.quant.mxfp4 import DEEPGEMM_FLOOR, MIDPOINTS
 from nvfp4viz.quant.nvfp4 import torchao_nan_code
-from nvfp4viz.quant.reference import SIX, ZERO, Elements, F, Notes, block_max_scalar, rcp, text
+from nvfp4viz.quant.rcp import rcp_approx_ftz_scalar as rcp
+from nvfp4viz.quant.reference import SIX, ZERO, Elements, F, Notes, block_max_scalar, text
 from nvfp4viz.quant.types import Block
 
 

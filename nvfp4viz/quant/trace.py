@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from nvfp4viz.errors import FormatError
 from nvfp4viz.formats import BLOCK, bf16_to_f32, decode_e4m3, pack_nibbles
-from nvfp4viz.quant.api import reference_block
+from nvfp4viz.quant.api import as_global_scale, reference_block
 from nvfp4viz.quant.decode import decode_blocks, element_values
 from nvfp4viz.quant.recipes import find_recipe
 from nvfp4viz.quant.types import BlockTrace, QuantizedTensor
@@ -36,7 +36,8 @@ def trace_block(x: Array, global_scale: npt.ArrayLike, recipe: str = "vllm-cuda"
     Raises
     ------
     FormatError
-        ``recipe.unknown``; ``recipe.no-global-scale`` for MXFP4; ``quantize.dtype``; ``trace.shape``.
+        ``recipe.unknown``; ``recipe.no-global-scale`` for MXFP4; ``quantize.dtype``;
+        ``quantize.global-scale``; ``trace.shape``.
 
     Examples
     --------
@@ -55,8 +56,7 @@ def trace_block(x: Array, global_scale: npt.ArrayLike, recipe: str = "vllm-cuda"
         raise FormatError("quantize.dtype", dtype=array.dtype)
     if array.shape != (BLOCK,):
         raise FormatError("trace.shape", shape=array.shape, block=BLOCK)
-    with np.errstate(over="ignore", under="ignore"):
-        stored = np.float32(np.asarray(global_scale, np.float32).reshape(())[()])
+    stored = as_global_scale(global_scale)
     block = reference_block(array, found, stored)
     values = bf16_to_f32(array) if array.dtype == BFLOAT16 else array.copy()
     codes = np.array(block.codes, np.uint8)
