@@ -65,6 +65,11 @@ class ScaleTable:
         """Class per expert; 0 (``ok``) where there is no value to judge."""
         return np.where(self.state == OK, classify(self.values), 0).astype(np.uint8)
 
+    def good(self) -> npt.NDArray[np.bool_]:
+        """Experts whose value is there and finite, positive and normal."""
+        usable: npt.NDArray[np.bool_] = np.logical_and(self.state == OK, classify(self.values) == 0)
+        return usable
+
     def where(self, mask: Any) -> tuple[int, ...]:
         """Expert numbers of a mask."""
         return tuple(np.flatnonzero(mask).tolist())

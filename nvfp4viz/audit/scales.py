@@ -1,7 +1,8 @@
 """Findings about single slots: tensors that are missing, and values that no server should use.
 
 Experts of one layer, projection, role and code are one finding.  A stored value gets one class; ``scale.filled``,
-``scale.identity`` and ``scale.outlier`` exclude each other in that order.
+``scale.identity`` and ``scale.outlier`` exclude each other in that order, and ``scale.pair-mismatch`` explains a
+second-level weight scale that is far from its peers because it is far from its partner.
 """
 
 from __future__ import annotations
@@ -12,21 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.audit.facts import CLASSES, MISSING, NOT_A_SCALAR, OK, Facts, ScaleTable, is_scalar
+from nvfp4viz.audit.fills import back_fills
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding, json_value
 from nvfp4viz.checkpoint.dialects.per_expert import ROLES
 
 Mask = npt.NDArray[np.bool_]
-_F = np.float32
-
-# Values that an exporter writes where it measured nothing: (effective multiplier, text).  Sources: ModelOpt
-# `set_expert_quantizer_amax` (0.5), `export_amax` (6, FLT_MAX), vLLM's per-token base scale (1).
-FINGERPRINTS = (
-    (_F(0.5) / _F(2688), "default-amax"),
-    (_F(6) / _F(2688), "max-bound"),
-    (np.finfo(_F).max / _F(2688), "float-max"),
-    (_F(1) / _F(2688), "per-token-base"),
-)
 
 # How far, in powers of two, a value may lie from its peers' median before it is called far: 64 times, and more where
 # the peers themselves are spread (8 robust standard deviations).  Measured input scales of experts differ by up to
@@ -61,12 +53,15 @@ def scale_findings(facts: Facts, *, activations: bool, rank_holes: dict[int, tup
                 if role == "input_scale" and (not activations or layer in rank_holes):
                     continue
                 yield from _missing(facts, layer, projection, role)
-    copied = {layer: copies_of_maximum(facts, layer) for layer in facts.layers} if activations else {}
+    fills = {layer: back_fills(facts, layer) for layer in facts.layers} if activations else {}
     for table in facts.tables.values():
         if table.role != "input_scale":
-            yield from _values(facts, table, np.zeros(len(table.values), np.bool_))
+            explained, _ = mismatched_pairs(facts, table.layer)
+            paired = table.projection in ("gate", "up") and explained.size
+            yield from _values(facts, table, {}, explained if paired else np.zeros(len(table.values), np.bool_))
         elif activations:
-            yield from _values(facts, table, copied[table.layer])
+            here = fills[table.layer].get(table.projection, {})
+            yield from _values(facts, table, here, np.zeros(len(table.values), np.bool_))
     yield from _shapes(facts)
 
 
@@ -82,31 +77,25 @@ def _missing(facts: Facts, layer: int, projection: str, role: str) -> Iterator[F
         )  # fmt: skip
 
 
-def _values(facts: Facts, table: ScaleTable, copied: Mask) -> Iterator[Finding]:
+def _values(facts: Facts, table: ScaleTable, fills: dict[str, Mask], explained: Mask) -> Iterator[Finding]:
+    """Classes and oddities of one table's values; ``explained`` ones have their finding already."""
     classes = table.classes()
     for number, name in enumerate(CLASSES[1:], start=1):
         inverted = facts.view.divisors and name in ("zero", "inf", "subnormal")
         text = f"scale.{name}.divisor" if inverted else f"scale.{name}"
         yield from _report(facts, table, classes == number, f"scale.{name}", severity_of(table.role), text)
-    good = (table.state == OK) & (classes == 0)
+    good = table.good()
     if not good.any():
         return
-    filled = np.zeros_like(good)
-    for value, origin in FINGERPRINTS:
-        # The division may be rounded once more on its way through a file: one unit in the last place either side.
-        near = good & (np.abs(table.values - value) <= np.spacing(value))
-        yield from _report(facts, table, near, "scale.filled", "warn", f"scale.filled.{origin}")
-        filled |= near
-    copied = copied & good & ~filled
-    yield from _report(facts, table, copied, "scale.filled", "warn", "scale.filled.copied-maximum")
-    filled |= copied
-    one = good & (table.stored == 1) & ~filled
-    if one.any() and (good & ~one).any():
-        yield from _report(facts, table, one, "scale.identity", "info")
-    else:
-        one[:] = False
-    if not _has_wrong_convention(facts, table):
-        far = outliers(table.values, good) & ~filled & ~one
+    for origin, mask in fills.items():
+        yield from _report(facts, table, mask, "scale.filled", "warn", f"scale.filled.{origin}")
+        explained = explained | mask
+    one = good & (table.stored == 1)
+    if np.array_equal(one, good):
+        one = np.zeros_like(good)
+    yield from _report(facts, table, one & ~explained, "scale.identity", "info")
+    if not _has_wrong_convention(table):
+        far = outliers(table.values, good) & ~explained & ~one
         yield from _report(facts, table, far, "scale.outlier", "warn", median=median(table.values, good))
 
 
@@ -155,45 +144,11 @@ def outliers(values: npt.NDArray[np.float32], good: Mask) -> Mask:
     return out
 
 
-def copies_of_maximum(facts: Facts, layer: int) -> Mask:
-    """Experts filled "with the maximum of the others": equal to it to the last bit, in every projection.
-
-    One projection proves nothing: the input of gate and up is the token itself, so one loud token routed to eight
-    experts gives all eight one maximum.  The input of down is the expert's own product, but amax of BF16 activations
-    has 8 significant bits, so two experts of 128 share one now and then.  Hence all projections must agree, and
-    where values are that coarse three experts.  Where other values repeat as often, repetition means nothing.
-    """
-    tables = [facts.tables["input_scale", layer, kind] for kind in facts.view.projections]
-    if not tables or facts.view.projections[-1] != "down":
-        return np.zeros(0, np.bool_)
-    filled = np.logical_and.reduce([_shares_maximum(table) for table in tables])
-    coarse = all(_is_coarse(table) for table in tables)
-    return filled if filled.sum() >= (3 if coarse else 2) else np.zeros_like(filled)
-
-
-def _shares_maximum(table: ScaleTable) -> Mask:
-    good = (table.state == OK) & (table.classes() == 0)
-    if good.sum() < 3:
-        return np.zeros_like(good)
-    values, counts = np.unique(table.values[good], return_counts=True)
-    others = counts[:-1].max() if len(values) > 1 else counts[-1]
-    return good & (table.values == values[-1]) if counts[-1] > others else np.zeros_like(good)
-
-
-def _is_coarse(table: ScaleTable) -> bool:
-    """Most values are a BF16 number over 2688, give or take the last bit of the division."""
-    good = (table.state == OK) & (table.classes() == 0)
-    amax = table.values[good].astype(np.float64) * 2688
-    mantissa, _ = np.frexp(amax)
-    off = np.abs(mantissa * 256 - np.rint(mantissa * 256))
-    return bool(good.any()) and float(np.mean(off < 1e-4)) > 0.5
-
-
-def _has_wrong_convention(facts: Facts, table: ScaleTable) -> bool:
+def _has_wrong_convention(table: ScaleTable) -> bool:
     """Multipliers are far below one, divisors far above: a median on the wrong side means an exporter's mix-up."""
     if table.role != "weight_scale_2":
         return False
-    good = (table.state == OK) & (table.classes() == 0)
+    good = table.good()
     return good.sum() >= 3 and bool(np.median(table.values[good]) > 1)
 
 
@@ -201,7 +156,7 @@ def convention_findings(facts: Facts) -> Iterator[Finding]:
     """``scale.convention``: whole layers whose second-level weight scales are stored the other way up."""
     for layer in facts.layers:
         tables = [facts.tables["weight_scale_2", layer, kind] for kind in facts.view.projections]
-        wrong = [table for table in tables if _has_wrong_convention(facts, table)]
+        wrong = [table for table in tables if _has_wrong_convention(table)]
         if wrong:
             names = [
                 facts.view.slot(layer, e, table.projection, "weight_scale_2").name
@@ -241,7 +196,7 @@ def mismatched_pairs(facts: Facts, layer: int) -> tuple[Mask, npt.NDArray[np.flo
     up = facts.tables.get(("weight_scale_2", layer, "up"))
     if gate is None or up is None:
         return np.zeros(0, np.bool_), np.zeros(0)
-    both = (gate.state == OK) & (up.state == OK) & (gate.classes() == 0) & (up.classes() == 0)
+    both = gate.good() & up.good()
     ratio = np.zeros(len(both))
     ratio[both] = gate.values[both].astype(np.float64) / up.values[both]
     one, two = gate.stored.astype(np.float64), up.stored.astype(np.float64)

@@ -57,7 +57,15 @@ def _fault(id: str, roles: tuple[str, ...], *findings: str, deep: bool = False, 
     return Fault(id, roles, findings, deep, value)
 
 
-_CLASSES = ("scale.negative", "scale.outlier", "scale.nan", "scale.inf", "scale.subnormal", "scale.zero")
+_CLASSES = (
+    "scale.negative",
+    "scale.outlier",
+    "scale.pair-mismatch",
+    "scale.nan",
+    "scale.inf",
+    "scale.subnormal",
+    "scale.zero",
+)
 
 FAULTS: dict[str, Fault] = {
     fault.id: fault
@@ -68,12 +76,15 @@ FAULTS: dict[str, Fault] = {
         _fault("inf", SCALARS, "scale.inf"),
         _fault("negative", SCALARS, "scale.negative"),
         _fault("subnormal", SCALARS, "scale.subnormal"),
-        _fault("scaled", SCALARS, "scale.outlier", value=1000.0),
-        _fault("constant", SCALARS, "scale.identity", "scale.filled", "scale.outlier", value=1.0),
+        # In a second-level weight scale of gate or up, what shows is that it differs from its partner.
+        _fault("scaled", SCALARS, "scale.outlier", "scale.pair-mismatch", value=1000.0),
+        _fault(
+            "constant", SCALARS, "scale.identity", "scale.filled", "scale.outlier", "scale.pair-mismatch", value=1.0
+        ),
         # A neighbour's number is as plausible as one's own.
         _fault("neighbour", ANY),
         _fault("random-bits", SCALARS, *_CLASSES),
-        _fault("reciprocal", SCALARS, "scale.outlier"),
+        _fault("reciprocal", SCALARS, "scale.outlier", "scale.pair-mismatch"),
         _fault("pair-mismatch", ("weight_scale_2",), "scale.pair-mismatch", value=1.25),
         # Swapped codes and swapped matrices are as plausible as the right ones.
         _fault("nibble-swap", ("weight",)),

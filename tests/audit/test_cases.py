@@ -572,6 +572,28 @@ def test_synchronised_scales_are_normal():
     assert found(audit(opened(tensors))) == []
 
 
+@pytest.mark.parametrize(
+    ("coarse", "experts", "kinds", "noticed"),
+    [
+        (False, (2,), ("gate",), True),
+        (True, (2,), ("gate",), False),  # BF16 activations do reach exactly 6 now and then
+        (True, (2,), ("gate", "up", "down"), False),
+        (True, (1, 2, 3), ("gate", "up"), False),  # gate and up see the same token
+        (True, (1, 2, 3), ("gate", "up", "down"), True),
+        (True, tuple(range(8)), ("gate", "up", "down"), True),
+    ],
+)
+def test_a_fingerprint_that_could_have_been_measured_is_none(coarse, experts, kinds, noticed):
+    scales = spread(coarse)
+    for kind in kinds:
+        for expert in experts:
+            scales[f"{E}.{expert}.{kind}_proj.input_scale"] = np.float32(6) / np.float32(2688)
+    tensors = {**base(experts=8), **{name: scalar(value) for name, value in scales.items()}}
+    report = audit(opened(tensors, {**CONFIG, "num_experts": 8}))
+    expected = [("scale.filled", "warn", 0, kind, experts) for kind in kinds]
+    assert found(report) == (expected if noticed else [])
+
+
 # Ordinary layers.
 
 

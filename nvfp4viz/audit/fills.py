@@ -1,0 +1,83 @@
+"""Activation scales that nobody measured: what exporters write for experts that calibration never reached.
+
+An exact value is a fingerprint only as far as it could not have been measured.  Calibration on BF16 activations gives
+amax with 8 significant bits, so a measured 0.5, 1 or 6, and two experts with one maximum, occur now and then in a
+checkpoint with tens of thousands of slots.  Where a layer's values are that coarse, all projections of an expert must
+agree, in at least three experts.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from nvfp4viz.audit.facts import Facts, ScaleTable
+
+Mask = npt.NDArray[np.bool_]
+_F = np.float32
+
+# Effective multiplier, and its origin.  Sources: ModelOpt `set_expert_quantizer_amax` (0.5) and `export_amax` (6 and
+# FLT_MAX), vLLM's per-token base scale (1).
+FINGERPRINTS = (
+    (_F(0.5) / _F(2688), "default-amax"),
+    (_F(6) / _F(2688), "max-bound"),
+    (np.finfo(_F).max / _F(2688), "float-max"),
+    (_F(1) / _F(2688), "per-token-base"),
+)
+
+
+def back_fills(facts: Facts, layer: int) -> dict[str, dict[str, Mask]]:
+    """Which experts' activation scales of a layer were filled in: (E,) masks by projection and origin."""
+    tables = {kind: facts.tables["input_scale", layer, kind] for kind in facts.view.projections}
+    if not tables:
+        return {}
+    coarse = all(is_coarse(table) for table in tables.values())
+    out: dict[str, dict[str, Mask]] = {kind: {} for kind in tables}
+    for value, origin in FINGERPRINTS:
+        # The division may be rounded once more on its way through a file: one unit in the last place either side.
+        masks = {
+            kind: table.good() & (np.abs(table.values - value) <= np.spacing(value)) for kind, table in tables.items()
+        }
+        if coarse and origin != "float-max":
+            agreed = np.logical_and.reduce(list(masks.values()))
+            masks = dict.fromkeys(masks, agreed if agreed.sum() >= 3 else np.zeros_like(agreed))
+        for kind, mask in masks.items():
+            if mask.any():
+                out[kind][origin] = mask
+    copied = _copies_of_maximum(list(tables.values()))
+    for found in out.values():
+        left = copied & ~np.logical_or.reduce([*found.values(), np.zeros_like(copied)])
+        if left.any():
+            found["copied-maximum"] = left
+    return out
+
+
+def _copies_of_maximum(tables: list[ScaleTable]) -> Mask:
+    """Experts filled "with the maximum of the others": equal to it to the last bit, in every projection.
+
+    One projection proves nothing: the input of gate and up is the token itself, so one loud token routed to eight
+    experts gives all eight one maximum.  The input of down is the expert's own product, but amax of BF16 activations
+    has 8 significant bits, so two experts of 128 share one now and then.  Hence all projections must agree, and
+    where values are that coarse three experts.  Where other values repeat as often, repetition means nothing.
+    """
+    filled = np.logical_and.reduce([_shares_maximum(table) for table in tables])
+    coarse = all(is_coarse(table) for table in tables)
+    return filled if filled.sum() >= (3 if coarse else 2) else np.zeros_like(filled)
+
+
+def _shares_maximum(table: ScaleTable) -> Mask:
+    good = table.good()
+    if good.sum() < 3:
+        return np.zeros_like(good)
+    values, counts = np.unique(table.values[good], return_counts=True)
+    others = counts[:-1].max() if len(values) > 1 else counts[-1]
+    return good & (table.values == values[-1]) if counts[-1] > others else np.zeros_like(good)
+
+
+def is_coarse(table: ScaleTable) -> bool:
+    """Most values are a BF16 number over 2688, give or take the last bit of the division."""
+    good = table.good()
+    amax = table.values[good].astype(np.float64) * 2688
+    mantissa, _ = np.frexp(amax)
+    off = np.abs(mantissa * 256 - np.rint(mantissa * 256))
+    return bool(good.any()) and float(np.mean(off < 1e-4)) > 0.5

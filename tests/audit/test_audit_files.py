@@ -1,0 +1,221 @@
+"""Damaged files: one finding a file and cause, and never a flood of missing scales behind it."""
+
+import json
+import os
+
+import pytest
+
+from nvfp4viz.audit import audit, naive_check, run_audit
+from nvfp4viz.checkpoint import FAULTS, MemorySource, inject, open_checkpoint, write_checkpoint
+from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, opened, without
+
+INDEX = "model.safetensors.index.json"
+SECOND = "model-00002-of-00003.safetensors"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """BASE in three shards."""
+    write_checkpoint(tmp_path / "base", base(), config=CONFIG, hf_quant_config=QUANT, max_shard_bytes=1400)
+    return tmp_path / "base"
+
+
+def codes(report):
+    return [(item.code, item.severity) for item in report.findings]
+
+
+def outcomes(report):
+    return {item.name: item.outcome for item in report.backends}
+
+
+def test_a_missing_shard(folder):
+    (folder / SECOND).unlink()
+    report = audit(folder)
+    assert codes(report) == [("container.missing-shard", "error")]
+    [finding] = report.findings
+    assert finding.count > 5
+    assert SECOND in finding.message
+    for row in report.coverage.values():
+        assert row.missing == 0
+        assert row.unreadable > 0
+        assert row.present + row.unreadable == row.expected == 12
+    by = outcomes(report)
+    # vllm#34859, sglang#32279: quantised loads succeeded without the shard.
+    assert by["vllm-marlin"] == by["sglang-generic"] == "undefined"
+    assert by["transformers"] == by["tensorrt-llm"] == "load-error"
+
+
+def test_a_missing_shard_without_an_index(folder):
+    (folder / SECOND).unlink()
+    (folder / INDEX).unlink()
+    report = audit(folder)
+    assert codes(report) == [("container.missing-shard", "error")]
+    assert report.coverage["input_scale"].missing == 0
+
+
+def test_holes_beside_a_missing_shard_are_still_found(tmp_path):
+    tensors = without(base(), "experts.0.gate_proj.input_scale")
+    write_checkpoint(tmp_path / "x", tensors, config=CONFIG, hf_quant_config=QUANT, max_shard_bytes=1400)
+    (tmp_path / "x" / SECOND).unlink()
+    assert codes(audit(tmp_path / "x")) == [("container.missing-shard", "error"), ("scale.missing", "backend")]
+
+
+@pytest.mark.parametrize("cut", [10, 300])
+def test_a_truncated_shard_is_audited_as_far_as_it_goes(folder, cut):
+    data = (folder / SECOND).read_bytes()
+    (folder / SECOND).write_bytes(data[:-cut])
+    report = audit(folder)
+    assert codes(report) == [("container.truncated", "error")]
+    [finding] = report.findings
+    assert f" {cut} bytes" in finding.message
+    # Scalars lie at the front of the data, so all of them are there to be judged.
+    assert report.coverage["input_scale"].present == 12
+    assert set(outcomes(report).values()) == {"load-error"}
+
+
+@pytest.mark.parametrize(
+    ("damage", "code"),
+    [
+        (lambda data: data[:40], "container.truncated"),
+        (lambda data: data[:5], "container.not-safetensors"),
+        (lambda data: b"", "container.not-safetensors"),
+        (lambda data: data[:8] + b"?" + data[9:], "container.invalid-header"),
+        (lambda data: (200_000_000).to_bytes(8, "little") + data[8:], "container.header-too-large"),
+        (lambda data: b"version https://git-lfs.github.com/spec/v1\n", "container.not-safetensors"),
+        (lambda data: data + b"x", "container.trailing-bytes"),
+    ],
+)
+def test_a_damaged_shard_is_one_finding(folder, damage, code):
+    data = (folder / SECOND).read_bytes()
+    (folder / SECOND).write_bytes(damage(data))
+    report = audit(folder)
+    assert codes(report) == [(code, "error")]
+    assert set(outcomes(report).values()) == {"load-error"}
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"<html></html>", b"\x80\x02}q\0X\x04\0\0\0name", (10**8 + 1).to_bytes(8, "little") + b"{}"]
+)
+def test_a_lone_file_that_is_nothing_is_still_a_report(data):
+    report = audit(MemorySource({"model.safetensors": data}))
+    assert report.verdict == "error"
+    assert [item.code.split(".")[0] for item in report.findings] == ["container"]
+    assert report.format.dialect == "unknown"
+    assert report.backends == ()
+
+
+def test_a_stale_index_is_not_missing_shards(folder):
+    for path in sorted(folder.glob("*.safetensors")):
+        path.rename(path.with_name(f"part-{path.name[6:11]}.safetensors"))
+    report = audit(folder)
+    assert codes(report) == [("container.stale-index", "error")]
+    assert report.coverage["input_scale"].present == 12
+
+
+@pytest.mark.parametrize(
+    ("content", "severity"),
+    [(b"{,}", "error"), (b"\xef\xbb\xbf{}", "warn"), (b"version https://git-lfs.gith", "error")],
+)
+def test_a_broken_configuration(folder, content, severity):
+    (folder / "config.json").write_bytes(content)
+    report = audit(folder)
+    assert codes(report) == [("config.invalid", severity)]
+    assert "config.json" in report.findings[0].message
+
+
+def test_the_fingerprint_is_of_the_layout_not_of_the_shards_or_values(folder, tmp_path):
+    one = audit(folder).fingerprint
+    write_checkpoint(tmp_path / "one", base(seed=9), config=CONFIG, hf_quant_config=QUANT)
+    assert audit(tmp_path / "one").fingerprint == one
+    assert audit(opened(without(base(), "experts.0.up_proj.input_scale"))).fingerprint != one
+    assert one.startswith("sha256:")
+
+
+def test_container_numbers_are_true(folder):
+    report = audit(folder)
+    shards = list(folder.glob("*.safetensors"))
+    assert report.container.files == 3
+    assert report.container.tensors == 49
+    assert report.container.bytes == sum(path.stat().st_size for path in shards)
+    assert report.container.side_bytes == sum(path.stat().st_size for path in folder.glob("*.json"))
+    # Headers, and 24 scalars of four bytes: no weight.
+    assert report.container.bytes_read == report.container.header_bytes + 24 * 4
+
+
+def test_a_report_never_names_a_place_on_this_machine(folder):
+    (folder / SECOND).write_bytes(b"")
+    (folder / "more.safetensors").symlink_to("/etc/hostname")
+    text = str(audit(folder))
+    assert str(folder.parent) not in text
+    assert "/etc" not in text
+
+
+# Every fault that can be seen without reading weights gives its finding, on disk, and nothing else above info.
+
+VISIBLE = [fault.id for fault in FAULTS.values() if fault.findings and not fault.deep]
+INVISIBLE = [fault.id for fault in FAULTS.values() if not fault.findings]
+
+
+@pytest.mark.parametrize("fault", VISIBLE)
+@pytest.mark.parametrize("projection", ["gate", "up", "down"])
+def test_a_fault_gives_the_finding_that_it_promises(folder, tmp_path, fault, projection):
+    if fault == "pair-mismatch" and projection == "down":
+        return
+    for role in FAULTS[fault].roles:
+        out = tmp_path / f"{fault}-{role}"
+        inject(folder, out, fault, layer=0, expert=1, projection=projection, role=role, seed=7)
+        report = audit(out)
+        assert {item.code for item in report.findings} <= set(FAULTS[fault].findings)
+        assert len(report.findings) == 1
+        assert report.findings[0].experts == (1,)
+
+
+@pytest.mark.parametrize("fault", INVISIBLE)
+def test_a_fault_that_no_file_check_can_see_is_not_guessed_at(folder, tmp_path, fault):
+    inject(folder, tmp_path / "out", fault, layer=0, expert=1, projection="up")
+    assert codes(audit(tmp_path / "out")) == []
+
+
+@pytest.mark.parametrize("fault", [fault.id for fault in FAULTS.values() if fault.deep and fault.id != "exponent-cast"])
+def test_a_fault_inside_the_weights_costs_no_weight_to_read(folder, tmp_path, fault):
+    inject(folder, tmp_path / "out", fault, layer=0, expert=1, projection="up")
+    report = audit(tmp_path / "out")
+    assert codes(report) == []
+    assert report.container.bytes_read == report.container.header_bytes + 24 * 4
+
+
+# The check that everybody writes, beside the audit.
+
+
+def test_the_naive_check_passes_the_broken_file(folder, tmp_path):
+    inject(folder, tmp_path / "out", "missing", layer=0, expert=2, projection="up")
+    checkpoint = open_checkpoint(tmp_path / "out")
+    check = naive_check(checkpoint)
+    assert check.passed
+    assert [(step.id, step.expected, step.found) for step in check.steps] == [
+        ("index", 48, 48),
+        ("weights", 12, 12),
+        ("shapes", 12, 12),
+    ]
+    assert audit(tmp_path / "out").verdict == "backend"
+
+
+def test_the_naive_check_does_fail_where_it_can(folder):
+    index = json.loads((folder / INDEX).read_text())
+    os.remove(folder / SECOND)
+    check = naive_check(open_checkpoint(folder))
+    assert not check.passed
+    assert not check.steps[0].passed
+    assert check.steps[0].expected == len(index["weight_map"])
+    wrong = open_checkpoint(folder.parent / "base")
+    wrong.config = {**CONFIG, "moe_intermediate_size": 48}
+    assert not naive_check(wrong).steps[2].passed
+
+
+def test_rows_say_what_coverage_counts(folder, tmp_path):
+    inject(folder, tmp_path / "out", "nan", layer=0, expert=2, projection="up")
+    done = run_audit(tmp_path / "out")
+    rows = done.rows()
+    assert len(rows) == 4 * 3 * 4
+    assert [(row.expert, row.projection, row.role) for row in rows if row.status == "nan"] == [(2, "up", "input_scale")]
+    assert {row.status for row in rows} == {"ok", "nan"}

@@ -1,0 +1,255 @@
+"""The command line: what goes to stdout, what to stderr, and the exit codes."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nvfp4viz import cli
+from nvfp4viz.checkpoint import write_checkpoint
+from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, scalar, snapshot, without
+
+ROOT = Path(__file__).parents[1]
+E = "model.layers.0.mlp.experts"
+
+
+@pytest.fixture
+def good(tmp_path):
+    write_checkpoint(tmp_path / "good", base(), config=CONFIG, hf_quant_config=QUANT, max_shard_bytes=1400)
+    return str(tmp_path / "good")
+
+
+@pytest.fixture
+def holed(tmp_path):
+    write_checkpoint(tmp_path / "holed", without(base(), f"{E}.2.up_proj.input"), config=CONFIG, hf_quant_config=QUANT)
+    return str(tmp_path / "holed")
+
+
+@pytest.fixture
+def odd(tmp_path):
+    """Only a warning: an outlier."""
+    tensors = {**base(), f"{E}.0.gate_proj.input_scale": scalar(2.0)}
+    write_checkpoint(tmp_path / "odd", tensors, config=CONFIG, hf_quant_config=QUANT)
+    return str(tmp_path / "odd")
+
+
+def run(capsys, *arguments):
+    try:
+        code = cli.main(arguments)
+    except SystemExit as stop:
+        code = stop.code
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_a_sound_checkpoint_exits_with_0(capsys, good):
+    code, out, err = run(capsys, "audit", good)
+    assert (code, err) == (0, "")
+    assert "verdict: ok" in out
+    assert "vllm-cutlass" in out
+
+
+@pytest.mark.parametrize(
+    ("which", "level", "code"),
+    [
+        ("holed", None, 1),
+        ("holed", "error", 0),
+        ("holed", "backend", 1),
+        ("holed", "warn", 1),
+        ("holed", "never", 0),
+        ("odd", None, 0),
+        ("odd", "warn", 1),
+        ("good", "warn", 0),
+    ],
+)
+def test_fail_on(capsys, request, which, level, code):
+    options = [] if level is None else ["--fail-on", level]
+    assert run(capsys, "audit", request.getfixturevalue(which), *options)[0] == code
+
+
+def test_json_is_the_whole_of_stdout(capsys, holed):
+    code, out, err = run(capsys, "audit", holed, "--format", "json", "--gpu", "120")
+    data = json.loads(out)
+    assert (code, err) == (1, "")
+    assert data["verdict"] == "backend"
+    assert data["source"] == "holed"
+    assert data["auto"] == "vllm-flashinfer-cutlass"
+
+
+def test_no_path_of_this_machine_unless_asked(capsys, holed, tmp_path):
+    for form in ("text", "json"):
+        assert str(tmp_path) not in run(capsys, "audit", holed, "--format", form)[1]
+    _, out, _ = run(capsys, "audit", holed, "--format", "json", "--paths")
+    assert json.loads(out)["source"] == str(Path(holed).resolve())
+
+
+def test_a_report_goes_into_a_file_whole(capsys, holed, tmp_path):
+    code, out, _ = run(capsys, "audit", holed, "--format", "json", "--output", str(tmp_path / "report.json"))
+    assert (code, out) == (1, "")
+    assert json.loads((tmp_path / "report.json").read_text())["verdict"] == "backend"
+    code, _, err = run(capsys, "audit", holed, "--output", str(tmp_path / "no/such/folder.json"))
+    assert code == 64
+    assert "folder.json" in err
+    assert str(tmp_path) not in err
+    assert sorted(os.listdir(tmp_path)) == ["holed", "report.json"]
+
+
+def test_the_other_language(capsys, holed):
+    _, out, _ = run(capsys, "audit", holed, "--language", "zh")
+    assert "没有对应的张量" in out
+    _, _, err = run(capsys, "audit", "nothing-here", "--language", "zh")
+    assert "这里没有" in err
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"<html>", b"\x80\x02}q\0X\x04\0\0\0name", (2 * 10**8).to_bytes(8, "little") + b"{}"]
+)
+def test_a_file_that_cannot_be_read_exits_with_2_and_still_reports(capsys, tmp_path, content):
+    (tmp_path / "model.safetensors").write_bytes(content)
+    code, out, _ = run(capsys, "audit", str(tmp_path / "model.safetensors"), "--format", "json")
+    assert code == 2
+    assert json.loads(out)["verdict"] == "error"
+
+
+@pytest.mark.parametrize("name", ["nothing-here", "."])
+def test_a_source_that_is_none_exits_with_2(capsys, tmp_path, name):
+    code, out, err = run(capsys, "audit", str(tmp_path / name))
+    assert (code, out) == (2, "")
+    assert str(tmp_path) not in err
+    assert len(err.strip().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("audit",),
+        ("audit", "x", "--format", "xml"),
+        ("audit", "x", "--fail-on", "sometimes"),
+        ("audit", "x", "--gpu", "fast"),
+        ("repair", "x"),
+        ("diff", "x", "y"),
+        ("show", "x"),
+        ("inject", "x", "y", "--fault", "zero"),
+        ("inject", "x", "y", "--fault", "zero", "--layer", "one", "--expert", "1", "--projection", "up"),
+    ],
+)
+def test_bad_usage_exits_with_64(capsys, arguments):
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (64, "")
+    assert err
+
+
+def test_show(capsys, good):
+    code, out, _ = run(capsys, "show", good, f"{E}.0.gate_proj.weight")
+    assert code == 0
+    data = base()[f"{E}.0.gate_proj.weight"].tobytes()
+    first = data[0]
+    values = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
+    low, high = first & 15, first >> 4
+    rows = {line.split()[0]: line.split()[1:] for line in out.splitlines()[1:]}
+    assert rows["type"] == ["U8"]
+    assert rows["codes"][:2] == [f"{low:x}", f"{high:x}"]
+    assert float(rows["E2M1"][0]) == values[low & 7] * (-1 if low & 8 else 1)
+    assert len(rows["weights"]) == 16
+    code, out, _ = run(capsys, "show", good, f"{E}.0.down_proj.input_scale")
+    assert "0.005" in out
+    assert "layer 0, expert 0, down, input_scale" in out
+    code, _, err = run(capsys, "show", good, "no.such.tensor")
+    assert code == 64
+    assert "no.such.tensor" in err
+
+
+def test_show_reads_one_block(good):
+    from nvfp4viz.checkpoint import open_checkpoint, preview_tensor
+
+    checkpoint = open_checkpoint(good)
+    before = checkpoint.bytes_read
+    preview_tensor(checkpoint, f"{E}.0.gate_proj.weight")
+    assert checkpoint.bytes_read - before == 8 + 1 + 4
+
+
+def test_coverage_counts_and_lists(capsys, holed, tmp_path):
+    code, out, _ = run(capsys, "coverage", holed)
+    assert code == 0
+    assert "11 ok, 1 missing" in out
+    code, out, _ = run(capsys, "coverage", holed, "--csv", "-")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert len(rows) == 4 * 3 * 4
+    assert [row["tensor"] for row in rows if row["status"] == "missing"] == [f"{E}.2.up_proj.input_scale"]
+    assert rows[3]["value"] == "0.002"
+    run(capsys, "coverage", holed, "--csv", str(tmp_path / "slots.csv"))
+    assert (tmp_path / "slots.csv").read_text() == out
+
+
+@pytest.mark.parametrize("sign", "=+-@")
+def test_a_spreadsheet_does_not_take_a_name_for_a_formula(capsys, tmp_path, sign):
+    evil = f"{sign}cmd|' /C calc'!A0.layers.0.mlp.experts"
+    tensors = {name.replace(E, evil): item for name, item in base().items()}
+    write_checkpoint(tmp_path / "evil", tensors, config=CONFIG, hf_quant_config=QUANT)
+    _, out, _ = run(capsys, "coverage", str(tmp_path / "evil"), "--csv", "-")
+    for row in csv.DictReader(io.StringIO(out)):
+        assert row["tensor"].startswith(f"'{sign}")
+
+
+def test_inject_writes_a_copy_that_the_audit_finds(capsys, good, tmp_path):
+    before = snapshot(Path(good))
+    out_folder = str(tmp_path / "broken")
+    place = ("--layer", "0", "--expert", "1", "--projection", "down")
+    code, out, _ = run(capsys, "inject", good, out_folder, "--fault", "nan", *place)
+    assert code == 0
+    assert f"changed {E}.1.down_proj.input_scale" in out
+    assert "scale.nan" in out
+    assert snapshot(Path(good)) == before
+    code, out, _ = run(capsys, "audit", out_folder)
+    assert code == 1
+    assert "scale.nan" in out
+    # Again into the same folder, or with a fault or slot that does not exist, is bad usage.
+    assert run(capsys, "inject", good, out_folder, "--fault", "nan", *place)[0] == 64
+    assert run(capsys, "inject", good, str(tmp_path / "z"), "--fault", "none", *place)[0] == 64
+    assert run(capsys, "inject", good, str(tmp_path / "z"), "--fault", "zero", *place[:3], "9", *place[4:])[0] == 64
+    assert run(capsys, "inject", str(tmp_path / "void"), str(tmp_path / "z"), "--fault", "zero", *place)[0] == 2
+    assert not (tmp_path / "z").exists()
+
+
+def test_an_invisible_fault_says_so(capsys, good, tmp_path):
+    _, out, _ = run(
+        capsys, "inject", good, str(tmp_path / "x"), "--fault", "nibble-swap", "--layer", "0", "--expert", "1",
+        "--projection", "up",
+    )  # fmt: skip
+    assert "no check of the files alone can see" in out
+
+
+def test_ctrl_c_ends_quietly(capsys, good, monkeypatch):
+    def stop(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_audit", stop)
+    assert run(capsys, "audit", good) == (130, "", "")
+
+
+def test_as_a_module_and_with_a_closed_pipe(good):
+    command = [sys.executable, "-m", "nvfp4viz", "coverage", good, "--csv", "-"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("layer,expert")
+    piped = subprocess.run(
+        f"{' '.join(command)} | head -1", cwd=ROOT, shell=True, capture_output=True, text=True, check=True
+    )
+    assert piped.stderr == ""
+
+
+def test_help_and_version_do_not_load_the_library():
+    """``--help`` must not cost a second."""
+    code = (
+        "import sys; from nvfp4viz import cli; cli.build_parser(); "
+        "print(sorted({'numpy', 'rich', 'numba'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert np.float32(1) == 1
