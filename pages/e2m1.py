@@ -12,6 +12,8 @@ from nvfp4viz.ui.packer import packer
 from nvfp4viz.ui.shell import ensure_shell
 from nvfp4viz.ui.theme import theme
 
+PARTS = ("edges", "packing", "integers", "cards")
+
 ensure_shell()
 page = lesson.open_page(
     "e2m1",
@@ -19,6 +21,7 @@ page = lesson.open_page(
     x=state.real(default=2.5),
     code=state.integer(0, 0xFFFF),
     codes=state.hex_digits(8, default="12345678"),
+    part=state.choice(PARTS, default=PARTS[0]),
 )
 view = page.view
 
@@ -46,71 +49,65 @@ with side:
     )
     page.glossary("e2m1", "tie", "saturation", "subnormal")
 
-edges, packing, integers, cards = page.tabs("edges.title", "packing.title", "integers.title", "cards.title")
-if edges.open:
-    with edges:
-        page.prose("edges.text")
-        page.table(
-            (">number", "code", "bits", ">stored", "klass"),
-            [
-                (
-                    exact(x),
-                    hex_nibble(row.code),
-                    f"`{row.bits}`",
-                    f"**{exact(row.value)}**",
-                    page.t(f"klass.{row.klass}"),
-                )
-                for x, row in zip(facts.EDGES, facts.edge_rows(), strict=True)
-            ],
-        )
-if packing.open:
-    with packing:
-        page.prose("packing.text")
-        packer(view)
-if integers.open:
-    with integers:
-        product = facts.nibble_product(0x2, 0x3)
-        revealed = predict.ask(
-            "e2m1.predict.product",
-            ("integers", "mistaken", "product"),
-            answer="product",
-            a=hex_nibble(product.a),
-            b=hex_nibble(product.b),
-            a_value=exact(product.a_value),
-            b_value=exact(product.b_value),
-            product=exact(product.product),
-            integers=product.integers,
-            mistaken=exact(product.mistaken),
-        )
-        if revealed:
-            readings = facts.code_readings()
-            page.figure(
-                facts.code_readings_figure(readings, theme=theme(), lang=lang()),
-                alt=page.t("integers.alt"),
-                finding=facts.describe_code_readings(readings, lang()),
-                rows=lambda: [
-                    {"code": r.code, "bits": r.bits, "e2m1": r.value, "integer": r.integer} for r in readings
-                ],
+part = page.parts("part", PARTS)
+if part == "edges":
+    page.prose("edges.text")
+    page.table(
+        (">number", "code", "bits", ">stored", "klass"),
+        [
+            (
+                exact(x),
+                hex_nibble(row.code),
+                f"`{row.bits}`",
+                f"**{exact(row.value)}**",
+                page.t(f"klass.{row.klass}"),
             )
-if cards.open:
-    with cards:
-        page.prose("cards.text")
-        page.table(
-            ("format", "layout", ">bias", ">largest", ">smallest", "infinity", "nan", "zero"),
-            [
-                (
-                    f"**{info.name.upper()}**",
-                    f"S{int(info.signed)} E{info.exponent_bits} M{info.mantissa_bits}",
-                    str(info.bias),
-                    exact(info.max_value),
-                    exact(info.min_subnormal),
-                    page.t(f"has.{info.has_infinity}"),
-                    page.t(f"has.{bool(info.nan_codes)}"),
-                    page.t(f"has.{info.has_zero}"),
-                )
-                for info in formats.FORMATS.values()
-            ],
+            for x, row in zip(facts.EDGES, facts.edge_rows(), strict=True)
+        ],
+    )
+elif part == "packing":
+    page.prose("packing.text")
+    packer(view)
+elif part == "integers":
+    product = facts.nibble_product(0x2, 0x3)
+    revealed = predict.ask(
+        "e2m1.predict.product",
+        ("integers", "mistaken", "product"),
+        answer="product",
+        a=hex_nibble(product.a),
+        b=hex_nibble(product.b),
+        a_value=exact(product.a_value),
+        b_value=exact(product.b_value),
+        product=exact(product.product),
+        integers=product.integers,
+        mistaken=exact(product.mistaken),
+    )
+    if revealed:
+        readings = facts.code_readings()
+        page.figure(
+            facts.code_readings_figure(readings, theme=theme(), lang=lang()),
+            alt=page.t("integers.alt"),
+            finding=facts.describe_code_readings(readings, lang()),
+            rows=lambda: [{"code": r.code, "bits": r.bits, "e2m1": r.value, "integer": r.integer} for r in readings],
         )
+elif part == "cards":
+    page.prose("cards.text")
+    page.table(
+        ("format", "layout", ">bias", ">largest", ">smallest", "infinity", "nan", "zero"),
+        [
+            (
+                f"**{info.name.upper()}**",
+                f"S{int(info.signed)} E{info.exponent_bits} M{info.mantissa_bits}",
+                str(info.bias),
+                exact(info.max_value),
+                exact(info.min_subnormal),
+                page.t(f"has.{info.has_infinity}"),
+                page.t(f"has.{bool(info.nan_codes)}"),
+                page.t(f"has.{info.has_zero}"),
+            )
+            for info in formats.FORMATS.values()
+        ],
+    )
 
 page.foot(
     code={"format": view["format"], "x": number(view), "codes": view["codes"]},

@@ -14,6 +14,7 @@ A lesson page reads::
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +91,22 @@ class Lesson:
         """Tabs whose bodies are computed only while they are open; test ``tab.open`` before computing."""
         return list(st.tabs([self.t(key) for key in keys], key=f"{self.id}.tabs", on_change="rerun"))
 
+    def parts(self, name: str, ids: Sequence[str]) -> str:
+        """One part of a longer page at a time, chosen by id, so that a link and a change of language keep it.
+
+        ``name`` is a setting declared with ``state.choice(ids, default=…)``; the labels are the texts ``<name>.<id>``.
+        """
+        with st.container(key=self._key("parts")):
+            chosen = st.segmented_control(
+                self.t(f"{name}.label"),
+                ids,
+                format_func=lambda part: self.t(f"{name}.{part}"),
+                required=True,
+                label_visibility="collapsed",
+                **self.view.widget(name),
+            )
+        return str(chosen)
+
     def figure(self, figure: go.Figure, *, alt: str, finding: str, rows: Callable[[], Rows] | None = None) -> None:
         """A Plotly figure with its short name, the sentence that states its finding, and its data as a table."""
         key = self._key("figure")
@@ -115,6 +132,20 @@ class Lesson:
         lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
         with st.container(key=self._key("table")):
             st.markdown("\n".join(lines))
+
+    def html_table(self, columns: Sequence[str], rows: Iterable[Sequence[str | list[tuple[str, bool]]]]) -> None:
+        """A table whose cells may be rows of marks: a list of ``(text, marked)`` is set in the mono face, marked ones
+        underlined and bold.  ``columns`` as in :meth:`table`."""
+        sides = ["right" if column.startswith(">") else "left" for column in columns]
+        names = [html.escape(self.t("columns." + column.lstrip(">"))) for column in columns]
+        heads = "".join(f'<th class="{side}">{name}</th>' for side, name in zip(sides, names, strict=True))
+        cells = (
+            "".join(f'<td class="{side}">{_cell(cell)}</td>' for side, cell in zip(sides, row, strict=True))
+            for row in rows
+        )
+        body = "".join(f"<tr>{row}</tr>" for row in cells)
+        with st.container(key=self._key("table")):
+            st.html(f'<table class="nv"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>')
 
     def glossary(self, *terms: str) -> None:
         """A row of terms; each opens its definition."""
@@ -174,6 +205,13 @@ class Lesson:
             place = f"<{where}>" if where.startswith("https://") else f"`{where}`"
             yield f"- {what}  \n  {place}"
             index += 1
+
+
+def _cell(cell: str | list[tuple[str, bool]]) -> str:
+    if isinstance(cell, str):
+        return html.escape(cell)
+    marks = (f"<b>{html.escape(text)}</b>" if marked else f"<span>{html.escape(text)}</span>" for text, marked in cell)
+    return f'<span class="marks">{"".join(marks)}</span>'
 
 
 __all__ = ["Lesson", "escape", "open_page"]

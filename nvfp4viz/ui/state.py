@@ -248,3 +248,15 @@ def hex_digits(count: int, default: str) -> Param:
 def real(default: float | None = None) -> Param:
     """Any float, also ``nan``, ``inf`` and ``-0.0``."""
     return Param(default, float, "2.5, -1e3, nan, inf", write=repr_number)
+
+
+def option(values: Sequence[float], default: float) -> Param:
+    """One number out of a list, such as the stops of a slider."""
+
+    def parse(text: str) -> float:
+        value = float(text)
+        if value not in values:
+            raise ValueError(text)
+        return value
+
+    return Param(default, parse, ", ".join(map(repr_number, values)), write=repr_number)

@@ -123,7 +123,7 @@ def test_an_edit_is_drawn_within_ten_milliseconds(page):
 
 
 def test_the_packer_shows_the_low_nibble_first(page):
-    page.get_by_role("tab", name="Packing").click()
+    page.get_by_role("radio", name="Packing").click()
     page.get_by_text("In memory: 21 43 65 87. As a word: 87654321.").wait_for()
     page.get_by_label("byte 0").fill("f0")
     page.get_by_text("In memory: F0 43 65 87. As a word: 876543F0.").wait_for()

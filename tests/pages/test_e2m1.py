@@ -45,17 +45,14 @@ def test_a_bad_value_is_named(open_page):
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
-@pytest.mark.parametrize("tab", range(4))
-def test_every_tab_opens(open_page, lang, tab):
-    at = open_page("e2m1", lang=lang)
-    at.session_state["e2m1.tabs"] = at.tabs[tab].label
-    clean(at.run())
+@pytest.mark.parametrize("part", ["edges", "packing", "integers", "cards"])
+def test_every_part_opens_by_link(open_page, lang, part):
+    at = open_page("e2m1", lang=lang, part=part)
+    assert at.get("button_group")[1].proto.default == [["edges", "packing", "integers", "cards"].index(part)]
 
 
 def test_the_product_is_asked_before_it_is_shown(open_page):
-    at = open_page("e2m1")
-    at.session_state["e2m1.tabs"] = at.tabs[2].label
-    clean(at.run())
+    at = open_page("e2m1", part="integers")
     assert len(at.get("plotly_chart")) == 0
     at.radio(key="predict.guess.e2m1.predict.product").set_value("integers").run()
     clean(at)
