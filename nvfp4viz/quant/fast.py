@@ -12,12 +12,12 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from nvfp4viz.formats import bf16_to_f32, pack_nibbles
+from nvfp4viz.formats import bf16_to_f32, f32_to_bf16, pack_nibbles
 from nvfp4viz.quant.decode import element_values, multipliers
-from nvfp4viz.quant.fast_kernels import dequantize_flat, quantize_flat
+from nvfp4viz.quant.fast_kernels import look_up_bf16, look_up_f32, quantize_flat
 from nvfp4viz.quant.nvfp4 import CT_ZERO_SCALE, NVFP4_RULES, ONE_SIXTH, SIX, factor_table, quantize_blocks
 from nvfp4viz.quant.rcp import rcp_approx_ftz
-from nvfp4viz.quant.threads import run_halves
+from nvfp4viz.quant.threads import PARTS, run_parts
 from nvfp4viz.quant.types import QuantizedTensor
 
 Array = npt.NDArray[Any]
@@ -92,7 +92,7 @@ def quantize_rows(rows: Array, recipe: str, global_scale: np.float32) -> tuple[U
     packed, scales = np.empty(blocks * 8, np.uint8), np.empty(blocks, np.uint8)
     odd = np.empty(blocks, np.bool_)
     wide, narrow = (_NO_F32, flat.view(np.uint16)) if bf16 else (flat, _NO_BF16)
-    counts = [0, 0]
+    counts = [0] * PARTS
 
     def part(index: int, parts: int) -> None:
         low, high = blocks * index // parts, blocks * (index + 1) // parts
@@ -104,7 +104,7 @@ def quantize_rows(rows: Array, recipe: str, global_scale: np.float32) -> tuple[U
             packed[low * 8 : high * 8], scales[low:high], odd[low:high],
         )  # fmt: skip
 
-    _run(part, len(flat))
+    run_parts(part, len(flat) >= THREADING_PAYS)
     if sum(counts):
         _redo(flat, recipe, g, bf16, np.flatnonzero(odd), packed, scales)
     return packed.reshape(len(rows), -1), scales.reshape(len(rows), -1)
@@ -125,28 +125,26 @@ def _redo(
 
 def dequantize_tensor(q: QuantizedTensor, dtype: npt.DTypeLike = np.float32) -> Array:
     """Values of a quantised tensor of any recipe, as float32 or BF16, shape ``q.shape``; see ``quant/decode.py``."""
-    table = np.ascontiguousarray(multipliers(q), np.float32)
-    # Adding +0 turns the value of code 8 into +0 and leaves all others; adding -0 changes nothing.
-    zero = np.float32(-0.0) if np.signbit(element_values(q.recipe)[8]) else np.float32(0.0)
-    group = q.block_size // BLOCK
-    packed, scales = (np.require(part, requirements="C").reshape(-1) for part in (q.packed, q.scales))
     bf16 = np.dtype(dtype) == BFLOAT16
-    out = np.empty(len(packed) * 2, BFLOAT16 if bf16 else np.float32)
-    wide, narrow = (_NO_F32, out.view(np.uint16)) if bf16 else (out, _NO_BF16)
-    size = q.block_size
+    with np.errstate(all="ignore"):
+        table = multipliers(q)[:, None] * element_values(q.recipe)
+    table[np.isnan(table)] = np.nan
+    values = np.ascontiguousarray(table, np.float32).reshape(-1)
+    packed = np.require(q.packed, requirements="C").reshape(-1)
+    if packed.ctypes.data % 8:  # mapped from a file: the kernel reads whole words
+        packed = packed.copy()
+    words, scales = packed.view(np.uint64), np.require(q.scales, requirements="C").reshape(-1)
+    shift = q.block_size // BLOCK - 1
+    out = np.empty((len(words), BLOCK), BFLOAT16 if bf16 else np.float32)
 
     def part(index: int, parts: int) -> None:
-        low, high = len(scales) * index // parts, len(scales) * (index + 1) // parts
-        elements = slice(low * size, high * size)
-        half = slice(low * size // 2, high * size // 2)
-        dequantize_flat(packed[half], scales[low:high], group, table, zero, wide[elements], narrow[elements])
+        low, high = (len(scales) * i // parts for i in (index, index + 1))
+        blocks = slice(low << shift, high << shift)
+        if bf16:
+            bits = f32_to_bf16(values).view(np.uint16)
+            look_up_bf16(words[blocks], scales[low:high], shift, bits, out.view(np.uint16)[blocks])
+        else:
+            look_up_f32(words[blocks], scales[low:high], shift, values, out[blocks])
 
-    _run(part, len(out))
+    run_parts(part, out.size >= THREADING_PAYS)
     return out.reshape(q.shape)
-
-
-def _run(part: Any, elements: int) -> None:
-    if elements < THREADING_PAYS:
-        part(0, 1)
-    else:
-        run_halves(part)

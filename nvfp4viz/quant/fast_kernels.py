@@ -6,6 +6,8 @@ are multiplied or divided by comes from a table of 256, computed by the NumPy re
 
 A block that holds a NaN or an infinity, or whose table entry is no ordinary number, is only flagged here (``odd``); the
 caller gives it to the NumPy path.  So this file needs no NaN rules, and no recipe has two sets of them.
+
+Dequantising is one look-up an element: a tensor has at most 256 * 16 different values.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-calls
@@ -187,54 +189,19 @@ def quantize_flat(
     return count
 
 
-@inline
-def _values(packed, scales, group, table, zero, pairs, codes, factors, half, full, values):
-    """Decode a chunk of packed bytes: ``code * table[scale byte]``, one scale for ``group`` times 16 elements.
+def _look_up(packed, scales, shift, table, out):
+    """``out[b, i] = table[16 * scale byte + code]``: NaN, signs and rounding are already in the table.
 
-    ``zero`` is −0, or +0 if code 8 counts as +0.  Every NaN becomes the canonical quiet one.
+    ``packed (blocks,)`` holds the 16 codes of a block as one little-endian u64, the first in the lowest bits; ``out``
+    is ``(blocks, 16)``; ``2**shift`` such blocks share a scale; ``table`` has 256 * 16 values.
     """
-    for i in range(len(packed)):
-        byte = np.int32(packed[i])
-        pairs[i] = np.uint16(np.int32(byte | np.int32(byte << np.int32(4))) & np.int32(0x0F0F))
-    blocks = len(packed) // 8
-    for b in range(blocks):
-        factors[b] = table[scales[b // group]]
-    _repeat(factors[:blocks], half, full)
-    for i in range(len(packed) * 2):
-        code = np.int32(codes[i])
-        # Exponent and fraction bits in their f32 places give 0.5 and 0.75 for the codes 0 and 1, whose values are 0 and
-        # 0.5; 2f - 1 corrects these two, and is not below f for all others.
-        f = np.int32(np.int32(np.int32(code & np.int32(7)) << np.int32(22)) + np.int32(126 << 23)).view(np.float32)
-        g = np.float32(f + f) - np.float32(1)
-        size = f if f < g else g
-        sign = np.int32(np.int32(code & np.int32(8)) << np.int32(28))
-        element = np.int32(np.float32(size).view(np.int32) | sign).view(np.float32) + zero
-        value = element * full[i]
-        values[i] = value if value == value else np.float32(np.nan)
+    for b in range(len(packed)):
+        row = np.uint64(np.uint64(scales[b >> shift]) << np.uint64(4))
+        word = packed[b]
+        for j in range(BLOCK):
+            out[b, j] = table[row | ((word >> np.uint64(4 * j)) & np.uint64(15))]
 
 
-@kernel(nb.void(read_only(nb.u1, 1), read_only(nb.u1, 1), nb.i8, _F4, nb.f4, nb.f4[::1], nb.u2[::1]))
-def dequantize_flat(packed, scales, group, table, zero, out, narrow):
-    """``out[i] = code[i] * table[scale byte]``, or, if ``out`` is empty, that rounded to BF16 bits in ``narrow``.
-
-    ``group`` is 1 for blocks of 16 and 2 for blocks of 32.
-    """
-    codes = np.empty(SIZE, np.uint8)
-    pairs = codes.view(np.uint16)
-    factors, half, full = np.empty(CHUNK, np.float32), np.empty(CHUNK * 8, np.float32), np.empty(SIZE, np.float32)
-    buffer = np.empty(SIZE, np.float32)
-    for first in range(0, len(packed), CHUNK * 8):
-        end = min(first + CHUNK * 8, len(packed))
-        values = out[first * 2 : end * 2] if len(out) else buffer[: (end - first) * 2]
-        _values(
-            packed[first:end], scales[first // (8 * group) :], group, table, zero, pairs, codes, factors, half, full,
-            values,
-        )  # fmt: skip
-        if len(out) == 0:
-            target = narrow[first * 2 : end * 2]
-            for i in range(len(target)):
-                bits = np.float32(values[i]).view(np.int32)
-                odd = np.int32(np.int32(bits >> np.int32(16)) & np.int32(1))
-                rounded = np.int32(np.int32(bits + np.int32(0x7FFF)) + odd)
-                nan = np.int32(bits & np.int32(0x7FFFFFFF)) > np.int32(0x7F800000)
-                target[i] = np.uint16(np.int32((np.int32(0x7FC00000) if nan else rounded) >> np.int32(16)))
+_PACKED = (read_only(nb.u8, 1), read_only(nb.u1, 1), nb.i8)
+look_up_f32 = kernel(nb.void(*_PACKED, read_only(nb.f4, 1), nb.f4[:, ::1]))(_look_up)
+look_up_bf16 = kernel(nb.void(*_PACKED, read_only(nb.u2, 1), nb.u2[:, ::1]))(_look_up)

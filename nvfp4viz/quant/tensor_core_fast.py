@@ -11,7 +11,7 @@ import numpy.typing as npt
 from nvfp4viz.quant.tensor_core import scale_tables
 from nvfp4viz.quant.tensor_core_kernels import expand_rows, product
 from nvfp4viz.quant.tensor_core_step import BLOCK_SIZE, E2M1_DOUBLED, F32, GROUP, STEP, U8, Kind
-from nvfp4viz.quant.threads import run_halves
+from nvfp4viz.quant.threads import run_parts
 
 I32 = npt.NDArray[np.int32]
 
@@ -60,10 +60,7 @@ def _run(
             significands, exponents, block_groups, index, count,
         )  # fmt: skip
 
-    if rows * columns * half * 2 < THREADING_PAYS:
-        part(0, 1)
-    else:
-        run_halves(part)
+    run_parts(part, rows * columns * half * 2 >= THREADING_PAYS)
     return out
 
 

@@ -7,11 +7,14 @@ children of a fork; the app runs one thread per visitor.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 WORKERS = min(2, os.cpu_count() or 1)
+PARTS = 8
+"""Pieces of a large job.  More than threads, so that a thread that is held up leaves its share to the other."""
 
 # One helper thread for the whole process: the caller works too, so a second visitor waits for the helper rather than
 # starting a third thread on two cores.  After a fork the executor's thread does not exist in the child, hence the pid.
@@ -25,13 +28,24 @@ def _executor() -> ThreadPoolExecutor:
     return _helper[1]
 
 
-def run_halves(part: Callable[[int, int], None]) -> None:
-    """Run ``part(0, n)`` here and ``part(1, n)`` in the helper thread, with n = 2 (n = 1 on a single core)."""
-    if WORKERS == 1:
+def run_parts(part: Callable[[int, int], None], large: bool) -> None:
+    """Run ``part(0, n) … part(n-1, n)``: one part if the job is not ``large``, else shared with the helper thread.
+
+    Each thread takes the next part when it has finished one.  If the helper is busy with another visitor's job, the
+    caller simply does all parts itself.
+    """
+    if not large or WORKERS == 1:
         part(0, 1)
         return
-    other = _executor().submit(part, 1, 2)
+    numbers = itertools.count()  # next() on it is one bytecode under the interpreter lock: no part is taken twice
+
+    def work() -> None:
+        while (number := next(numbers)) < PARTS:
+            part(number, PARTS)
+
+    other = _executor().submit(work)
     try:
-        part(0, 2)
+        work()
     finally:
-        other.result()
+        if not other.cancel():
+            other.result()
