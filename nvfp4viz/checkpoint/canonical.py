@@ -165,8 +165,7 @@ def canonical_of(
 ) -> CanonicalView:
     """The canonical view of a table of tensors."""
     found = _Found()
-    for name, entry in tensors.items():
-        found.add(name, entry)
+    found.collect(tensors)
     quant_config = quant_config or QuantConfig()
     dialects = [dialect for dialect in PER_EXPERT if dialect.recognises(found.census)]
     other = recognise_other(found.census, tensors) if not dialects else None
@@ -228,34 +227,41 @@ class _Found:
         self.census: set[tuple[str, str]] = set()
         self.disk_names: dict[str, str] = {}
         self.projection_major = False
-        self._by_module: dict[str, dict[str, TensorEntry] | None] = {}
 
-    def add(self, name: str, entry: TensorEntry) -> None:
-        if "experts." not in name:
-            return
-        # The four tensors of a projection share everything before the last dot: parse it once.
-        module, _, suffix = name.rpartition(".")
-        if module not in self._by_module:
-            parsed = parse_expert_name(name)
-            self._by_module[module] = None
-            if parsed is not None:
-                self._by_module[module] = {}
-                key = (parsed.block, parsed.expert, parsed.projection, module)
-                self.modules[key] = self._by_module[module] or {}
-                self._by_module[module] = self.modules[key]
-                self.blocks[parsed.block] = self.blocks.get(parsed.block, 0) + 1
-                self.disk_names[PROJECTIONS[parsed.projection]] = parsed.projection
-                self.projection_major |= parsed.projection_major
-        suffixes = self._by_module[module]
-        if suffixes is not None:
-            suffixes[suffix] = entry
-            self.census.add((suffix, entry.dtype))
+    def collect(self, tensors: Mapping[str, TensorEntry]) -> None:
+        """Sort every per-expert tensor into its module."""
+        by_module: dict[str, dict[str, TensorEntry] | None] = {}
+        for name, entry in tensors.items():
+            module, _, suffix = name.rpartition(".")
+            # The four tensors of a projection share everything before the last dot: parse it once.
+            suffixes = by_module.get(module, _UNSEEN)
+            if suffixes is _UNSEEN:
+                suffixes = by_module[module] = self._open(name, module)
+            if suffixes is not None:
+                suffixes[suffix] = entry
+                self.census.add((suffix, entry.dtype))
+
+    def _open(self, name: str, module: str) -> dict[str, TensorEntry] | None:
+        """A place for a module's tensors; None where it is no routed expert's."""
+        parsed = parse_expert_name(name)
+        if parsed is None:
+            return None
+        suffixes = self.modules[parsed.block, parsed.expert, parsed.projection, module] = {}
+        self.blocks[parsed.block] = self.blocks.get(parsed.block, 0) + 1
+        self.disk_names[PROJECTIONS[parsed.projection]] = parsed.projection
+        self.projection_major |= parsed.projection_major
+        return suffixes
+
+
+_UNSEEN: dict[str, TensorEntry] = {}
 
 
 def _module(dialect: PerExpertDialect, name: str, suffixes: dict[str, TensorEntry]) -> Module:
     tensors = {role: suffixes[suffix] for role, suffix in dialect.suffixes.items() if suffix in suffixes}
-    known = set(dialect.suffixes.values())
-    extras = {suffix: entry for suffix, entry in suffixes.items() if suffix not in known}
+    extras = {}
+    if len(tensors) < len(suffixes):
+        known = set(dialect.suffixes.values())
+        extras = {suffix: entry for suffix, entry in suffixes.items() if suffix not in known}
     plain = suffixes.get("weight")
     packed = tensors.get("weight")
     if packed is not None and packed.dtype in dialect.packed:
