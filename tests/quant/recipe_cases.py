@@ -93,18 +93,15 @@ def scale_for(recipe: str, name: str) -> np.float32 | None:
         return np.float32(GLOBAL_SCALES[name])
 
 
-def assert_same(x: np.ndarray, recipe: str, name: str, first: str, second: str) -> None:
-    """Two paths give the same bytes for every block of ``x``."""
+def assert_same(x: np.ndarray, recipe: str, name: str, first: str, *others: str) -> None:
+    """All paths give the same bytes for every block of ``x``."""
     given = scale_for(recipe, name)
     a = quant.quantize(x, recipe=recipe, global_scale=given, path=first)
-    b = quant.quantize(x, recipe=recipe, global_scale=given, path=second)
-    where = np.argwhere(a.scales != b.scales)
-    assert not len(where), (
-        f"{len(where)} scale bytes differ; {first} {a.scales[tuple(where[0])]:#04x}, "
-        f"{second} {b.scales[tuple(where[0])]:#04x} in row {x[where[0][0]].tolist()}"
-    )
-    where = np.argwhere(a.packed != b.packed)
-    assert not len(where), (
-        f"{len(where)} packed bytes differ; {first} {a.packed[tuple(where[0])]:#04x}, "
-        f"{second} {b.packed[tuple(where[0])]:#04x} at {where[0]} of row {x[where[0][0]].tolist()}"
-    )
+    for other in others:
+        b = quant.quantize(x, recipe=recipe, global_scale=given, path=other)
+        for what, left, right in (("scale", a.scales, b.scales), ("packed", a.packed, b.packed)):
+            where = np.argwhere(left != right)
+            assert not len(where), (
+                f"{len(where)} {what} bytes differ; {first} {left[tuple(where[0])]:#04x}, "
+                f"{other} {right[tuple(where[0])]:#04x} at {where[0]} of row {x[where[0][0]].tolist()}"
+            )
