@@ -1,17 +1,20 @@
 """tiny-moe: a small mixture-of-experts language model that is really trained and really collapses."""
 
+from nvfp4viz.model.calibrate import CalibrationStats, calibrate
 from nvfp4viz.model.config import TinyMoeConfig
 from nvfp4viz.model.inference import Cache, Experts, Generation, GenerationTrace, TinyMoe, generate, greedy
 from nvfp4viz.model.tokenizer import Tokenizer
 
 __all__ = [
     "Cache",
+    "CalibrationStats",
     "Experts",
     "Generation",
     "GenerationTrace",
     "TinyMoe",
     "TinyMoeConfig",
     "Tokenizer",
+    "calibrate",
     "generate",
     "greedy",
 ]

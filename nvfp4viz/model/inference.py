@@ -25,11 +25,11 @@ import numpy.typing as npt
 
 from nvfp4viz.errors import ModelError
 from nvfp4viz.formats import bf16_to_f32, f32_to_bf16
+from nvfp4viz.model.config import TinyMoeConfig
+from nvfp4viz.model.tokenizer import EOS, Tokenizer
 from nvfp4viz.moe.activation import gelu_tanh_and_mul
 from nvfp4viz.moe.experts import ExpertsResult
 from nvfp4viz.moe.routing import Routing, product, rms_norm, route_gemma4
-from nvfp4viz.model.config import TinyMoeConfig
-from nvfp4viz.model.tokenizer import EOS, Tokenizer
 
 Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]

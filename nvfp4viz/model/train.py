@@ -41,37 +41,38 @@ def encode(document: str) -> list[int]:
     return [*Tokenizer().encode(document), EOS]
 
 
-def pack(documents: Iterator[list[int]], rows: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
+def pack(documents: Iterator[tuple[int, list[int]]], rows: int, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Fill rows with whole documents one after another.
 
     Returns
     -------
-    ids, segments, positions : each (rows, length) int64
+    ids, segments, positions, domains : each (rows, length) int64
         A document attends only to itself and counts its own positions, exactly as in generation.
         Segment 0 is padding.
     """
     ids = np.full((rows, length), PAD, np.int64)
-    segments, positions = np.zeros_like(ids), np.zeros_like(ids)
-    waiting = next(documents)
+    segments, positions, domains = np.zeros_like(ids), np.zeros_like(ids), np.zeros_like(ids)
+    domain, waiting = next(documents)
     for row in range(rows):
         filled, segment = 0, 0
         while filled + len(waiting) <= length:
             end, segment = filled + len(waiting), segment + 1
             ids[row, filled:end], segments[row, filled:end] = waiting, segment
             positions[row, filled:end] = np.arange(len(waiting))
-            filled, waiting = end, next(documents)
-    return torch.from_numpy(ids), torch.from_numpy(segments), torch.from_numpy(positions)
+            domains[row, filled:end] = domain
+            filled, (domain, waiting) = end, next(documents)
+    return tuple(torch.from_numpy(array) for array in (ids, segments, positions, domains))  # type: ignore[return-value]
 
 
-def training_stream(seed: int) -> Iterator[list[int]]:
-    """Documents of all domains; each domain gives about the same number of characters."""
+def training_stream(seed: int) -> Iterator[tuple[int, list[int]]]:
+    """Documents of all domains, each with its domain's number; each domain gives about the same number of characters."""
     rng = np.random.default_rng(seed)
     pools = [[encode(text) for text in corpus.sample(domain, 1, POOL_DOCUMENTS)] for domain in corpus.DOMAINS]
     lengths = np.array([np.mean([len(ids) for ids in pool]) for pool in pools])
     share = (1 / lengths) / (1 / lengths).sum()
     while True:
         for domain in rng.choice(len(pools), size=1024, p=share):
-            yield pools[domain][rng.integers(POOL_DOCUMENTS)]
+            yield int(domain), pools[domain][rng.integers(POOL_DOCUMENTS)]
 
 
 # --- fake quantisation ----------------------------------------------------------------------------------------------
@@ -107,6 +108,28 @@ class Recorder:
     ids: list[Tensor] = field(default_factory=list)
     input_amax: list[Tensor] = field(default_factory=list)  # (experts, 2): before w13, before w2
     balance: list[Tensor] = field(default_factory=list)
+    probabilities: list[Tensor] = field(default_factory=list)  # (tokens, experts), the router's softmax over all
+
+
+def specialisation(probabilities: Tensor, domains: Tensor, count: int) -> Tensor:
+    """Mutual information, in nats, of a token's domain and its expert under the router's softmax.
+
+    Training raises it a little: experts then divide the domains among themselves while all of them stay in use, which a
+    model of this size does not do by itself as large ones do (Mod-Squad, Chen et al., arXiv 2212.08066, trains with
+    the same term between tasks and experts).
+
+    Parameters
+    ----------
+    probabilities : (tokens, experts)
+    domains : (tokens,) int64
+    count
+        Number of domains.
+    """
+    chosen = F.one_hot(domains, count).to(probabilities.dtype)
+    share = chosen.mean(0)
+    joint = chosen.T @ probabilities / len(domains)  # (domains, experts)
+    expected = share[:, None] * probabilities.mean(0)
+    return (joint * ((joint + 1e-12) / (expected + 1e-12)).log()).sum()
 
 
 class Norm(nn.Module):
@@ -258,6 +281,7 @@ class Block(nn.Module):
         share = F.one_hot(ids, probabilities.shape[1]).sum(1).float().mean(0) / ids.shape[1]
         record.balance.append(probabilities.shape[1] * (share * probabilities.mean(0)).sum())
         record.ids.append(ids)
+        record.probabilities.append(probabilities)
         dense = dense.clone()
         dense[real] += self.post_feedforward_layernorm_2(routed)
         return (x + self.post_feedforward_layernorm(dense)) * self.layer_scalar
@@ -320,16 +344,23 @@ def train(args: argparse.Namespace, config: TinyMoeConfig) -> TorchTinyMoe:
         rate = args.lr * min(1.0, (step + 1) / 50) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
         for group in optimizer.param_groups:
             group["lr"] = rate
-        batch = [t.to(args.device) for t in pack(stream, args.rows, args.length)]
+        *batch, domains = [t.to(args.device) for t in pack(stream, args.rows, args.length)]
         logits, record = model(*batch, quantised=step >= args.steps)
         loss = F.cross_entropy(logits.flatten(0, 1), targets_of(*batch[:2]).flatten(), ignore_index=IGNORED)
-        (loss + args.balance * torch.stack(record.balance).sum()).backward()
+        spread = [specialisation(p, domains[batch[1] > 0], len(corpus.DOMAINS)) for p in record.probabilities]
+        (
+            loss + args.balance * torch.stack(record.balance).sum() - args.specialise * torch.stack(spread).sum()
+        ).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if step % args.log_every == 0 or step == total - 1:
             seconds = time.perf_counter() - start
-            print(f"step {step}/{total} loss {loss.item():.4f} lr {rate:.2e} {seconds:.0f} s", flush=True)
+            shared = torch.stack(spread).mean().item()
+            print(
+                f"step {step}/{total} loss {loss.item():.4f} information {shared:.3f} lr {rate:.2e} {seconds:.0f} s",
+                flush=True,
+            )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16().float())
@@ -453,6 +484,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--balance", type=float, default=0.0005, help="weight of the load-balancing loss")
     parser.add_argument("--router-spread", type=float, default=0.02, help="spread of the router's first logits")
+    parser.add_argument("--specialise", type=float, default=0.01, help="weight of domain-expert mutual information")
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--quantised-steps", type=int, default=400)
     parser.add_argument("--rows", type=int, default=32, help="rows of a batch")

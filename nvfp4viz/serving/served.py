@@ -110,6 +110,10 @@ class ServedModel:
         """Logits (T, V) float32 after each of T tokens, read at once."""
         return self.model.forward(ids, self.experts)
 
+    def recording(self) -> ServedExperts:
+        """The same experts, keeping every tensor of every call: for calibration and for looking inside."""
+        return ServedExperts(self.experts.layers, record=True)
+
     def scales_of(self, layer: int) -> ConvertedScales:
         """One layer's converted scales."""
         return next(scales for scales in self.scales if scales.layer == layer)
