@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from nvfp4viz.audit.backends import automatic_backend
 from nvfp4viz.audit.configs import config_findings
@@ -77,6 +78,18 @@ def run_audit(
 ) -> Audit:
     """As `audit`, with everything that the report was made from."""
     checkpoint = source if isinstance(source, Checkpoint) else inspect(source)
+    # A file may hold any bits, signalling NaN among them; the findings speak of them, NumPy need not.
+    with np.errstate(all="ignore"):
+        done = _audit(checkpoint, shown_as)
+    if gpu is not None:
+        scheme = _served_scheme(done.facts)
+        auto = automatic_backend(gpu, _activation(checkpoint), scheme.weight_only or scheme.promoted)
+        return replace(done, report=msgspec.structs.replace(done.report, auto=auto))
+    return done
+
+
+def _audit(checkpoint: Checkpoint, shown_as: str | None) -> Audit:
+    before = checkpoint.bytes_read
     view = canonical(checkpoint)
     facts = collect(checkpoint, view) if view.complete else Facts(checkpoint, view)
     findings = [*container_findings(checkpoint), *config_findings(checkpoint, view)]
@@ -107,14 +120,11 @@ def run_audit(
             view.dialect if readable else "unknown", view.scheme, checkpoint.quant_config.files, view.group_size
         ),
         model=_model(view),
-        container=_container(checkpoint),
+        container=_container(checkpoint, checkpoint.opening_bytes + checkpoint.bytes_read - before),
         coverage=coverage(facts, findings, activations=scheme.activations or scheme.mislabelled),
         findings=ordered(findings),
         backends=backends,
     )
-    if gpu is not None:
-        auto = automatic_backend(gpu, _activation(checkpoint), scheme.weight_only or scheme.promoted)
-        report = msgspec.structs.replace(report, auto=auto)
     return Audit(report, checkpoint, view, facts)
 
 
@@ -166,13 +176,13 @@ def _model(view: CanonicalView) -> ModelInfo:
     return ModelInfo(view.architecture, view.layers, view.moe_layers, view.experts, view.projections, view.top_k)
 
 
-def _container(checkpoint: Checkpoint) -> ContainerInfo:
+def _container(checkpoint: Checkpoint, bytes_read: int) -> ContainerInfo:
     return ContainerInfo(
         files=len(checkpoint.files),
         tensors=len(checkpoint.tensors),
         bytes=checkpoint.nbytes,
         header_bytes=checkpoint.header_bytes,
-        bytes_read=checkpoint.bytes_read,
+        bytes_read=bytes_read,
         side_bytes=checkpoint.side_bytes,
     )
 

@@ -45,8 +45,8 @@ class Checkpoint:
         Shard by tensor name, or None where the checkpoint has no index.
     problems
         All that is wrong with the files.
-    bytes_read, side_bytes
-        Bytes fetched from shards, and of side files and index.
+    bytes_read, opening_bytes, side_bytes
+        Bytes fetched from shards until now, those of opening alone, and those of side files and index.
     """
 
     def __init__(self, source: Source, shards: list[str], index: Index | None) -> None:
@@ -55,6 +55,7 @@ class Checkpoint:
         self.bytes_read = 0
         self.side_bytes = index.nbytes if index else 0
         self.files = tuple(self._header(file) for file in shards)
+        self.opening_bytes = self.bytes_read
         self.index: dict[str, str] | None = index.weight_map if index else None
         self.index_file = index.file if index else None
         self.tensors: dict[str, TensorEntry] = {}
