@@ -90,7 +90,7 @@ def scale_histogram_figure(record: ScaleHistogram, *, theme: Theme, lang: str) -
                 "ticktext": names,
                 "showgrid": False,
             },
-            yaxis={"title": label["count"]},
+            yaxis={"title": label["count"], "range": [0, 1.18 * max(*record.one, *record.two)]},
             margin={"l": 8, "r": 8, "t": 56, "b": 8},
         )
     )

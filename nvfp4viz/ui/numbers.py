@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
 
 def exact(value: float) -> str:
     """Enough digits to read back the same float32, without an exponent where that stays short.
@@ -29,7 +31,7 @@ def four(value: float) -> str:
     """Four significant digits.
 
     >>> four(0.123456), four(12345.678), four(1.5e-7), four(2.0)
-    ('0.1235', '12350', '1.5×10^−7', '2')
+    ('0.1235', '12350', '1.5×10⁻⁷', '2')
     """
     number = float(value)
     if not np.isfinite(number) or number == 0:
@@ -52,7 +54,7 @@ def percent(share: float) -> str:
 
 def _scientific(text: str) -> str:
     mantissa, exponent = text.split("e")
-    return f"{mantissa}×10^{int(exponent)}"
+    return f"{mantissa}×10{str(int(exponent)).translate(_SUPERSCRIPT)}"
 
 
 def hex_byte(value: int) -> str:

@@ -36,18 +36,21 @@ def ask(key: str, options: Sequence[str], answer: str, **values: object) -> bool
     revealed = guess is not None or st.session_state.get(skipped, False)
     with st.container(border=True, key=f"predict_{slot}"):
         st.caption(t("ui.predict.label"))
-        st.radio(
-            t(f"{key}.question", **values),
-            options,
-            index=None,
-            format_func=lambda option: t(f"{key}.options.{option}", **values),
-            key=guess_key,
-            persist_state="session",
-            disabled=revealed,
-        )
         if not revealed:
+            st.radio(
+                t(f"{key}.question", **values),
+                options,
+                index=None,
+                format_func=lambda option: t(f"{key}.options.{option}", **values),
+                key=f"predict.asked.{key}",
+                on_change=_guess,
+                args=(key,),
+            )
             st.button(t("ui.predict.skip"), type="tertiary", key=f"predict.skip.{key}", on_click=_skip, args=(skipped,))
             return False
+        st.markdown(t(f"{key}.question", **values))
+        if guess is not None:
+            st.markdown(t("ui.predict.guess", guess=t(f"{key}.options.{guess}", **values)))
         right = t(f"{key}.options.{answer}", **values)
         if guess is None:
             st.markdown(t("ui.predict.answer", answer=right))
@@ -57,6 +60,11 @@ def ask(key: str, options: Sequence[str], answer: str, **values: object) -> bool
             st.markdown(t("ui.predict.otherwise", answer=right))
         st.markdown(t(f"{key}.reveal", **values))
     return True
+
+
+def _guess(key: str) -> None:
+    # Kept apart from the radio, which is gone once the answer is there.
+    st.session_state[f"predict.guess.{key}"] = st.session_state[f"predict.asked.{key}"]
 
 
 def _skip(flag: str) -> None:

@@ -30,6 +30,8 @@ PAGES = (
     PageEntry("empty_answer", "start", default=True),
     PageEntry("e2m1", "formats"),
     PageEntry("two_level_scaling", "formats"),
+    PageEntry("explorer", "checkpoint"),
+    PageEntry("fault_lab", "checkpoint"),
 )
 
 

@@ -25,7 +25,7 @@ def parse_values(text: str, count: int) -> tuple[float, ...]:
     >>> parse_values("[1, -2.5; nan]", 3)
     (1.0, -2.5, nan)
     """
-    pieces = [piece for piece in re.split(r"[\s,;，；、]+", text.strip().strip("[](){}（）【】")) if piece]
+    pieces = [piece for piece in re.split(r"[\s,;，；、\[\](){}（）【】]+", text) if piece]
     if not pieces:
         raise InputError("values.none", count=count)
     numbers = []

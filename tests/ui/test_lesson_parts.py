@@ -87,5 +87,5 @@ def test_an_exact_number_reads_back_to_the_same_float32(bits):
     import numpy as np
 
     value = np.array(bits, np.uint32).view(np.float32)[()]
-    text = numbers.exact(value).replace("−", "-").replace("×10^", "e")
+    text = numbers.exact(value).translate(str.maketrans("−⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "--0123456789")).replace("×10", "e")
     assert np.float32(text).view(np.uint32) == bits

@@ -152,5 +152,6 @@ function showNumber(value) {
   const text = String(value);
   if (text.length <= 14 && size >= 1e-7 && size < 1e15) return text.replace("-", "−");
   const [mantissa, exponent] = value.toExponential(3).split("e");
-  return `${mantissa}×10^${Number(exponent)}`.replace(/-/g, "−");
+  const raised = [...String(Number(exponent))].map((sign) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(sign)]).join("");
+  return `${mantissa}×10${raised}`.replace("-", "−");
 }
