@@ -285,3 +285,39 @@ def test_bad_input_is_named(code: str, call) -> None:
 def test_the_unknown_recipe_message_lists_the_known_ones() -> None:
     with pytest.raises(FormatError, match="modelopt-mxfp4"):
         quant.quantize(np.ones((1, 16), np.float32), recipe="nvfp4")
+
+
+# --------------------------------------------------------------------------- orders of operations that show in bits
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_kernel_multiplies_the_maximum_by_a_sixth_before_the_global_scale(path: str) -> None:
+    """``G · (m · rcp(6))``: the other association rounds elsewhere and gives other bytes for some maxima."""
+    from nvfp4viz.formats import encode_e4m3
+
+    rng = np.random.default_rng(5)
+    g = np.float32(2688 / 3.7)
+    sixth = quant.rcp_approx_ftz(np.float32(6))
+    # maxima whose scale falls within an ulp or two of a midpoint between E4M3 values
+    values = np.arange(8, 126, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    middles = (values[1:] + values[:-1]) / 2
+    near = (middles[:, None] * 6 / float(g)).astype(np.float32).view(np.int32) + rng.integers(-3, 4, (117, 40))
+    tops = near.astype(np.int32).view(np.float32).ravel()
+    right, wrong = encode_e4m3(g * (tops * sixth)), encode_e4m3((g * tops) * sixth)
+    assert (right != wrong).any(), "the maxima no longer tell the two orders apart"
+    x = np.zeros((len(tops), 16), np.float32)
+    x[:, 3] = tops
+    q = quant.quantize(x[right != wrong], recipe="vllm-cuda", global_scale=g, path=path)
+    assert np.array_equal(q.scales[:, 0], right[right != wrong])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_compressed_tensors_divides_by_its_encode_scale_when_decoding(path: str) -> None:
+    from nvfp4viz.formats import decode_e2m1, decode_e4m3
+
+    x = np.random.default_rng(6).standard_normal((16, 64)).astype(np.float32)
+    q = quant.quantize(x, recipe="compressed-tensors", global_scale=np.float32(716.9137))
+    codes, s = decode_e2m1(q.codes()), np.repeat(decode_e4m3(q.scales), 16, axis=1)
+    divided, multiplied = codes * (s / q.global_scale), codes * (s * q.decode_scale)
+    assert (divided != multiplied).any()
+    assert np.array_equal(quant.dequantize(q, path=path), divided)
