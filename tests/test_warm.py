@@ -1,0 +1,38 @@
+"""``python -m nvfp4viz.warm`` finds every kernel, and a later process compiles nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from nvfp4viz.warm import kernel_modules
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_every_file_with_a_kernel_is_found():
+    """By name: ``…kernels.py`` or ``…kernel.py``.  A kernel elsewhere would compile while a visitor waits."""
+    package = ROOT / "nvfp4viz"
+    with_kernels = {
+        ".".join(("nvfp4viz", *path.relative_to(package).with_suffix("").parts))
+        for path in package.rglob("*.py")
+        if "\n@kernel(" in path.read_text(encoding="utf-8")
+    }
+    assert with_kernels
+    assert with_kernels <= set(kernel_modules())
+
+
+def test_the_cache_is_used_by_the_next_process(tmp_path):
+    code = (
+        "import nvfp4viz.quant.gemm_kernels as k\n"
+        "stats = k.sequential_product.stats\n"
+        "print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))"
+    )
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    seen = [
+        subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout.split()
+        for _ in range(2)
+    ]
+    assert seen == [["0", "1"], ["1", "0"]]
