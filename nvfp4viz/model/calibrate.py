@@ -1,7 +1,8 @@
 """Calibration with natural routing: what each expert sees while text goes through the BF16 model.
 
-An expert that no token is routed to has no maximum, and the exporter then has nothing to write: that is the whole defect
-this project is about.  The statistics are a small JSON file; float32 maxima are written as doubles that read back exactly.
+An expert that no token is routed to has no maximum, and the exporter then has nothing to write: that is the whole
+defect this project is about.  The statistics are a small JSON file; float32 maxima are written as doubles that read
+back exactly.
 """
 
 from __future__ import annotations

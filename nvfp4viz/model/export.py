@@ -1,7 +1,7 @@
 """Export tiny-moe as quantisers do: from BF16 tensors and calibration statistics to a checkpoint's tensors and configs.
 
-``modelopt`` follows ModelOpt's unified export: codes, linear E4M3 block scales, ``weight_scale_2 = amax/2688`` shared by
-gate and up (a server fuses them), ``input_scale = amax/2688`` of what the expert saw, and **no** ``input_scale`` for an
+``modelopt`` follows ModelOpt's unified export: codes, linear E4M3 block scales, ``weight_scale_2 = amax/2688`` shared
+by gate and up (a server fuses them), ``input_scale = amax/2688`` of what the expert saw, and **no** ``input_scale`` for an
 expert that saw nothing.  The other layouts are twins of the same weights.  NumPy only, no clock, no randomness: equal
 input gives equal bytes on any machine.
 """

@@ -72,7 +72,7 @@ class GenerationTrace:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Generation:
-    """An answer.  ``text`` spells out ``<pad>``; ``token_ids`` ends with ``<eos>`` where the model stopped by itself."""
+    """An answer.  ``text`` spells out ``<pad>``; ``token_ids`` ends with ``<eos>`` where the model stopped."""
 
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
@@ -91,8 +91,18 @@ class Cache:
 
 
 @dataclass(slots=True)
-class _Record:
-    """Per-layer rows of one forward call."""
+class ForwardRecord:
+    """What one forward call notes, one entry a layer.
+
+    Attributes
+    ----------
+    routes : (T, k) int16 each
+    weights : (T, k) float32 each
+    hidden : (T, H) bfloat16 each
+        The residual after the layer.
+    first_bad
+        ``(position, layer, expert)`` of the first expert whose output held a NaN.
+    """
 
     routes: list[Array] = field(default_factory=list)
     weights: list[Array] = field(default_factory=list)
@@ -137,7 +147,7 @@ class TinyMoe:
         self._cos, self._sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
     def forward(
-        self, ids: Sequence[int], experts: Experts, cache: Cache | None = None, record: _Record | None = None
+        self, ids: Sequence[int], experts: Experts, cache: Cache | None = None, record: ForwardRecord | None = None
     ) -> F32:
         """Logits ``(T, V)`` float32 for T further tokens; ``cache`` holds what came before and is extended.
 
@@ -161,7 +171,7 @@ class TinyMoe:
             return product(rms_norm(x, self._vector["model.norm.weight"], self.config.rms_norm_eps),
                            self._matrix["model.embed_tokens.weight"])  # fmt: skip
 
-    def _layer(self, layer: int, x: Array, experts: Experts, cache: Cache, start: int, record: _Record | None) -> Array:
+    def _layer(self, layer: int, x: Array, experts: Experts, cache: Cache, start: int, record: ForwardRecord | None) -> Array:
         at = f"model.layers.{layer}."
         attended = self._attention(at, layer, self._norm(at + "input_layernorm", x), cache, start)
         h = _add(x, self._norm(at + "post_attention_layernorm", attended))
@@ -305,12 +315,12 @@ def generate(
         raise ModelError("prompt.too-long", characters=len(prompt), limit=config.max_position_embeddings - 2)
     room = config.max_position_embeddings - len(prompt_ids)
     cache = Cache(config, config.max_position_embeddings)
-    calls: list[_Record] = []
+    calls: list[ForwardRecord] = []
     chosen: list[int] = []
     logits: list[F32] = []
     waiting: Sequence[int] = prompt_ids
     while len(chosen) < min(max_new_tokens, room):
-        calls.append(_Record())
+        calls.append(ForwardRecord())
         row = model.forward(waiting, experts, cache, calls[-1])[-1]
         token = sampler(row)
         logits.append(row)
@@ -323,8 +333,8 @@ def generate(
     return Generation(tuple(prompt_ids), tuple(chosen), tokenizer.decode(chosen), _trace(calls, logits, config))
 
 
-def _trace(calls: list[_Record], logits: list[F32], config: TinyMoeConfig) -> GenerationTrace:
-    def joined(parts: Callable[[_Record], list[Array]]) -> Array:
+def _trace(calls: list[ForwardRecord], logits: list[F32], config: TinyMoeConfig) -> GenerationTrace:
+    def joined(parts: Callable[[ForwardRecord], list[Array]]) -> Array:
         return np.concatenate([np.stack(parts(call), axis=1) for call in calls])
 
     hidden = joined(lambda call: call.hidden)

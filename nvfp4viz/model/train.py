@@ -65,7 +65,7 @@ def pack(documents: Iterator[tuple[int, list[int]]], rows: int, length: int) -> 
 
 
 def training_stream(seed: int) -> Iterator[tuple[int, list[int]]]:
-    """Documents of all domains, each with its domain's number; each domain gives about the same number of characters."""
+    """Documents of all domains with their domain's number; each domain gives about the same number of characters."""
     rng = np.random.default_rng(seed)
     pools = [[encode(text) for text in corpus.sample(domain, 1, POOL_DOCUMENTS)] for domain in corpus.DOMAINS]
     lengths = np.array([np.mean([len(ids) for ids in pool]) for pool in pools])

@@ -77,12 +77,12 @@ def evaluate(served: ServedModel, texts: Iterable[str]) -> float:
     for text in texts:
         ids = [*Tokenizer().encode(text), EOS]
         logits = served.logits(ids[:-1])
-        total += float(_negative_log_likelihood(logits, np.asarray(ids[1:])).sum())
+        total += float(negative_log_likelihood(logits, np.asarray(ids[1:])).sum())
         count += len(ids) - 1
     return total / count if count else float("nan")
 
 
-def _negative_log_likelihood(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
+def negative_log_likelihood(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     wide = logits.astype(np.float64)
     with np.errstate(invalid="ignore"):
         top = wide.max(axis=1, keepdims=True)
