@@ -104,7 +104,7 @@ def dequantize(q: QuantizedTensor, dtype: npt.DTypeLike = np.float32, path: Path
     if path in ("auto", "numba"):
         from nvfp4viz.quant import fast
 
-        return _frozen(decode.canonical_nan(fast.dequantize_tensor(q, wanted), q))
+        return _frozen(fast.dequantize_tensor(q, wanted))
     values = decode.dequantize_reference(q) if path == "reference" else decode.decode_blocks(q)
     return _frozen(f32_to_bf16(values) if wanted == BFLOAT16 else values)
 
