@@ -1,12 +1,16 @@
 """The page on two-level scaling as a reader in either language meets it."""
 
+import json
 import math
 
 import pytest
 
 from nvfp4viz.figures.scaling import BLOCKS
+from nvfp4viz.quant import NVFP4_RECIPES, trace_block
+from nvfp4viz.ui.block_lab import trace_data
 from nvfp4viz.ui.scaling_parts import BLOCKS_TO_COMPARE, PARTS
 from nvfp4viz.ui.snippets import run
+from nvfp4viz.ui.values import to_bf16
 
 from .conftest import clean, texts
 
@@ -52,11 +56,21 @@ def test_a_bad_link_is_named_and_leaves_the_page_usable(open_page, lang, query):
     assert f"`{name}=" in texts(at)
 
 
-@pytest.mark.parametrize("recipe", ["ieee", "vllm-cuda", "vllm-emulation", "modelopt", "torchao", "compressed-tensors"])
-@pytest.mark.parametrize("scale", ["", "0", "-0.0", "inf", "-inf", "nan", "-1", "1e-38", "1e38", "1e300"])
-def test_any_global_scale_is_taken(open_page, recipe, scale):
+@pytest.mark.parametrize("scale", ["0", "-0.0", "inf", "-inf", "nan", "-1", "1e-38", "1e38", "1e300"])
+def test_any_global_scale_is_taken(open_page, scale):
     """A damaged checkpoint holds such scales: the page shows what they do and never breaks."""
-    open_page(PAGE, recipe=recipe, **({"scale": scale} if scale else {}))
+    open_page(PAGE, scale=scale)
+
+
+@pytest.mark.parametrize("recipe", NVFP4_RECIPES)
+@pytest.mark.parametrize("scale", [0.0, -0.0, math.inf, -math.inf, math.nan, -1.0, 1e-38, 1e38])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_any_trace_can_be_drawn(recipe, scale, name):
+    """What the browser gets: every step has its words, and it is JSON."""
+    data = trace_data(trace_block(to_bf16(BLOCKS[name]), scale, recipe))
+    again = json.loads(json.dumps(data, allow_nan=False))
+    assert len(again["elements"]) == len(again["x"]) == len(again["bits"]) == 16
+    assert all(step["words"] and step["formula"] for step in again["steps"])
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)

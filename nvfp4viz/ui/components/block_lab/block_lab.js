@@ -70,12 +70,13 @@ class Lab {
   }
 
   ask(now = false) {
+    // Counted at the change, not at the sending: an answer to an older question must never undo a newer edit.
+    this.asked += 1;
     const wait = Math.max(0, (this.lastAsk ?? 0) + ASK_MS - performance.now());
     clearTimeout(this.timer);
     this.timer = setTimeout(
       () => {
         this.lastAsk = performance.now();
-        this.asked += 1;
         this.send("edit", { x: this.x.map(plainOf), asked: this.asked, step: this.step });
       },
       now ? 0 : wait,
