@@ -71,6 +71,9 @@ def _shares_maximum(table: ScaleTable) -> Mask:
         return np.zeros_like(good)
     values, counts = np.unique(table.values[good], return_counts=True)
     others = counts[:-1].max() if len(values) > 1 else counts[-1]
+    # A 1.0 that many share was never set at all: that is `scale.identity`.
+    if table.stored[good & (table.values == values[-1])][0] == 1:
+        return np.zeros_like(good)
     return good & (table.values == values[-1]) if counts[-1] > others else np.zeros_like(good)
 
 

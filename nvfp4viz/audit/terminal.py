@@ -58,11 +58,14 @@ def to_text(report: Report, language: str = "en", *, colour: bool = False, width
             table.add_row(role, *(str(getattr(row, column)) for column in columns))
         console.print(table)
 
+    given: set[str] = set()
     for item in report.findings:
         message, advice = describe(item, language)
         console.print(Text.assemble((f"{item.severity:<8}", _COLOURS[item.severity]), (item.code, "bold")))
         console.print(Padding(Text(message), (0, 0, 0, 8)))
-        if advice:
+        # The same advice for forty layers is read once.
+        if advice and advice not in given:
+            given.add(advice)
             console.print(Padding(Text(f"→ {advice}", "dim"), (0, 0, 0, 8)))
     if not report.findings:
         console.print(Text("no findings"))

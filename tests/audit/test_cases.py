@@ -572,6 +572,16 @@ def test_synchronised_scales_are_normal():
     assert found(audit(opened(tensors))) == []
 
 
+def test_ones_that_nobody_set_are_not_a_copied_maximum():
+    tensors = {
+        **base(),
+        **{f"{E}.{e}.{p}_proj.input_scale": scalar(1.0) for e in (1, 2) for p in ("gate", "up", "down")},
+    }
+    report = audit(opened(tensors))
+    assert found(report) == []
+    assert {item.code for item in report.findings} == {"scale.identity"}
+
+
 @pytest.mark.parametrize(
     ("coarse", "experts", "kinds", "noticed"),
     [

@@ -14,7 +14,7 @@ import pytest
 from nvfp4viz.audit import audit
 from nvfp4viz.audit.backends import FAMILIES, automatic_backend, outcome_of_scales
 from nvfp4viz.checkpoint import canonical, memory_checkpoint, tensor
-from nvfp4viz.serving import ALLOCATORS, load_parameters, process_weights_after_loading
+from nvfp4viz.serving import ALLOCATORS, BACKENDS, load_parameters, process_weights_after_loading
 from nvfp4viz.serving.backends import RUNNERS, prepare_layer
 
 HIDDEN, WIDTH, EXPERTS, TOKENS, BAD = 64, 32, 4, 6, 1
@@ -181,6 +181,12 @@ def test_every_backend_of_the_vocabulary_is_forecast():
         "vllm-flashinfer-b12x", "vllm-marlin", "vllm-humming", "vllm-emulation", "sglang-flashinfer",
         "sglang-generic", "sglang-marlin", "tensorrt-llm", "transformers",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name in FAMILIES])
+def test_forecast_and_server_describe_a_backend_alike(backend):
+    assert FAMILIES[backend].reach == BACKENDS[backend].scope
+    assert FAMILIES[backend].schemes == BACKENDS[backend].schemes
 
 
 @pytest.mark.parametrize(
