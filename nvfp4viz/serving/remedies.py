@@ -21,12 +21,16 @@ from nvfp4viz.errors import ServingError
 from nvfp4viz.serving.evaluation import evaluate, is_silent
 from nvfp4viz.serving.served import ServedModel, load
 
-Change = Literal["none", "weight-only", "fill-one", "peer-max"]
+Change = Literal["none", "weight-only", "fill-one", "fill-fallback", "peer-max"]
 Verdict = Literal["right", "silent", "wrong", "refused"]
 Source = str | Path | Checkpoint
 
 MARGIN = 0.05
 """Nats per character above the calibrated model that still count as right: the bound that tiny-moe itself must meet."""
+
+
+FALLBACK_SCALE = np.float32(0.5 / 2688)
+"""ModelOpt's last resort, ``set_expert_quantizer_amax`` with amax 0.5 (`checkpoints.md`, fingerprints)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ REMEDIES: dict[str, Remedy] = {
         Remedy("weight-only", backend="vllm-marlin", change="weight-only"),
         Remedy("per-token", backend="vllm-flashinfer-trtllm", per_token=True),
         Remedy("fill-one", change="fill-one", guesses=True),
+        Remedy("fill-fallback", change="fill-fallback", guesses=True),
         Remedy("peer-max", change="peer-max", guesses=True),
         Remedy("calibrate", calibrated=True),
     )
@@ -224,7 +229,8 @@ def change_checkpoint(checkpoint: Checkpoint, change: Change) -> Checkpoint:
     """A changed copy in memory; the source is never written.
 
     ``weight-only`` relabels the checkpoint as ``W4A16_NVFP4`` and drops every activation scale: nothing is guessed.
-    ``fill-one`` puts 1.0 into each missing slot; ``peer-max`` the maximum of the layer's other experts in that
+    ``fill-one`` puts 1.0 into each missing slot; ``fill-fallback`` what ModelOpt's exporter writes where no expert of
+    a group has statistics (`FALLBACK_SCALE`); ``peer-max`` the maximum of the layer's other experts in that
     projection.
     """
     if change == "none":
@@ -269,7 +275,7 @@ def _fills(checkpoint: Checkpoint, view: CanonicalView, change: Change) -> dict[
             slots = list(view.slots(layer, projection=projection, role="input_scale"))
             missing = [slot.name for slot in slots if slot.entry is None]
             present = checkpoint.read_scalars([slot.name for slot in slots if slot.entry is not None])
-            value = np.float32(1)
+            value = FALLBACK_SCALE if change == "fill-fallback" else np.float32(1)
             if change == "peer-max":
                 # A divisor (2688/amax) is largest where amax is smallest.
                 pick = min if view.divisors else max

@@ -68,8 +68,10 @@ def test_weight_only_guesses_nothing(holed, full):
         load(changed)
 
 
-@pytest.mark.parametrize("change", ["fill-one", "peer-max"])
-def test_repairs_fill_every_hole_and_nothing_else(holed, change):
+@pytest.mark.parametrize(
+    ("change", "value"), [("fill-one", 1), ("fill-fallback", np.float32(0.5 / 2688)), ("peer-max", None)]
+)
+def test_repairs_fill_every_hole_and_nothing_else(holed, change, value):
     changed = change_checkpoint(holed, change)
     served = load(changed, guard=True)
     assert served.load_report.complete
@@ -79,14 +81,14 @@ def test_repairs_fill_every_hole_and_nothing_else(holed, change):
             written = a.written["input_scale", projection]
             old, new = a.values("input_scale", projection), b.values("input_scale", projection)
             assert (new[written] == old[written]).all()
-            assert (new[~written] == (1 if change == "fill-one" else old[written].max())).all()
+            assert (new[~written] == (old[written].max() if value is None else value)).all()
         assert (a.w13_weight == b.w13_weight).all()
         assert (a.w2_weight_scale == b.w2_weight_scale).all()
 
 
 def test_the_source_stays_as_it_is(holed):
     names = set(holed.tensors)
-    for change in ("weight-only", "fill-one", "peer-max"):
+    for change in ("weight-only", "fill-one", "fill-fallback", "peer-max"):
         change_checkpoint(holed, change)
     assert set(holed.tensors) == names
     assert holed.config["quantization_config"]["quant_algo"] == "NVFP4"
@@ -99,7 +101,7 @@ def test_the_allocator_matters_only_where_slots_stay_unwritten(holed, full):
         result = run_remedy(remedy, PROMPTS[:1], broken=holed, calibrated=full, allocator=allocator, n=4)
         return result.replies[0].token_ids
 
-    for remedy in ("other-backend", "weight-only", "per-token", "fill-one", "peer-max", "calibrate"):
+    for remedy in ("other-backend", "weight-only", "per-token", "fill-one", "fill-fallback", "peer-max", "calibrate"):
         assert tokens(remedy, "zeros") == tokens(remedy, "nan")
     # A layer maximum is no remedy against every leftover: one NaN slot poisons the layer.
     assert set(tokens("layer-maximum", "nan")) == {0}
