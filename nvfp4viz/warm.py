@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 import time
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
@@ -34,6 +36,26 @@ def warm() -> float:
     seconds = time.perf_counter() - begin
     print(f"\r{len(names)} kernel modules are ready after {seconds:.1f} s.{'':<50}", file=sys.stderr)
     return seconds
+
+
+@cache
+def warm_in_background() -> threading.Thread:
+    """Load the kernels in a thread, once a process: for a server that was started without ``make app``.
+
+    The first page is drawn meanwhile; one that needs a kernel waits for its import alone.  A kernel that does not
+    compile shows its error where it is used, so it is not raised here.
+    """
+
+    def load() -> None:
+        for name in kernel_modules():
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                print(f"{name} did not load: {error}", file=sys.stderr)
+
+    thread = threading.Thread(target=load, name="nvfp4viz-warm", daemon=True)
+    thread.start()
+    return thread
 
 
 if __name__ == "__main__":

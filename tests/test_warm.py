@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from nvfp4viz.warm import kernel_modules
+from nvfp4viz.warm import kernel_modules, warm_in_background
 
 ROOT = Path(__file__).parents[1]
 
@@ -36,3 +36,11 @@ def test_the_cache_is_used_by_the_next_process(tmp_path):
         for _ in range(2)
     ]
     assert seen == [["0", "1"], ["1", "0"]]
+
+
+def test_a_server_loads_its_kernels_in_the_background_once():
+    thread = warm_in_background()
+    assert warm_in_background() is thread
+    thread.join(120)
+    assert not thread.is_alive()
+    assert set(kernel_modules()) <= set(sys.modules)

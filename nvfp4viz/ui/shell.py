@@ -9,6 +9,7 @@ import streamlit as st
 from nvfp4viz.figures.palette import css_variables
 from nvfp4viz.ui import i18n, registry
 from nvfp4viz.ui.i18n import t
+from nvfp4viz.warm import warm_in_background
 
 _STYLE = Path(__file__).parent / "shell.css"
 # A file of ours: Streamlit fetches emoji and Material page icons from the network.
@@ -17,6 +18,7 @@ ICON = str(Path(__file__).parent / "icon.svg")
 
 def open_shell() -> st.Page:
     """Navigation, style and the language switch; returns the page to run."""
+    warm_in_background()
     bad_language = i18n.settle_language()
     page = st.navigation(registry.streamlit_pages(), expanded=True)
     st.session_state["_shell"] = True

@@ -108,7 +108,8 @@ def test_the_cpu_needs_no_torch():
 
     code = (
         "import sys; from nvfp4viz import serving; from sample_checkpoints import ensure; "
-        "print(repr(serving.load(ensure('tiny-moe-nvfp4-holes')).generate('37 + 45 =', 4).text), 'torch' in sys.modules)"
+        "reply = serving.load(ensure('tiny-moe-nvfp4-holes')).generate('37 + 45 =', 4).text; "
+        "print(repr(reply), 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "'<pad><pad><pad><pad>' False"
