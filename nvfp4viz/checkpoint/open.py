@@ -12,7 +12,7 @@ import numpy.typing as npt
 from nvfp4viz.checkpoint.dtypes import DTYPES
 from nvfp4viz.checkpoint.header import Header, TensorEntry, read_header
 from nvfp4viz.checkpoint.merge import merge_shards
-from nvfp4viz.checkpoint.problems import ContainerProblem, printable, problem
+from nvfp4viz.checkpoint.problems import ContainerProblem, from_error, printable
 from nvfp4viz.checkpoint.quantconfig import QuantConfig, read_quant_config
 from nvfp4viz.checkpoint.sidecars import Index, read_index, read_side_file
 from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG, MemorySource, Source, open_source
@@ -69,10 +69,9 @@ class Checkpoint:
     def _header(self, file: str) -> Header:
         try:
             size = self.source.size(file)
+            return read_header(file, size, lambda begin, end: self._fetch(file, begin, end))
         except CheckpointError as error:
-            params: dict[str, object] = {"reason": error.what}
-            return Header(file, 0, problems=(problem("container.unreadable", file, params),))
-        return read_header(file, size, lambda begin, end: self._fetch(file, begin, end))
+            return Header(file, 0, problems=(from_error("container.unreadable", file, error),))
 
     def _fetch(self, file: str, begin: int, end: int) -> bytes:
         data = self.source.read_range(file, begin, end)

@@ -60,6 +60,11 @@ def problem(
     return ContainerProblem(code, severity, file, text, {"file": printable(file), **(params or {})}, tensors)
 
 
+def from_error(code: str, file: str, error: CheckpointError) -> ContainerProblem:
+    """What a source said of one of its files, as a problem with that error's own words."""
+    return ContainerProblem(code, "error", file, error.code, {**error.params, "file": printable(file)})
+
+
 def printable(text: str, limit: int = 160) -> str:
     """Untrusted text made safe for a terminal: no control or direction characters, bounded length.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from nvfp4viz.checkpoint.problems import ContainerProblem, printable, problem
+from nvfp4viz.checkpoint.problems import ContainerProblem, from_error, printable, problem
 from nvfp4viz.checkpoint.sniff import looks_like
 from nvfp4viz.checkpoint.source import INDEX_SUFFIX, Source, is_confined
 from nvfp4viz.errors import CheckpointError
@@ -36,11 +36,11 @@ def read_side_file(source: Source, file: str, code: str = "config.invalid") -> S
     """
     try:
         size = source.size(file)
+        if size > SIDE_LIMIT:
+            return SideFile(None, 0, (problem(f"{code}.too-large", file, {"size": size, "limit": SIDE_LIMIT}),))
+        data = source.read_range(file, 0, size)
     except CheckpointError as error:
-        return SideFile(None, 0, (problem(f"{code}.unreadable", file, {"reason": error.what}),))
-    if size > SIDE_LIMIT:
-        return SideFile(None, 0, (problem(f"{code}.too-large", file, {"size": size, "limit": SIDE_LIMIT}),))
-    data = source.read_range(file, 0, size)
+        return SideFile(None, 0, (from_error(code, file, error),))
     problems: list[ContainerProblem] = []
     if data.startswith(b"\xef\xbb\xbf"):
         data = data[3:]

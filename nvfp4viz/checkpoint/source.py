@@ -49,7 +49,13 @@ class Source(Protocol):
         ...
 
     def read_range(self, file: str, begin: int, end: int) -> bytes:
-        """Bytes ``begin`` to ``end`` of a file; fewer only where the file ends."""
+        """Bytes ``begin`` to ``end`` of a file; fewer only where the file ends.
+
+        Raises
+        ------
+        CheckpointError
+            As `size`, and ``source.unreadable``.
+        """
         ...
 
 
@@ -88,7 +94,12 @@ class LocalSource:
 
     def __init__(self, path: str | Path) -> None:
         given = Path(path)
-        if "\0" in str(path) or not given.exists():
+        try:
+            found = "\0" not in str(path) and given.exists()
+        except OSError:
+            # A name too long, or a folder that may not be entered.
+            found = False
+        if not found:
             raise CheckpointError("source.not-found", name=printable(given.name))
         self.only: str | None = None
         if given.is_dir():
@@ -103,7 +114,10 @@ class LocalSource:
         self.name = given.name if self.only else self._root.name
 
     def files(self) -> list[str]:
-        return sorted(item.name for item in self._folder.iterdir() if not item.is_dir())
+        try:
+            return sorted(item.name for item in self._folder.iterdir() if not item.is_dir())
+        except OSError as error:
+            raise _unreadable(self.name, error) from None
 
     def path(self, file: str) -> Path:
         """The file's place on this machine, checked.  For hard links and copies; never for messages."""
@@ -129,19 +143,24 @@ class LocalSource:
         return self.path(file).stat().st_size
 
     def read_range(self, file: str, begin: int, end: int) -> bytes:
-        descriptor = os.open(self.path(file), os.O_RDONLY)
-        try:
-            return _pread(descriptor, begin, end)
-        finally:
-            os.close(descriptor)
+        return self.read_ranges(file, [(begin, end)])[0]
 
     def read_ranges(self, file: str, ranges: list[tuple[int, int]]) -> list[bytes]:
         """Many ranges of one file with one opening of it."""
-        descriptor = os.open(self.path(file), os.O_RDONLY)
+        path = self.path(file)
         try:
-            return [_pread(descriptor, begin, end) for begin, end in ranges]
-        finally:
-            os.close(descriptor)
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                return [_pread(descriptor, begin, end) for begin, end in ranges]
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise _unreadable(file, error) from None
+
+
+def _unreadable(name: str, error: OSError) -> CheckpointError:
+    """No permission, a failing disk: the system's words, without the path that its message would name."""
+    return CheckpointError("source.unreadable", name=printable(name), reason=error.strerror or type(error).__name__)
 
 
 def _pread(descriptor: int, begin: int, end: int) -> bytes:

@@ -69,14 +69,11 @@ def test_every_range_is_counted_as_it_was_fetched(sharded):
     class Counting(LocalSource):
         fetched = 0
 
-        def read_range(self, file, begin, end):
-            data = super().read_range(file, begin, end)
-            if file.endswith(".safetensors"):
-                Counting.fetched += len(data)
-            return data
-
         def read_ranges(self, file, ranges):
-            return [self.read_range(file, *span) for span in ranges]
+            data = super().read_ranges(file, ranges)
+            if file.endswith(".safetensors"):
+                Counting.fetched += sum(map(len, data))
+            return data
 
     checkpoint = open_checkpoint(Counting(sharded))
     checkpoint.read_scalars([name for name in checkpoint.tensors if name.endswith("input_scale")])
@@ -270,7 +267,7 @@ def test_a_folder_without_safetensors_names_what_it_found(tmp_path):
     assert caught.value.code == "source.no-safetensors"
 
 
-@pytest.mark.parametrize("name", ["nothing", "nothing\0here", "x/../../nothing"])
+@pytest.mark.parametrize("name", ["nothing", "nothing\0here", "x/../../nothing", "n" * 5000])
 def test_what_is_not_there(tmp_path, name):
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(f"{tmp_path}/{name}")
@@ -283,6 +280,35 @@ def test_addresses_say_that_they_come_later(address):
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(address)
     assert caught.value.code == "source.remote"
+
+
+@pytest.mark.parametrize("file", ["model-00002-of-00003.safetensors", "config.json", INDEX])
+def test_a_file_that_the_system_refuses(sharded, monkeypatch, file):
+    """No permission to read: one problem, without the path that the system's message names."""
+    real = os.open
+
+    def refuse(path, *rest, **more):
+        if os.path.basename(path) == file:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *rest, **more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    checkpoint = open_checkpoint(sharded)
+    assert [(item.file, item.severity) for item in checkpoint.problems] == [(file, "error")]
+    words = str(checkpoint.problems[0].error())
+    assert "Permission denied" in words
+    assert str(sharded.parent) not in words
+
+
+def test_a_folder_that_the_system_refuses(sharded, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(type(sharded), "iterdir", refuse)
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(sharded)
+    assert caught.value.code == "source.unreadable"
+    assert str(sharded.parent) not in str(caught.value)
 
 
 # Nothing outside the folder.
@@ -309,7 +335,7 @@ def test_a_link_out_of_the_folder_is_not_followed(sharded):
     checkpoint = open_checkpoint(sharded)
     assert "secret" not in checkpoint.tensors
     texts = {item.text: str(item.error()) for item in checkpoint.problems}
-    assert "container.unreadable" in texts
+    assert "source.outside-folder" in texts
     assert str(sharded.parent) not in "".join(texts.values())
 
 
@@ -327,7 +353,7 @@ def test_only_regular_files_are_opened(tmp_path):
     os.mkfifo(tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(tmp_path)
-    assert caught.value.code == "container.unreadable"
+    assert caught.value.code == "source.not-a-file"
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(tmp_path / "model.safetensors")
     assert caught.value.code == "source.not-a-file"
