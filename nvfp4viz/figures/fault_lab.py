@@ -1,0 +1,199 @@
+"""What one fault does: damage layer by layer, and damage against the factor on one scale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nvfp4viz.figures.layout import base_layout
+from nvfp4viz.figures.palette import MARKS, Theme, role, surface
+from nvfp4viz.figures.words import words
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from nvfp4viz.serving.fault_lab import FaultEffect, SweepPoint
+
+F64 = npt.NDArray[np.float64]
+
+
+def _two_panels(
+    x: F64, error: F64, share: F64, shares: str, *, theme: Theme, lang: str, hover: str, xaxis: dict[str, Any]
+) -> go.Figure:
+    """Relative error on a logarithmic axis above, a share from 0 to 1 below.
+
+    An error without a logarithm stands in a gutter under the curve with its mark: ``=`` where no bit differs,
+    ``N`` where nothing is left to compare.
+    """
+    import plotly.graph_objects as go
+
+    ink = surface(theme)
+    drawn = np.isfinite(error) & (error > 0)
+    low = float(error[drawn].min()) if drawn.any() else 1e-3
+    high = float(error[drawn].max()) if drawn.any() else 1.0
+    gutter = low / 4
+    figure = go.Figure()
+    figure.add_scatter(
+        x=x,
+        y=np.where(drawn, error, np.nan),
+        mode="lines+markers",
+        connectgaps=False,
+        line={"color": ink.accent, "width": 2},
+        marker={"size": 8, "color": ink.accent, "line": {"color": ink.ink, "width": 1}},
+        hovertemplate=f"{hover}: %{{y:.4g}}<extra></extra>",
+        name=words(lang, "fault_lab.figure.error"),
+        showlegend=False,
+    )
+    marks = {"=": (error == 0), MARKS["nan"]: np.isnan(error)}
+    for mark, here in marks.items():
+        if here.any():
+            figure.add_scatter(
+                x=x[here],
+                y=np.full(int(here.sum()), gutter),
+                mode="text",
+                text=[mark] * int(here.sum()),
+                textfont={"size": 15, "color": ink.ink},
+                hovertemplate=f"{hover}<extra></extra>",
+                name=f"{mark} {words(lang, 'fault_lab.figure.same' if mark == '=' else 'fault_lab.figure.none')}",
+                showlegend=False,
+            )
+    figure.add_bar(
+        x=x,
+        y=share,
+        yaxis="y2",
+        marker={
+            "color": ink.panel,
+            "line": {"color": role("sign", theme).text, "width": 1.5},
+            "pattern": {"shape": "/", "fgcolor": role("sign", theme).text, "size": 6},
+        },
+        hovertemplate=f"{hover}: %{{y:.1%}}<extra></extra>",
+        name=shares,
+        showlegend=False,
+    )
+    figure.update_layout(
+        **base_layout(
+            theme,
+            height=380,
+            bargap=0.45,
+            xaxis={**xaxis, "anchor": "y2"},
+            yaxis={
+                "title": words(lang, "fault_lab.figure.error"),
+                "type": "log",
+                "domain": [0.46, 1],
+                "dtick": 1,
+                "exponentformat": "power",
+                "range": [float(np.log10(gutter / 2)), float(np.log10(high * 2))],
+            },
+            yaxis2={"title": shares, "domain": [0, 0.34], "range": [0, 1.05], "tickformat": ".0%", "nticks": 3},
+        )
+    )
+    return figure
+
+
+def layers_figure(effect: FaultEffect, *, theme: Theme, lang: str) -> go.Figure:
+    """Relative error of the residual after each layer, and the share of positions that hold a NaN."""
+    layers = np.arange(len(effect.layer_error), dtype=np.float64)
+    return _two_panels(
+        layers,
+        effect.layer_error.astype(np.float64),
+        effect.layer_nan.astype(np.float64),
+        words(lang, "fault_lab.figure.nan"),
+        theme=theme,
+        lang=lang,
+        hover="L%{x}",
+        xaxis={
+            "title": words(lang, "fault_lab.figure.layer"),
+            "tickvals": layers.astype(int).tolist(),
+            "ticktext": [f"L{int(layer)}" for layer in layers],
+            "range": [-0.6, len(layers) - 0.4],
+            "showgrid": False,
+        },
+    )
+
+
+def describe_layers(effect: FaultEffect, lang: str) -> str:
+    """Where the two runs part, and how far they are apart after the last layer."""
+    if effect.first_broken is None:
+        key = "fault_lab.figure.finding_same" if effect.visits else "fault_lab.figure.finding_unvisited"
+        return words(lang, key, read=len(effect.read), visits=effect.visits)
+    share = float(effect.layer_nan[-1])
+    if share > 0:
+        return words(
+            lang,
+            "fault_lab.figure.finding_nan",
+            first=effect.first_broken,
+            before=f"{float(effect.layer_nan[effect.first_broken]):.0%}",
+            share=f"{share:.0%}",
+            last=len(effect.layer_nan) - 1,
+        )
+    return words(
+        lang,
+        "fault_lab.figure.finding_error",
+        first=effect.first_broken,
+        error=f"{float(effect.layer_error[effect.first_broken]):.2%}",
+        after=f"{float(effect.layer_error[-1]):.2%}",
+        last=len(effect.layer_error) - 1,
+    )
+
+
+def layers_rows(effect: FaultEffect) -> list[dict[str, Any]]:
+    """One row a layer: layer, relative error, share of NaN positions."""
+    return [
+        {"layer": layer, "relative_error": float(error), "nan_positions": float(share)}
+        for layer, (error, share) in enumerate(zip(effect.layer_error, effect.layer_nan, strict=True))
+    ]
+
+
+def sweep_figure(points: Sequence[SweepPoint], *, theme: Theme, lang: str) -> go.Figure:
+    """Error after the last layer against the factor, and the share of positions that would go on with another token."""
+    x = np.log10([point.factor for point in points])
+    ticks = [int(value) for value in np.unique(np.round(x)) if value % 2 == 0]
+    return _two_panels(
+        x,
+        np.array([point.error for point in points], np.float64),
+        np.array([point.changed for point in points], np.float64),
+        words(lang, "fault_lab.figure.changed"),
+        theme=theme,
+        lang=lang,
+        hover="10^%{x}",
+        xaxis={
+            "title": words(lang, "fault_lab.figure.factor"),
+            "tickvals": ticks,
+            "ticktext": ["1" if tick == 0 else f"10<sup>{tick}</sup>".replace("-", "−") for tick in ticks],
+            "showgrid": False,
+        },
+    )
+
+
+def describe_sweep(points: Sequence[SweepPoint], lang: str) -> str:
+    """How wide the harmless range is, and what the worst factor does."""
+    calm = [point.factor for point in points if point.changed == 0 and point.nan == 0]
+    worst = max(points, key=lambda point: (point.nan, point.changed, np.nan_to_num(point.error, nan=np.inf)))
+    return words(
+        lang,
+        "fault_lab.figure.finding_sweep" if calm else "fault_lab.figure.finding_sweep_none",
+        calm=len(calm),
+        points=len(points),
+        low=f"{min(calm):.4g}" if calm else "–",
+        high=f"{max(calm):.4g}" if calm else "–",
+        worst=f"{worst.factor:.4g}",
+        changed=f"{worst.changed:.0%}",
+        nan=f"{worst.nan:.0%}",
+    )
+
+
+def sweep_rows(points: Sequence[SweepPoint]) -> list[dict[str, Any]]:
+    """One row a factor."""
+    return [
+        {
+            "factor": point.factor,
+            "relative_error": point.error,
+            "nan_positions": point.nan,
+            "loss": point.loss,
+            "changed_tokens": point.changed,
+        }
+        for point in points
+    ]

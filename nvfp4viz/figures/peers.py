@@ -1,0 +1,142 @@
+"""One scale against the same projection's scales of the other experts in its layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nvfp4viz.figures.layout import base_layout
+from nvfp4viz.figures.palette import MARKS, Theme, role, surface
+from nvfp4viz.figures.words import words
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+F32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Peers:
+    """The second-level scales of one role, layer and projection, and the one that was picked.
+
+    Attributes
+    ----------
+    values : (E,) float32
+        Effective multipliers; NaN where nothing is stored.
+    status : tuple of str
+        Per expert, names of `nvfp4viz.figures.coverage.STATUSES`.
+    picked : int
+        Expert.
+    """
+
+    role: str
+    layer: int
+    projection: str
+    values: F32
+    status: tuple[str, ...]
+    picked: int
+
+    @property
+    def usable(self) -> npt.NDArray[np.bool_]:
+        """Experts whose value has a logarithm: finite and positive."""
+        return np.isfinite(self.values) & (self.values > 0)
+
+    @property
+    def median(self) -> float | None:
+        """Median of the usable values of the other experts; None where there are none."""
+        others = self.usable.copy()
+        others[self.picked] = False
+        return float(np.median(self.values[others])) if others.any() else None
+
+    @property
+    def ratio(self) -> float | None:
+        """The picked value over the peers' median; None where either is missing."""
+        median = self.median
+        if median is None or not self.usable[self.picked]:
+            return None
+        return float(self.values[self.picked]) / median
+
+
+def describe_peers(peers: Peers, lang: str) -> str:
+    """One sentence: what is stored for the picked expert, and where it lies among its peers."""
+    place: dict[str, Any] = {
+        "role": peers.role,
+        "layer": peers.layer,
+        "expert": peers.picked,
+        "projection": peers.projection,
+        "peers": int(peers.usable.sum()) - int(peers.usable[peers.picked]),
+    }
+    status = words(lang, f"coverage.status.{peers.status[peers.picked]}")
+    if peers.ratio is not None:
+        value = f"{float(peers.values[peers.picked]):.4g}"
+        return words(lang, "peers.value", **place, value=value, ratio=f"{peers.ratio:.3g}")
+    if peers.median is None:
+        return words(lang, "peers.alone", **place, status=status)
+    return words(lang, "peers.none", **place, status=status, median=f"{peers.median:.4g}")
+
+
+def peers_rows(peers: Peers) -> list[dict[str, Any]]:
+    """One row an expert: expert, status, value."""
+    return [
+        {"expert": expert, "status": status, "value": float(peers.values[expert]) if status != "missing" else None}
+        for expert, status in enumerate(peers.status)
+    ]
+
+
+def peers_figure(peers: Peers, *, theme: Theme, lang: str) -> go.Figure:
+    """Strip plot on a logarithmic axis; what has no logarithm stands in a gutter below it with its mark."""
+    import plotly.graph_objects as go
+
+    ink, scale = surface(theme), role("global_scale", theme)
+    experts = np.arange(len(peers.values), dtype=np.int32)
+    good = peers.usable
+    figure = go.Figure()
+    figure.add_scatter(
+        x=experts[good],
+        y=peers.values[good],
+        mode="markers",
+        marker={"size": 7, "color": scale.fill, "line": {"color": ink.ink, "width": 0.5}},
+        hovertemplate="%{x}: %{y:.4g}<extra></extra>",
+        name=words(lang, "peers.stored"),
+    )
+    low, high = (peers.values[good].min(), peers.values[good].max()) if good.any() else (1e-4, 1e-2)
+    gutter = float(low) / 4 if good.any() else 2e-4
+    if not good.all():
+        marks = [MARKS.get(status, "?") for status in peers.status]
+        figure.add_scatter(
+            x=experts[~good],
+            y=np.full(int((~good).sum()), gutter),
+            mode="text",
+            text=[mark for mark, fine in zip(marks, good, strict=True) if not fine],
+            textfont={"size": 13, "color": ink.ink},
+            hovertemplate="%{x}<extra></extra>",
+            name=words(lang, "peers.unusable"),
+        )
+    figure.add_scatter(
+        x=[peers.picked],
+        y=[float(peers.values[peers.picked]) if good[peers.picked] else gutter],
+        mode="markers",
+        marker={"size": 17, "symbol": "circle-open", "color": ink.ink, "line": {"width": 2}},
+        hoverinfo="skip",
+        name=words(lang, "peers.picked"),
+    )
+    if peers.median is not None:
+        figure.add_hline(y=peers.median, line={"color": ink.muted, "width": 1, "dash": "dot"})
+    figure.update_layout(
+        **base_layout(
+            theme,
+            height=300,
+            xaxis={"title": words(lang, "coverage.expert"), "range": [-1, len(experts)]},
+            yaxis={
+                "title": words(lang, "peers.axis"),
+                "type": "log",
+                "exponentformat": "power",
+                "range": [float(np.log10(gutter / 1.6)), float(np.log10(high * 1.6))],
+                "dtick": 1,
+            },
+        )
+    )
+    return figure

@@ -1,0 +1,278 @@
+"""The parts of the Explorer page: summary, map with pick, findings, one expert's tensors, backends, files."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import streamlit as st
+
+from nvfp4viz.audit import describe, to_json, to_text
+from nvfp4viz.checkpoint.problems import SEVERITIES
+from nvfp4viz.figures import peers as peer_figures
+from nvfp4viz.figures.coverage import CoverageGrid
+from nvfp4viz.figures.slots import coverage_grid, peers_of
+from nvfp4viz.ui.coverage_map import coverage_map
+from nvfp4viz.ui.errors import escape
+from nvfp4viz.ui.i18n import lang, t
+from nvfp4viz.ui.numbers import four
+from nvfp4viz.ui.theme import theme
+
+if TYPE_CHECKING:
+    from nvfp4viz.audit import Finding
+    from nvfp4viz.ui.explorer_open import Opened
+    from nvfp4viz.ui.lesson import Lesson
+
+SCALE_ROLES = ("input_scale", "weight_scale_2")
+TENSOR_ROLES = ("weight", "weight_scale", "weight_scale_2", "input_scale")
+GPUS = ("sm_75", "sm_80", "sm_89", "sm_90", "sm_100", "sm_103", "sm_110", "sm_120", "sm_121")
+MOST_FINDINGS = 60
+MAP_KEY = "explorer.map"
+
+
+def size_text(size: int) -> str:
+    """Bytes for people, in powers of ten as files are sold."""
+    value, unit = float(size), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{four(value)} {unit}" if unit != "B" else f"{size} B"
+
+
+def code_span(text: object) -> str:
+    """Untrusted text as Markdown code: a backtick inside would end it."""
+    return "`" + str(text).replace("`", "ˋ").replace("\n", "⏎") + "`"
+
+
+def summary(page: Lesson, opened: Opened) -> None:
+    """Verdict, scheme, shape, files, and how little was read."""
+    report = opened.audit.report
+    layers, experts = len(report.model.moe_layers), report.model.experts
+    box = report.container
+    cells = (
+        (page.t("summary.verdict"), page.t(f"verdicts.{report.verdict}"), page.t(f"verdict_says.{report.verdict}")),
+        (
+            page.t("summary.model"),
+            page.t("summary.model_value", layers=layers, experts=experts),
+            page.t("summary.model_help", projections=", ".join(report.model.projections) or "–"),
+        ),
+        (
+            page.t("summary.container"),
+            str(box.files),
+            page.t("summary.container_help", tensors=f"{box.tensors:,}", size=size_text(box.bytes)),
+        ),
+        (
+            page.t("summary.read"),
+            size_text(box.bytes_read),
+            page.t("summary.read_help", header=f"{box.header_bytes:,}"),
+        ),
+    )
+    with st.container(horizontal=True, gap="medium", key="explorer_summary"):
+        for label, value, more in cells:
+            st.metric(label, value, help=more, border=True)
+    sources = ", ".join(code_span(name) for name in report.format.config_sources)
+    page.finding(
+        "summary.sentence",
+        dialect=report.format.dialect,
+        scheme=report.format.scheme,
+        group=report.format.group_size,
+        sources=sources or page.t("summary.no_sources"),
+    )
+
+
+def _picked() -> None:
+    """The map's callback: what was chosen there becomes the shared cursor before the page runs again."""
+    chosen = (st.session_state.get(MAP_KEY) or {}).get("selected")
+    if chosen:
+        st.session_state.update(layer=int(chosen["layer"]), expert=int(chosen["expert"]))
+        st.session_state["projection"] = str(chosen["role"])
+
+
+def settle_cursor(page: Lesson, grid: CoverageGrid) -> None:
+    """The cursor comes from other pages and from links: move it to a slot that this checkpoint has.
+
+    The slot shown at first is the first hole, because that is what one comes for.
+    """
+    view = page.view
+    fits = view["layer"] in grid.layers and (view["expert"] is not None and view["expert"] < grid.experts)
+    if not fits:
+        layer, expert, name = next(_holes(grid), (grid.layers[0], 0, grid.roles[0]))
+        view.put(layer=layer, expert=expert, projection=name)
+    if view["projection"] not in grid.roles:
+        view.put(projection=grid.roles[0])
+
+
+def _holes(grid: CoverageGrid) -> Iterator[tuple[int, int, str]]:
+    for name in grid.roles:
+        for row, expert in zip(*grid.holes(name).nonzero(), strict=True):
+            yield grid.layers[int(row)], int(expert), name
+
+
+def map_and_slot(page: Lesson, opened: Opened) -> None:
+    """The coverage map on the stage; beside it the pick by keyboard and the slot among its peers."""
+    stage, side = page.stage()
+    with side:
+        role = st.segmented_control(page.t("map.role"), SCALE_ROLES, required=True, **page.view.widget("role"))
+    grid = coverage_grid(opened.audit.facts, opened.audit.report, str(role))
+    if grid is None:
+        with stage:
+            layered = opened.audit.report.model.moe_layers
+            page.prose("map.no_scales" if layered else "map.none", scheme=opened.audit.report.format.scheme)
+        return
+    settle_cursor(page, grid)
+    layer, expert, projection = page.view["layer"], page.view["expert"], page.view["projection"]
+    with stage:
+        coverage_map(grid, key=MAP_KEY, role=projection, selected=(layer, expert), on_pick=_picked)
+        count = opened.audit.report.coverage.get(str(role))
+        if count is not None:
+            page.finding(
+                "map.finding", role=role, missing=count.missing, invalid=count.invalid, expected=count.expected
+            )
+    with side:
+        page.heading("pick.title")
+        with st.container(horizontal=True, gap="small"):
+            st.selectbox(page.t("pick.layer"), grid.layers, key="layer")
+            st.number_input(page.t("pick.expert"), 0, grid.experts - 1, step=1, key="expert")
+            st.selectbox(page.t("pick.projection"), grid.roles, key="projection")
+        layer, expert, projection = page.view["layer"], page.view["expert"], page.view["projection"]
+        strip = peers_of(opened.audit.facts, opened.audit.report, str(role), layer, projection, expert)
+        if strip is not None:
+            page.figure(
+                peer_figures.peers_figure(strip, theme=theme(), lang=lang()),
+                alt=page.t("pick.title"),
+                finding=peer_figures.describe_peers(strip, lang()),
+                rows=lambda: peer_figures.peers_rows(strip),
+            )
+
+
+def findings(page: Lesson, opened: Opened) -> None:
+    """What the audit found, worst first, and what a naive check would have said."""
+    naive = opened.naive
+    page.prose(
+        "findings.naive",
+        verdict=page.t("findings.naive_pass" if naive.passed else "findings.naive_fail"),
+        counts=", ".join(
+            page.t(f"findings.naive_step.{step.id}", found=f"{step.found:,}", expected=f"{step.expected:,}")
+            for step in naive.steps
+        ),
+    )
+    found = opened.audit.report.findings
+    if not found:
+        page.prose("findings.none")
+        return
+    present = [name for name in reversed(SEVERITIES) if any(item.severity == name for item in found)]
+    shown = st.pills(
+        page.t("findings.severity"),
+        present,
+        format_func=lambda name: f"{page.t(f'verdicts.{name}')} ({sum(item.severity == name for item in found)})",
+        selection_mode="multi",
+        default=present,
+        key=f"explorer.severity.{opened.identity[:40]}",
+    )
+    wanted = [item for item in found if item.severity in shown]
+    for item in sorted(wanted, key=lambda item: -SEVERITIES.index(item.severity))[:MOST_FINDINGS]:
+        _finding(page, item)
+
+
+def _finding(page: Lesson, item: Finding) -> None:
+    message, advice = describe(item, lang())
+    with st.container(border=True):
+        st.markdown(f"{code_span(item.code)} · {page.t(f'verdicts.{item.severity}')}")
+        st.markdown(escape(message))
+        if advice:
+            st.caption(page.t("findings.advice", advice=escape(advice)))
+        if item.tensors:
+            st.caption(f"{page.t('findings.tensors')}: {', '.join(code_span(name) for name in item.tensors[:2])}")
+
+
+def anatomy(page: Lesson, opened: Opened) -> None:
+    """Every tensor of one projection of one expert: stored or not, who writes it, who reads it, what absence does."""
+    layer, expert, projection = page.view["layer"], page.view["expert"], page.view["projection"]
+    view = opened.audit.facts.view
+    if layer is None or ((layer, expert, projection) not in view.modules and layer not in view.moe_layers):
+        page.prose("map.none")
+        return
+    page.prose("anatomy.text", layer=layer, expert=expert)
+    module = view.module(layer, expert, projection)
+    rows = []
+    for role in TENSOR_ROLES:
+        slot = view.slot(layer, expert, projection, role)
+        entry = slot.entry
+        table = opened.audit.facts.tables.get((role, layer, projection))
+        value = four(float(table.stored[expert])) if entry and table is not None else "–"
+        rows.append(
+            (
+                f"**{role}**",
+                code_span(slot.name),
+                entry.dtype if entry else "–",
+                str(list(entry.shape)) if entry else "–",
+                t(f"coverage.status.{'present' if entry else 'missing'}"),
+                value,
+                page.t(f"roles.{role}.who"),
+                page.t(f"roles.{role}.reads"),
+                page.t(f"roles.{role}.absent"),
+            )
+        )
+    st.caption(page.t("anatomy.kind", state=module.state))
+    page.table(("role", "tensor", "dtype", "shape", "status", ">value", "who", "reads", "absent"), rows)
+
+
+def backends(page: Lesson, opened: Opened) -> None:
+    """The forecast for every backend, and what vLLM would pick on the chosen GPU."""
+    report = opened.audit.report
+    page.prose("backends.text")
+    if page.view["gpu"] != "any":
+        found = report.auto if isinstance(report.auto, str) else None
+        page.finding("backends.auto" if found else "backends.auto_none", backend=found or "–")
+    page.table(
+        ("backend", "outcome", "possible", "scope", "why"),
+        [
+            (
+                code_span(item.name),
+                f"**{page.t(f'outcomes.{item.outcome}')}**",
+                ", ".join(page.t(f"outcomes.{name}") for name in item.possible) or "–",
+                page.t(f"scopes.{item.scope}"),
+                escape(describe(item, lang())[0]),
+            )
+            for item in report.backends
+        ],
+    )
+
+
+def files(page: Lesson, opened: Opened) -> None:
+    """The shards as their headers describe them."""
+    page.prose("files.text")
+    page.table(
+        ("file", ">size", ">header", ">tensors", "state"),
+        [
+            (
+                code_span(header.file),
+                f"{header.size:,}",
+                f"{header.header_bytes:,}",
+                f"{len(header.tensors):,}",
+                page.t("files.fine" if header.readable else "files.broken"),
+            )
+            for header in opened.audit.checkpoint.files
+        ],
+    )
+
+
+def report_buttons(page: Lesson, opened: Opened) -> None:
+    """The report as JSON and as text; slots as CSV are among the page's downloads."""
+    with st.container(horizontal=True, gap="small"):
+        for kind, convert, mime in (("json", to_json, "application/json"), ("txt", to_text, "text/plain")):
+            st.download_button(
+                f"{page.t('report.label')} .{kind}",
+                data=lambda convert=convert: convert(opened.audit.report),
+                file_name=f"nvfp4viz-audit.{kind}",
+                mime=mime,
+                key=f"explorer.report.{kind}",
+                on_click="ignore",
+            )
+
+
+def slot_rows(opened: Opened) -> list[dict[str, object]]:
+    """Every slot with its status: what the page offers as CSV and JSON."""
+    return [dataclasses.asdict(row) for row in opened.audit.rows()]

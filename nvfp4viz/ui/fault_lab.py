@@ -1,0 +1,370 @@
+"""The parts of the Fault lab: settings, both answers, logits, what the audit says, the sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import streamlit as st
+
+from nvfp4viz.checkpoint import FAULTS
+from nvfp4viz.figures import fault_lab as figures
+from nvfp4viz.figures.coverage import shown
+from nvfp4viz.model.corpus import DEMO_PROMPTS
+from nvfp4viz.serving.fault_lab import FaultSpot, break_checkpoint, compare, sweep
+from nvfp4viz.ui import caches, predict, story_cards, story_runs
+from nvfp4viz.ui.caches import Build
+from nvfp4viz.ui.errors import escape
+from nvfp4viz.ui.explorer import code_span
+from nvfp4viz.ui.i18n import lang, t
+from nvfp4viz.ui.numbers import four
+from nvfp4viz.ui.theme import theme
+
+if TYPE_CHECKING:
+    from nvfp4viz.audit import Report
+    from nvfp4viz.serving.fault_lab import FaultEffect, SweepPoint
+    from nvfp4viz.ui.lesson import Lesson
+
+BASE = "tiny-moe-nvfp4-full"
+# exponent-cast needs E8M0 block scales, which an NVFP4 file has none of.
+FAULT_IDS = tuple(name for name in FAULTS if name != "exponent-cast")
+ROLES = ("input_scale", "weight_scale_2", "weight_scale", "weight")
+PROJECTIONS = ("gate", "up", "down")
+BACKENDS = ("vllm-cutlass", "vllm-flashinfer-cutlass", "vllm-marlin", "vllm-emulation")
+PROMPTS = (*DEMO_PROMPTS, "own")
+LAYERS, EXPERTS = 4, 64
+TOKENS = 32
+# Half decades and no powers of two: those pass through E4M3's rounding unchanged until a block scale leaves its range.
+FACTORS = tuple(float(10 ** (k / 2)) for k in range(-8, 9))
+# A power of two, to ask about.
+SURPRISE = 4096.0
+MOST_TOP = 5
+_SWEPT = "fault_lab.swept"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One fault and what it is tried on: all that decides the page's numbers."""
+
+    spot: FaultSpot
+    backend: str
+    prompt: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """What came of it: the runs, and what the audit says about the broken file."""
+
+    trial: Trial
+    effect: FaultEffect
+    report: Report
+
+
+def healthy_build(backend: str) -> Build:
+    return Build(BASE, backend=backend)
+
+
+def result(trial: Trial) -> Result:
+    """The trial, from the cache where it has been run.
+
+    Raises
+    ------
+    InputError
+        A fault that does not fit its slot.
+    ServingError
+        A file that the server refuses to load.
+    ModelError
+        A prompt that the model cannot read.
+    """
+    return _result(trial, caches.stamp(caches.sample_path(BASE)))
+
+
+@st.cache_resource(max_entries=48, show_spinner=False)
+def _result(trial: Trial, identity: caches.Stamp) -> Result:
+    from nvfp4viz.audit import audit
+    from nvfp4viz.serving import load
+
+    broken = break_checkpoint(caches.checkpoint(BASE), trial.spot)
+    healthy = caches.served(healthy_build(trial.backend))
+    effect = compare(healthy, load(broken, backend=trial.backend), trial.spot, trial.prompt, TOKENS)
+    return Result(trial, effect, audit(broken))
+
+
+@st.cache_resource(max_entries=400, show_spinner=False)
+def _point(trial: Trial, factor: float, identity: caches.Stamp) -> SweepPoint:
+    return next(sweep(caches.checkpoint(BASE), trial.spot, (factor,), trial.prompt, backend=trial.backend, n=TOKENS))
+
+
+def busiest(backend: str, prompt: str, layer: int) -> int:
+    """The expert of a layer that a prompt and its answer visit most."""
+    routes = caches.generation(healthy_build(backend), prompt, TOKENS).generation.trace.routes
+    return int(np.bincount(routes[:, layer].ravel(), minlength=EXPERTS).argmax())
+
+
+def prompt_of(page: Lesson) -> str:
+    """The prompt's text, checked.
+
+    Raises
+    ------
+    ModelError
+        As `story_runs.checked`.
+    """
+    if page.view["prompt"] == "own":
+        return story_runs.checked(page.view["ask"] or "")
+    return DEMO_PROMPTS[page.view["prompt"]]
+
+
+def settle(page: Lesson) -> None:
+    """The cursor may come from another checkpoint's page: make it a slot of this model, and the fault fit its role."""
+    view = page.view
+    spec = FAULTS[view["fault"]]
+    if view["role"] is not None and view["role"] not in spec.roles:
+        what = f"`role={view['role']}`"
+        st.caption(t("ui.link.unusable", what=what, allowed=", ".join(spec.roles)))
+        view.put(role=None)
+    if view["role"] is None:
+        view.put(role=spec.roles[0])
+    if view["layer"] is None:
+        view.put(layer=0)
+    if view["projection"] not in PROJECTIONS:
+        view.put(projection="down")
+
+
+def _new_fault() -> None:
+    """Another fault has other roles and another number."""
+    st.session_state.update({"fault_lab.role": None, "fault_lab.value": None})
+
+
+def _to_busiest() -> None:
+    st.session_state["expert"] = None
+
+
+def what_controls(page: Lesson) -> str | None:
+    """Prompt and backend; the prompt's text, or None while the reader has written none."""
+    view = page.view
+    with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
+        st.selectbox(
+            page.t("prompt"),
+            PROMPTS,
+            format_func=lambda name: page.t(f"prompts.{name}"),
+            width=200,
+            **view.widget("prompt"),
+        )
+        st.selectbox(page.t("backend"), BACKENDS, width=260, **view.widget("backend"))
+        if view["prompt"] == "own":
+            st.text_input(page.t("own"), placeholder=page.t("own_placeholder"), width=420, **view.widget("ask"))
+    if view["prompt"] == "own" and not (view["ask"] or "").strip():
+        page.prose("own_waiting")
+        return None
+    return prompt_of(page)
+
+
+def controls(page: Lesson, prompt: str) -> Trial:
+    """Which fault, and where."""
+    view = page.view
+    st.selectbox(
+        page.t("fault"),
+        FAULT_IDS,
+        format_func=lambda name: f"{page.t(f'faults.{name}')} · {name}",
+        on_change=_new_fault,
+        **view.widget("fault"),
+    )
+    spec = FAULTS[view["fault"]]
+    if view["expert"] is None or view["expert"] >= EXPERTS:
+        view.put(expert=busiest(view["backend"], prompt, view["layer"]))
+    with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
+        st.number_input(page.t("layer"), 0, LAYERS - 1, step=1, width=110, **view.widget("layer"))
+        st.number_input(page.t("expert"), 0, EXPERTS - 1, step=1, width=110, **view.widget("expert"))
+        st.selectbox(page.t("projection"), PROJECTIONS, width=110, **view.widget("projection"))
+    st.button(page.t("busiest"), key="fault_lab.busiest", type="tertiary", on_click=_to_busiest)
+    st.selectbox(page.t("role"), spec.roles, **view.widget("role"))
+    with st.container(horizontal=True, gap="small"):
+        if spec.value is not None:
+            st.number_input(
+                page.t("value"),
+                value=None,
+                format="%g",
+                placeholder=f"{spec.value:g}",
+                width=150,
+                **view.widget("value"),
+            )
+        if view["fault"] in ("random-bits", "block-nan", "block-negative"):
+            st.number_input(page.t("seed"), 0, 999, step=1, width=150, **view.widget("seed"))
+    spot = FaultSpot(
+        view["fault"],
+        view["layer"],
+        view["expert"],
+        view["projection"],
+        view["role"],
+        view["value"] if spec.value is not None else None,
+        view["seed"],
+    )
+    return Trial(spot, view["backend"], prompt)
+
+
+def answers(page: Lesson, done: Result) -> None:
+    """Both answers side by side and what changed, in one sentence."""
+    effect = done.effect
+    replies = [
+        story_runs.reply_of(page.view["prompt"], done.trial.prompt, made, TOKENS)
+        for made in (effect.healthy, effect.faulty)
+    ]
+    losses = (effect.healthy_loss, effect.faulty_loss)
+    story_cards.cards(
+        story_cards.card(
+            page.t(f"card.{name}"),
+            page.t("card.loss", loss=four(loss)),
+            reply,
+            page.t("card.foot", n=len(reply.token_ids), pads=reply.pads),
+        )
+        for name, reply, loss in zip(("healthy", "faulty"), replies, losses, strict=True)
+    )
+    spot = done.trial.spot
+    page.finding(
+        f"seen.{outcome(effect)}",
+        layer=spot.layer,
+        expert=spot.expert,
+        projection=spot.projection,
+        role=spot.role,
+        visits=effect.visits,
+        read=len(effect.read),
+        token=int(effect.faulty.token_ids[0]),
+    )
+
+
+def outcome(effect: FaultEffect) -> str:
+    """``untouched``, ``same``, ``other`` or ``silent``: what became of the answer."""
+    if effect.faulty.token_ids == effect.healthy.token_ids:
+        return "untouched" if effect.first_broken is None else "same"
+    return "silent" if not any(effect.faulty.token_ids) else "other"
+
+
+def layers(page: Lesson, done: Result) -> None:
+    page.figure(
+        figures.layers_figure(done.effect, theme=theme(), lang=lang()),
+        alt=page.t("figure.layers_alt"),
+        finding=figures.describe_layers(done.effect, lang()),
+        rows=lambda: figures.layers_rows(done.effect),
+    )
+
+
+def logits(page: Lesson, done: Result) -> None:
+    """The most likely first tokens before, and what the fault leaves of them."""
+    page.prose("logits.text")
+    page.table(
+        ("token", ">id", ">healthy", ">faulty"),
+        [
+            (f"`{shown(row['token'])}`", str(row["id"]), four(row["healthy"]), four(row["faulty"]))
+            for row in logit_rows(done)
+        ],
+    )
+    nans = int(np.isnan(done.effect.faulty_logits).sum())
+    if nans:
+        page.finding("logits.nan", nans=nans, all=len(done.effect.faulty_logits), token=0)
+
+
+def logit_rows(done: Result) -> list[dict[str, object]]:
+    """The top tokens of either run, and token 0, with both logits."""
+    good, bad = done.effect.healthy_logits, done.effect.faulty_logits
+    top = list(np.argsort(-good, kind="stable")[:MOST_TOP])
+    finite = [i for i in np.argsort(-np.nan_to_num(bad, nan=-np.inf), kind="stable")[:MOST_TOP] if np.isfinite(bad[i])]
+    ids = dict.fromkeys(int(i) for i in [*top, *finite, 0])
+    return [{"id": i, "token": story_runs.text_of(i), "healthy": float(good[i]), "faulty": float(bad[i])} for i in ids]
+
+
+def audit_says(page: Lesson, done: Result) -> None:
+    """Whether a check of the file sees this fault."""
+    from nvfp4viz.audit import describe
+
+    spec = FAULTS[done.trial.spot.fault]
+    found = done.report.findings
+    if not spec.findings:
+        page.prose("audit.cannot")
+    elif spec.deep:
+        page.prose("audit.deep")
+    elif found:
+        page.prose("audit.sees")
+    for item in found:
+        with st.container(border=True):
+            message, advice = describe(item, lang())
+            st.markdown(f"{code_span(item.code)} · {t(f'explorer.verdicts.{item.severity}')}")
+            st.markdown(escape(message))
+            if advice:
+                st.caption(escape(advice))
+    if not found:
+        page.finding("audit.silent", verdict=t(f"explorer.verdicts.{done.report.verdict}"))
+
+
+def sweep_part(page: Lesson, done: Result) -> None:
+    """Predict one factor, then run them all when asked."""
+    spot = done.trial.spot
+    if spot.role not in FAULTS["scaled"].roles:
+        page.prose("sweep.scalars_only", roles=", ".join(f"`{role}`" for role in FAULTS["scaled"].roles))
+        return
+    at = FaultSpot("scaled", spot.layer, spot.expert, spot.projection, spot.role)
+    trial = Trial(at, done.trial.backend, done.trial.prompt)
+    where = {"layer": at.layer, "expert": at.expert, "projection": at.projection, "role": at.role}
+    with st.spinner(page.t("running")):
+        big = result(
+            Trial(FaultSpot(*(at.fault, at.layer, at.expert, at.projection, at.role), SURPRISE), *_on(trial))
+        ).effect
+    ends = {"untouched": "same", "same": "same", "other": "other", "silent": "silent"}
+    if not predict.ask(
+        "fault_lab.predict.big",
+        ("same", "other", "silent"),
+        ends[outcome(big)],
+        factor=f"{SURPRISE:.0f}",
+        error=figures.describe_layers(big, lang()),
+        **where,
+    ):
+        return
+    page.prose("sweep.lead", points=len(FACTORS), low=four(FACTORS[0]), high=four(FACTORS[-1]), **where)
+    if at.projection != "down" and at.role == "input_scale":
+        page.prose("sweep.pair")
+    asked = st.button(page.t("sweep.run"), key="fault_lab.run")
+    if asked:
+        st.session_state[_SWEPT] = trial
+    if st.session_state.get(_SWEPT) == trial:
+        points = list(_swept(page, trial))
+        page.figure(
+            figures.sweep_figure(points, theme=theme(), lang=lang()),
+            alt=page.t("figure.sweep_alt"),
+            finding=figures.describe_sweep(points, lang()),
+            rows=lambda: figures.sweep_rows(points),
+        )
+
+
+def _on(trial: Trial) -> tuple[str, str]:
+    return trial.backend, trial.prompt
+
+
+def _swept(page: Lesson, trial: Trial) -> Iterable[SweepPoint]:
+    """The points one after the other with a bar; stopping the page keeps those that are done."""
+    bar = st.progress(0.0, page.t("sweep.busy", done=0, points=len(FACTORS)))
+    identity = caches.stamp(caches.sample_path(BASE))
+    for count, factor in enumerate(FACTORS, start=1):
+        yield _point(trial, factor, identity)
+        bar.progress(count / len(FACTORS), page.t("sweep.busy", done=count, points=len(FACTORS)))
+    bar.empty()
+
+
+def code_values(page: Lesson, done: Result | None) -> dict[str, object]:
+    """What the snippet is filled with: the trial shown, or the default one where none could be run."""
+    trial = done.trial if done else Trial(FaultSpot("nan", 0, 0, "down"), BACKENDS[0], DEMO_PROMPTS["arithmetic"])
+    spot = trial.spot
+    return {
+        "sample": BASE,
+        "fault": spot.fault,
+        "layer": spot.layer,
+        "expert": spot.expert,
+        "projection": spot.projection,
+        "role": spot.role,
+        "value": spot.value,
+        "seed": spot.seed,
+        "backend": trial.backend,
+        "prompt": page.view["prompt"],
+        "own": list((trial.prompt if page.view["prompt"] == "own" else "").encode()),
+        "tokens": TOKENS,
+    }

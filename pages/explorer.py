@@ -1,0 +1,61 @@
+"""Explorer: open a checkpoint, see which experts lack a usable scale, and which backend breaks."""
+
+import streamlit as st
+
+from nvfp4viz.errors import NvError
+from nvfp4viz.ui import errors, explorer, explorer_open, lesson, state
+from nvfp4viz.ui.samples import SAMPLE_IDS, sample_title
+from nvfp4viz.ui.shell import ensure_shell
+
+ensure_shell()
+page = lesson.open_page(
+    "explorer",
+    checkpoint=state.choice(SAMPLE_IDS, default="tiny-moe-nvfp4-holes"),
+    role=state.choice(explorer.SCALE_ROLES, default="input_scale"),
+    gpu=state.choice(("any", *explorer.GPUS), default="any"),
+)
+UPLOAD = explorer_open.UPLOAD
+
+with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
+    own = st.toggle(page.t("source.upload"), key="explorer.own")
+    if not own:
+        st.selectbox(page.t("source.label"), SAMPLE_IDS, format_func=sample_title, key="checkpoint")
+    st.selectbox(
+        page.t("backends.gpu"),
+        ("any", *explorer.GPUS),
+        format_func=lambda name: page.t("backends.any") if name == "any" else name,
+        width=200,
+        **page.view.widget("gpu"),
+    )
+gpu = None if page.view["gpu"] == "any" else page.view["gpu"]
+opened = None
+try:
+    if own:
+        given = st.file_uploader(page.t("source.uploader"), accept_multiple_files=True, key="explorer.files")
+        st.caption(page.t("source.upload_note"))
+        if given:
+            opened = explorer_open.open_upload(given, gpu)
+        else:
+            page.prose("source.waiting")
+    else:
+        opened = explorer_open.open_sample(page.view["checkpoint"], gpu)
+except NvError as error:
+    errors.show(error)
+
+if opened is not None:
+    explorer.summary(page, opened)
+    explorer.map_and_slot(page, opened)
+    drawers = {
+        "tabs.findings": explorer.findings,
+        "tabs.anatomy": explorer.anatomy,
+        "tabs.backends": explorer.backends,
+        "tabs.files": explorer.files,
+    }
+    for tab, draw in zip(page.tabs(*drawers), drawers.values(), strict=True):
+        if tab.open:
+            with tab:
+                draw(page, opened)
+    explorer.report_buttons(page, opened)
+
+slots = (lambda: explorer.slot_rows(opened)) if opened is not None else list
+page.foot(code={"sample": page.view["checkpoint"]}, data={"slots": slots})
