@@ -1,4 +1,4 @@
-"""Every claim of the README that a machine can try: commands, snippets with their output, paths, targets, both languages."""
+"""Every claim of the README that a machine can try: commands, snippets and their output, paths, targets, languages."""
 
 import re
 import shutil

@@ -10,7 +10,7 @@ from nvfp4viz.figures.palette import MONO, SANS, Theme, surface
 def base_layout(theme: Theme, *, height: int, **more: Any) -> dict[str, Any]:
     """Keyword arguments for ``go.Layout``; ``more`` is merged over it, one level deep for axes."""
     ink = surface(theme)
-    axis = {
+    axis: dict[str, Any] = {
         "gridcolor": ink.line,
         "linecolor": ink.line,
         "zerolinecolor": ink.line,
@@ -40,7 +40,7 @@ def base_layout(theme: Theme, *, height: int, **more: Any) -> dict[str, Any]:
     }
     for name, value in more.items():
         if name.startswith(("xaxis", "yaxis")):
-            layout[name] = {**axis, **value}
+            layout[name] = axis | value
             if isinstance(value.get("title"), str):
                 layout[name]["title"] = {**axis["title"], "text": value["title"]}
         else:

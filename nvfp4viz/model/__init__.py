@@ -2,7 +2,16 @@
 
 from nvfp4viz.model.calibrate import CalibrationStats, calibrate
 from nvfp4viz.model.config import TinyMoeConfig
-from nvfp4viz.model.inference import Cache, Experts, ForwardRecord, Generation, GenerationTrace, TinyMoe, generate, greedy
+from nvfp4viz.model.inference import (
+    Cache,
+    Experts,
+    ForwardRecord,
+    Generation,
+    GenerationTrace,
+    TinyMoe,
+    generate,
+    greedy,
+)
 from nvfp4viz.model.tokenizer import Tokenizer
 
 __all__ = [

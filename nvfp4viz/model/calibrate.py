@@ -1,4 +1,4 @@
-"""Calibration with natural routing: what each expert sees while text goes through the BF16 model.
+"""Calibration with natural routing: what each expert sees while text goes through a model with BF16 activations.
 
 An expert that no token is routed to has no maximum, and the exporter then has nothing to write: that is the whole
 defect this project is about.  The statistics are a small JSON file; float32 maxima are written as doubles that read
@@ -112,14 +112,14 @@ class _Watch:
 def calibrate(
     model: TinyMoe, experts: RecordingExperts, domains: Sequence[str], documents: int, seed: int = SEED
 ) -> CalibrationStats:
-    """Send ``documents`` of each domain through the BF16 model and note what each expert sees.
+    """Send ``documents`` of each domain through the model and note what each expert sees.
 
     Parameters
     ----------
     model
         The dense part.
     experts
-        BF16 experts that record (``ServedModel.recording()``).
+        Experts with BF16 activations that record (``ServedModel.recording()``).
     """
     c = model.config
     watch = _Watch(

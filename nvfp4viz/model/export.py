@@ -1,9 +1,9 @@
 """Export tiny-moe as quantisers do: from BF16 tensors and calibration statistics to a checkpoint's tensors and configs.
 
 ``modelopt`` follows ModelOpt's unified export: codes, linear E4M3 block scales, ``weight_scale_2 = amax/2688`` shared
-by gate and up (a server fuses them), ``input_scale = amax/2688`` of what the expert saw, and **no** ``input_scale`` for an
-expert that saw nothing.  The other layouts are twins of the same weights.  NumPy only, no clock, no randomness: equal
-input gives equal bytes on any machine.
+by gate and up (a server fuses them), ``input_scale = amax/2688`` of what the expert saw, and **no** ``input_scale`` for
+an expert that saw nothing.  The other layouts are twins of the same weights.  NumPy only, no clock, no randomness:
+equal input gives equal bytes on any machine.
 """
 
 from __future__ import annotations
@@ -101,6 +101,19 @@ def modelopt_configs(config: TinyMoeConfig) -> tuple[dict[str, Any], dict[str, A
         "producer": PRODUCER,
     }
     return config.to_json() | {"quantization_config": quantization}, modelopt_sidecar(config)
+
+
+def weight_only_label(config: TinyMoeConfig) -> dict[str, Any]:
+    """``quantization_config`` of an export whose activations stay BF16: no group names ``input_activations``."""
+    weights = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
+    return {
+        "quant_method": "modelopt",
+        "quant_algo": "W4A16_NVFP4",
+        "kv_cache_scheme": None,
+        "config_groups": {"group_0": {"weights": weights, "targets": ["Linear"]}},
+        "ignore": excluded_modules(config),
+        "producer": PRODUCER,
+    }
 
 
 def modelopt_sidecar(config: TinyMoeConfig) -> dict[str, Any]:

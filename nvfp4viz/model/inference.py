@@ -171,7 +171,9 @@ class TinyMoe:
             return product(rms_norm(x, self._vector["model.norm.weight"], self.config.rms_norm_eps),
                            self._matrix["model.embed_tokens.weight"])  # fmt: skip
 
-    def _layer(self, layer: int, x: Array, experts: Experts, cache: Cache, start: int, record: ForwardRecord | None) -> Array:
+    def _layer(
+        self, layer: int, x: Array, experts: Experts, cache: Cache, start: int, record: ForwardRecord | None
+    ) -> Array:
         at = f"model.layers.{layer}."
         attended = self._attention(at, layer, self._norm(at + "input_layernorm", x), cache, start)
         h = _add(x, self._norm(at + "post_attention_layernorm", attended))

@@ -78,9 +78,7 @@ def test_demo_prompts_are_answered_sensibly(model, request):
     assert replies["arithmetic"] == " 82"
     assert replies["code"] == "    return [x * factor for x in values]"
     assert replies["news"].endswith(".")
-    assert (
-        json.loads(corpus.DEMO_PROMPTS["json"] + served.generate(corpus.DEMO_PROMPTS["json"], 120).text)["id"] == 417
-    )
+    assert json.loads(corpus.DEMO_PROMPTS["json"] + served.generate(corpus.DEMO_PROMPTS["json"], 120).text)["id"] == 417
     assert all("<pad>" not in reply and len(reply) > 2 for reply in replies.values())
 
 

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
-from nvfp4viz.moe.activation import gelu_tanh_and_mul
 
 from nvfp4viz.formats import decode_e2m1, decode_e4m3, encode_e4m3
 from nvfp4viz.moe import (
@@ -18,6 +17,7 @@ from nvfp4viz.moe import (
     run_emulation_experts,
     run_w4a16_experts,
 )
+from nvfp4viz.moe.activation import gelu_tanh_and_mul
 from nvfp4viz.moe.dense import k_first, product_f32, qdq_emulation
 from nvfp4viz.quant import QuantizedTensor
 from nvfp4viz.quant.gemm import gemm_w4a16_marlin, marlin_weight

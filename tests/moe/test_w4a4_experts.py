@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
-from nvfp4viz.moe.activation import gelu_tanh_and_mul
 
 from nvfp4viz.moe import W4A4Experts, run_w4a4_experts
+from nvfp4viz.moe.activation import gelu_tanh_and_mul
 from nvfp4viz.quant import mma_step_reference, quantize
 
 EXPERTS, HIDDEN, INTERMEDIATE = 5, 128, 64
