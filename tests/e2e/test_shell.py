@@ -7,10 +7,19 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 from nvfp4viz.ui.registry import PAGES
+from nvfp4viz.ui.scaling_parts import PARTS
 
 from .conftest import settle
 
-PATHS = [("/" if entry.default else f"/{entry.id}") for entry in PAGES]
+PATHS = [
+    *("/" if entry.default else f"/{entry.id}" for entry in PAGES),
+    *(f"/e2m1?part={part}" for part in ("packing", "cards")),
+    *(f"/two_level_scaling?part={part}" for part in PARTS[1:]),
+]
+
+
+def with_language(path: str, language: str) -> str:
+    return f"{path}{'&' if '?' in path else '?'}lang={language}"
 
 
 def query(page) -> dict[str, str]:
@@ -79,7 +88,7 @@ def test_nothing_is_asked_of_another_machine(visit, server, path):
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("path", PATHS)
 def test_a_phone_never_scrolls_sideways(visit, path, language):
-    page = visit(f"{path}?lang={language}", width=390)
+    page = visit(with_language(path, language), width=390)
     page.wait_for_load_state("networkidle")
     overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     assert overflow == 0
@@ -95,7 +104,7 @@ RULES = ["color-contrast", "button-name", "label", "link-name", "aria-input-fiel
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("path", PATHS)
 def test_contrast_and_names_pass_axe(visit, path, theme):
-    page = visit(f"{path}?lang=en", theme=theme)
+    page = visit(with_language(path, "en"), theme=theme)
     page.wait_for_load_state("networkidle")
     result = Axe().run(page, options={"runOnly": {"type": "rule", "values": RULES}})
     found = [
