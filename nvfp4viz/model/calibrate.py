@@ -25,7 +25,7 @@ from nvfp4viz.moe.routing import Routing
 Array = npt.NDArray[Any]
 SEED = 2
 """Of the calibration documents; training draws its own with seed 1."""
-DOCUMENTS = {"news": 512, "all": 192}
+DOCUMENTS = {"news": 512, "all": 512}
 """Documents a domain: 512 is ModelOpt's default calibration size."""
 
 
