@@ -1,7 +1,8 @@
 """Components that live in the browser, one folder each: ``<name>.html``, ``<name>.css``, ``<name>.js``.
 
-``load`` puts the palette in front of the style sheet and ``arithmetic.js`` (where a component has one) in front of the
-script.  The arithmetic a local edit needs lives in that file alone, so that a test can hold it against the library.
+``load`` puts the palette in front of the style sheet, and the folder's other scripts, ``arithmetic.js`` among them, in
+front of the main one.  The arithmetic that a local edit needs lives in that file alone, so that a test can hold it
+against the library.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ def read(name: str, part: str) -> str:
 
 def load(name: str) -> ComponentRenderer:
     """Register a component from its folder; call once, at import."""
+    others = sorted(path.name for path in (FOLDER / name).glob("*.js") if path.stem != name)
     shared = (FOLDER / "shared.css").read_text(encoding="utf-8")
     return st.components.v2.component(
         f"nvfp4viz.{name}",
         html=read(name, f"{name}.html") + "\n",
         css=css_variables() + shared + read(name, f"{name}.css"),
-        js=read(name, "arithmetic.js") + "\n" + read(name, f"{name}.js"),
+        js="\n".join(read(name, script) for script in [*others, f"{name}.js"]),
     )
 
 
