@@ -65,6 +65,9 @@ def label_of(facts: Facts) -> str | None:
 def _absent_experts(facts: Facts) -> Iterator[Finding]:
     """Experts, or one projection of them, of which nothing is stored."""
     view = facts.view
+    stored: dict[tuple[int, str], list[int]] = {}
+    for layer, expert, kind in view.modules:
+        stored.setdefault((layer, kind), []).append(expert)
     for layer in facts.layers:
         size = view.experts_in[layer]
         present = {kind: np.zeros(size, np.bool_) for kind in view.projections}
@@ -72,8 +75,7 @@ def _absent_experts(facts: Facts) -> Iterator[Finding]:
             readable = [facts.states[role, layer, kind] != UNREADABLE for role in ROLES]
             mask |= ~np.logical_and.reduce(readable)
             mask |= bool(facts.checkpoint.blind_files)
-            for expert in range(size):
-                mask[expert] |= (layer, expert, kind) in view.modules
+            mask[stored.get((layer, kind), [])] = True
         if not present:
             continue
         whole = np.logical_or.reduce(list(present.values()))
