@@ -12,12 +12,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+import numpy as np
 import streamlit as st
 
 from nvfp4viz.ui.blas import use_one_thread
 from nvfp4viz.ui.i18n import t
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from nvfp4viz.audit import NaiveCheck, Report
     from nvfp4viz.checkpoint import Checkpoint
     from nvfp4viz.model import Generation
@@ -70,7 +73,7 @@ def sample_path(sample: str) -> Path:
 
     if is_ready(sample):
         return ensure(sample)
-    with st.spinner(t("ui.busy.building_sample")):
+    with st.spinner(t("story.building_sample")):
         return ensure(sample)
 
 
@@ -130,6 +133,23 @@ def _generation(build: Build, prompt: str, n: int, path: str, identity: Stamp) -
     model = _served(build, path, identity)
     start = perf_counter()
     return Timed(model.generate(prompt, n), perf_counter() - start)
+
+
+def calibration_counts(run: str) -> NDArray[np.int32]:
+    """Tokens that each expert saw in a calibration run (``"news"`` or ``"all"``): ``(layers, experts)``, read-only."""
+    from sample_checkpoints import CALIBRATION
+
+    path = CALIBRATION / f"{run}.json"
+    return _calibration_counts(str(path), stamp(path))
+
+
+@st.cache_resource(max_entries=4, show_spinner=False)
+def _calibration_counts(path: str, identity: Stamp) -> NDArray[np.int32]:
+    from nvfp4viz.model.calibrate import CalibrationStats
+
+    counts = CalibrationStats.read(Path(path)).counts.astype(np.int32)
+    counts.setflags(write=False)
+    return counts
 
 
 def chain(build: Build, healthy: Build, prompt: str, n: int) -> tuple[ChainTrace | None, ChainTrace | None]:

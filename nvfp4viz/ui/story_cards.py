@@ -87,6 +87,8 @@ def answer_html(reply: Reply, most: int = MOST_PADS, *, trim: bool = False) -> s
             parts.append(escape(text))
     if pads > most:
         parts.append(f'<span class="more"> … {escape(t("empty_answer.card.more", n=pads - most))}</span>')
+    if reply.finish_reason == "length" and not reply.pads:
+        parts.append('<span class="more">…</span>')
     return "".join(parts).lstrip() if trim else "".join(parts)
 
 
@@ -111,7 +113,7 @@ def waiting(title: str, prompt: str, why: str) -> str:
 
 
 def cards(parts: Iterable[str], *, tall: bool = False, kind: str = "") -> None:
-    """Cards side by side, on a phone one below the other; ``kind``: ``"hero"``, ``"thirds"``, ``"rows"`` or nothing."""
+    """Cards side by side, on a phone one below the other; ``kind``: ``"hero"``, ``"rows"`` or nothing."""
     draw(f'<div class="{"rows" if kind == "rows" else f"cards {kind}"}">{"".join(parts)}</div>', tall=tall)
 
 

@@ -135,11 +135,13 @@ def remedies(page: Lesson) -> None:
     results = _run_all(page)
     reference = results["calibrate"]
     verdicts = {name: judge(result, reference) for name, result in results.items()}
-    named = {
-        kind: page.t("remedies.separator").join(page.t(f"remedies.names.{n}") for n in REMEDIES if verdicts[n] == kind)
-        for kind in ("right", "silent", "wrong", "refused")
-    }
-    said = [page.t(f"remedies.found.{kind}", names=names) for kind, names in named.items() if names]
+    # A remedy that invents a scale may be right here; nothing says that it is elsewhere.
+    kinds = {name: "guess" if v == "right" and REMEDIES[name].guesses else v for name, v in verdicts.items()}
+    said = []
+    for kind in ("right", "guess", "silent", "wrong", "refused"):
+        names = [page.t(f"remedies.names.{name}") for name in REMEDIES if kinds[name] == kind]
+        if names:
+            said.append(page.t(f"remedies.found.{kind}", names=page.t("remedies.separator").join(names)))
     page.finding("sentence", text=" ".join(said))
     with st.container(horizontal=True, gap="small", vertical_alignment="center"):
         st.button(
@@ -183,7 +185,10 @@ def _table(page: Lesson, results: dict[str, RemedyResult]) -> str:
             continue
         result = results[name]
         kind = judge(result, results["calibrate"])
-        rows.append([label, verdict(kind, page.t(f"verdict.{kind}")), *_cells(page, result)])
+        mark = verdict(kind, page.t(f"verdict.{kind}"))
+        if REMEDIES[name].guesses:
+            mark += f'<div class="note">≈ {escape(page.t("remedies.guess"))}</div>'
+        rows.append([label, mark, *_cells(page, result)])
     return table_html(head, rows)
 
 

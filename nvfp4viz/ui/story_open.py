@@ -49,16 +49,14 @@ def answers(page: Lesson) -> None:
         page.finding("answers.finding_fine", answer=text, n=len(nvfp4.token_ids))
     page.heading("answers.also")
     place = st.empty()
-    parts = [
-        waiting(page.t(f"prompts.{name}"), story_runs.prompt(name), page.t("card.running"))
-        for name in story_runs.PROMPT_IDS
-    ]
-    for index, name in enumerate(story_runs.PROMPT_IDS):
+    others = [name for name in story_runs.PROMPT_IDS if name != "arithmetic"]
+    parts = [waiting(page.t(f"prompts.{name}"), story_runs.prompt(name), page.t("card.running")) for name in others]
+    for index, name in enumerate(others):
         with place:
-            cards(parts, tall=workshop(), kind="thirds")
+            cards(parts, tall=workshop())
         parts[index] = card(page.t(f"prompts.{name}"), "BF16", story_runs.run(story_runs.BF16, name)[0])
     with place:
-        cards(parts, tall=workshop(), kind="thirds")
+        cards(parts, tall=workshop())
     config = story_runs.model_config()
     page.prose(
         "answers.model",

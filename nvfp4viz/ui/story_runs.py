@@ -24,15 +24,16 @@ MOST_CHARACTERS = 120
 """Of a prompt of one's own; the trained context is 256."""
 TOKENS = 48
 """Asked for in a run: room for a whole line of code, under a second on two idle cores."""
-REMEDY_TOKENS = 24
-"""Asked for in each remedy's run: eight remedies, three prompts."""
-LOSS_TEXTS = 4
-"""Held-out texts a domain for the loss of a remedy: few, so that a remedy takes a second or two."""
+REMEDY_TOKENS = 20
+"""Asked for in each remedy's run: there are nine, with three prompts each."""
+LOSS_TEXTS = 3
+"""Held-out texts a domain for the loss of a remedy: few, so that a remedy takes about a second."""
 ANSWER_TOKENS = 4
 """Of an answer, on the coverage map: enough to see whether it goes on like the prompt."""
 
 BF16 = Build("tiny-moe-bf16", backend="bf16")
 HOLED = "tiny-moe-nvfp4-holes"
+CALIBRATED_ON = "news"
 FULL = Build("tiny-moe-nvfp4-full")
 
 
@@ -117,7 +118,7 @@ def coverage(build: Build) -> CoverageGrid:
         ("w13", "w2"),
         np.array(status, np.uint8),
         np.array(values, np.float32),
-        caches.calibration_counts(build.sample),
+        caches.calibration_counts(CALIBRATED_ON),
     )
 
 
