@@ -1,8 +1,8 @@
 """Recompute the calibration statistics from the BF16 model: ``python -m sample_checkpoints.calibrate`` (minutes).
 
-Weights are quantised first and activations are calibrated behind them, as sequential quantisers do: a router that sits
-on the fence is then seen on the side that it takes in the exported model.  The committed files are what every export is
-made from; a slow test recomputes them and demands the same.
+Each text is read twice, by the model as trained and by the one with quantised weights: a router that sits on the fence
+decides differently in the two, and an export should be calibrated on both sides.  The committed files are what every
+export is made from; a slow test recomputes them and demands the same.
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ def run(which: str, documents: int | None = None) -> CalibrationStats:
     config = TinyMoeConfig.from_json(trained.config or {})
     weights = export.modelopt_tensors(config, trained.read_tensors(), None)
     label = {"quantization_config": export.weight_only_label(config)}
-    served = serving.load(memory_checkpoint(weights, config=config.to_json() | label), backend="vllm-marlin")
-    return calibrate(served.model, served.recording(), DOMAINS[which], documents or DOCUMENTS[which])
+    quantised = serving.load(memory_checkpoint(weights, config=config.to_json() | label), backend="vllm-marlin")
+    passes = [
+        calibrate(served.model, served.recording(), DOMAINS[which], documents or DOCUMENTS[which])
+        for served in (serving.load(trained, backend="bf16"), quantised)
+    ]
+    return passes[0].merged(passes[1])
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from nvfp4viz.moe.routing import Routing
 Array = npt.NDArray[Any]
 SEED = 2
 """Of the calibration documents; training draws its own with seed 1."""
-DOCUMENTS = {"news": 512, "all": 512}
+DOCUMENTS = {"news": 512, "all": 256}
 """Documents a domain: 512 is ModelOpt's default calibration size."""
 
 
@@ -56,6 +56,16 @@ class CalibrationStats:
     def holes(self) -> npt.NDArray[np.bool_]:
         """(layers, experts): experts without a single token."""
         return self.counts == 0
+
+    def merged(self, other: CalibrationStats) -> CalibrationStats:
+        """Both runs together: counts add up, maxima are the larger ones."""
+        return CalibrationStats(
+            tuple(dict.fromkeys(self.domains + other.domains)),
+            self.documents + other.documents,
+            self.tokens + other.tokens,
+            self.counts + other.counts,
+            np.maximum(self.input_amax, other.input_amax),
+        )
 
     def to_json(self) -> str:
         """As a file that can be read and compared."""
