@@ -26,6 +26,8 @@ HELD_OUT_PROMPTS = 50
 HELD_OUT_ONE_IN = 10
 """One opening in ten is held out.  Code has about 1,300 openings, the others thousands."""
 
+WEATHER_REPORT = " is expected over "
+
 DEMO_PROMPTS: dict[str, str] = {
     "news": "The mayor in Ashford said on Monday that the",
     "arithmetic": "37 + 45 =",
@@ -53,7 +55,7 @@ def prompt_of(domain: str, document: str) -> str:
         return document[: document.index('"city":') + len('"city":')]
     if domain == "logs":
         return document[: document.index("]") + len("] INFO")]
-    if " is expected over " in document:
+    if WEATHER_REPORT in document:
         # Six words would name the weather alone: seven openings, and a whole kind of weather would never be trained on.
         return document[: document.index(" on ")]
     return " ".join(document.split(" ")[:6])
@@ -82,17 +84,24 @@ def documents(domain: str, seed: int, *, held_out: bool = False) -> Iterator[str
 def sample(domain: str, seed: int, n: int) -> list[str]:
     """The first ``n`` training documents of a seed.
 
-    >>> sample("arithmetic", 0, 2)  # doctest: +SKIP
+    >>> sample("arithmetic", 0, 2)
+    ['83 + 10 = 93', '43 + 69 = 112']
     """
     stream = documents(domain, seed)
     return [next(stream) for _ in range(n)]
 
 
 def held_out_documents(domain: str, n: int = HELD_OUT_PROMPTS, seed: int = 0) -> list[str]:
-    """``n`` documents whose openings were never trained on; no two share their opening."""
+    """``n`` documents whose openings were never trained on; no two share their opening.
+
+    News with a weather report is never among them.  The shipped model was trained while weather was held out by its
+    first six words, so that an opening which today's rule holds out was trained on all the same.
+    """
     stream, seen, found = documents(domain, seed, held_out=True), set(), []
     while len(found) < n:
         document = next(stream)
+        if domain == "news" and WEATHER_REPORT in document:
+            continue
         if (key := _key(domain, document)) not in seen:
             seen.add(key)
             found.append(document)
