@@ -78,7 +78,7 @@ def _two_panels(
             theme,
             height=380,
             bargap=0.45,
-            xaxis={**xaxis, "anchor": "y2"},
+            xaxis={**xaxis, "anchor": "y2", "zeroline": False},
             yaxis={
                 "title": words(lang, "fault_lab.figure.error"),
                 "type": "log",

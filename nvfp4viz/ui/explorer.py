@@ -115,29 +115,30 @@ def map_and_slot(page: Lesson, opened: Opened) -> None:
     stage, side = page.stage()
     with side:
         role = st.segmented_control(page.t("map.role"), SCALE_ROLES, required=True, **page.view.widget("role"))
-    grid = coverage_grid(opened.audit.facts, opened.audit.report, str(role))
+    facts, report = opened.audit.facts, opened.audit.report
+    grid = coverage_grid(facts, report, str(role))
     if grid is None:
         with stage:
-            layered = opened.audit.report.model.moe_layers
-            page.prose("map.no_scales" if layered else "map.none", scheme=opened.audit.report.format.scheme)
+            if not any(header.readable for header in opened.audit.checkpoint.files):
+                page.prose("map.unreadable")
+            else:
+                page.prose("map.no_scales" if report.model.moe_layers else "map.none", scheme=report.format.scheme)
         return
     settle_cursor(page, grid)
+    with side:
+        page.heading("pick.title")
+        st.selectbox(page.t("pick.layer"), grid.layers, **page.view.widget("layer"))
+        st.number_input(page.t("pick.expert"), 0, grid.experts - 1, step=1, **page.view.widget("expert"))
+        st.selectbox(page.t("pick.projection"), grid.roles, **page.view.widget("projection"))
     layer, expert, projection = page.view["layer"], page.view["expert"], page.view["projection"]
     with stage:
         coverage_map(grid, key=MAP_KEY, role=projection, selected=(layer, expert), on_pick=_picked)
-        count = opened.audit.report.coverage.get(str(role))
+        count = report.coverage.get(str(role))
         if count is not None:
             page.finding(
                 "map.finding", role=role, missing=count.missing, invalid=count.invalid, expected=count.expected
             )
-    with side:
-        page.heading("pick.title")
-        with st.container(horizontal=True, gap="small"):
-            st.selectbox(page.t("pick.layer"), grid.layers, key="layer")
-            st.number_input(page.t("pick.expert"), 0, grid.experts - 1, step=1, key="expert")
-            st.selectbox(page.t("pick.projection"), grid.roles, key="projection")
-        layer, expert, projection = page.view["layer"], page.view["expert"], page.view["projection"]
-        strip = peers_of(opened.audit.facts, opened.audit.report, str(role), layer, projection, expert)
+        strip = peers_of(facts, report, str(role), layer, projection, expert)
         if strip is not None:
             page.figure(
                 peer_figures.peers_figure(strip, theme=theme(), lang=lang()),
@@ -174,6 +175,8 @@ def findings(page: Lesson, opened: Opened) -> None:
     wanted = [item for item in found if item.severity in shown]
     for item in sorted(wanted, key=lambda item: -SEVERITIES.index(item.severity))[:MOST_FINDINGS]:
         _finding(page, item)
+    if len(wanted) > MOST_FINDINGS:
+        st.caption(page.t("findings.more", count=len(wanted) - MOST_FINDINGS))
 
 
 def _finding(page: Lesson, item: Finding) -> None:
@@ -251,7 +254,7 @@ def files(page: Lesson, opened: Opened) -> None:
                 code_span(header.file),
                 f"{header.size:,}",
                 f"{header.header_bytes:,}",
-                f"{len(header.tensors):,}",
+                f"{len(header.entries):,}",
                 page.t("files.fine" if header.readable else "files.broken"),
             )
             for header in opened.audit.checkpoint.files

@@ -212,6 +212,7 @@ def answers(page: Lesson, done: Result) -> None:
         for made in (effect.healthy, effect.faulty)
     ]
     losses = (effect.healthy_loss, effect.faulty_loss)
+    st.html(story_cards.style())
     story_cards.cards(
         story_cards.card(
             page.t(f"card.{name}"),
