@@ -81,7 +81,7 @@ class Lesson:
             st.markdown(self.t(key, **values))
 
     def heading(self, key: str) -> None:
-        st.subheader(self.t(key), anchor=False)
+        st.header(self.t(key), anchor=False)
 
     def expander(self, key: str) -> Any:
         """An expander whose body is computed only while it is open: test ``box.open`` before computing."""

@@ -112,7 +112,7 @@ def visit(browser, server) -> Iterator[Callable]:
         context.grant_permissions(["clipboard-read", "clipboard-write"])
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(60_000)
         page.seen = []
         page.on("request", lambda request: page.seen.append(request.url))
         page.goto(at.url + path)

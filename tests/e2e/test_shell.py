@@ -98,7 +98,15 @@ def test_a_phone_never_scrolls_sideways(visit, path, language):
 
 
 # Streamlit's own: it puts landmarks and roles in places that we do not choose.  Contrast and names are ours.
-RULES = ["color-contrast", "button-name", "label", "link-name", "aria-input-field-name", "aria-toggle-field-name"]
+RULES = [
+    "color-contrast",
+    "heading-order",
+    "button-name",
+    "label",
+    "link-name",
+    "aria-input-field-name",
+    "aria-toggle-field-name",
+]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 def texts(at: AppTest) -> str:
     """Everything a reader can read on the page, in one string."""
-    parts = [*at.title, *at.subheader, *at.markdown, *at.caption, *at.code]
+    parts = [*at.title, *at.header, *at.subheader, *at.markdown, *at.caption, *at.code]
     return "\n".join(str(part.value) for part in parts)
 
 
