@@ -1,6 +1,8 @@
 """Train tiny-moe with PyTorch: minutes on one GPU, also runs (slowly) on a CPU.
 
-    python -m nvfp4viz.model.train --out trained --seed 0 --balance 0.0005
+    python -m nvfp4viz.model.train --out trained
+
+The defaults are those of the shipped model; `sample_checkpoints/tiny-moe-bf16/training.json` repeats them.
 
 First plain steps, then steps with fake quantisation (straight-through NVFP4 on expert weights and activations), without
 which arithmetic does not survive W4A4.  Writes ``model.safetensors`` (BF16), ``config.json`` and ``training.json`` with
@@ -93,11 +95,6 @@ def fake_nvfp4(x: Tensor, amax: Tensor) -> Tensor:
         rounded = (torch.round(y / step) * step) * scale / encode_scale
         rounded = rounded.flatten(-2)
     return x + (rounded - x).detach()
-
-
-def bf16(x: Tensor) -> Tensor:
-    """Rounded to BF16, gradient straight through."""
-    return x + (x.detach().bfloat16().float() - x.detach())
 
 
 # --- the model ------------------------------------------------------------------------------------------------------
@@ -481,18 +478,20 @@ def save(model: TorchTinyMoe, folder: Path, results: dict[str, Any]) -> None:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the trained model")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--balance", type=float, default=0.0005, help="weight of the load-balancing loss")
-    parser.add_argument("--router-spread", type=float, default=0.02, help="spread of the router's first logits")
-    parser.add_argument("--specialise", type=float, default=0.01, help="weight of domain-expert mutual information")
-    parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--quantised-steps", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=3)
+    parser.add_argument("--balance", type=float, default=0.003, help="weight of the load-balancing loss")
+    parser.add_argument("--router-spread", type=float, default=0.3, help="spread of the router's first logits")
+    parser.add_argument("--specialise", type=float, default=0.008, help="weight of domain-expert mutual information")
+    parser.add_argument("--steps", type=int, default=1150)
+    parser.add_argument("--quantised-steps", type=int, default=350)
     parser.add_argument("--rows", type=int, default=32, help="rows of a batch")
     parser.add_argument("--length", type=int, default=256, help="characters of a row")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--log-every", type=int, default=100)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args(argv)
+    if args.length < TinyMoeConfig().max_position_embeddings:
+        parser.error("--length must be at least 256: a row holds whole documents")
     torch.set_float32_matmul_precision("high")
     start = time.perf_counter()
     model = train(args, TinyMoeConfig())
