@@ -182,5 +182,4 @@ def sum_routes(products: Array) -> Array:
 
 def nan_rows(x: Array) -> npt.NDArray[np.bool_]:
     """Which rows of a BF16 matrix hold a NaN."""
-    nan: npt.NDArray[np.bool_] = ((x.view(np.uint16) & 0x7FFF) > 0x7F80).any(axis=1)
-    return nan
+    return np.asarray(((x.view(np.uint16) & 0x7FFF) > 0x7F80).any(axis=1))
