@@ -18,7 +18,7 @@ class TinyMoeConfig:
     """Hyper-parameters, named as Gemma 4's ``config.json`` names them.
 
     >>> TinyMoeConfig().parameter_count
-    6636392
+    6636548
     """
 
     vocab_size: int = Tokenizer().size
