@@ -121,7 +121,7 @@ def headroom_figure(
 ) -> go.Figure:
     """Quality and the fate of the blocks against how far the calibrated maximum is from the real one."""
     ink, scale = surface(theme), role("block_scale", theme)
-    label = _labels(lang, "headroom", "quality", "share", "axis", "saturated", "subnormal", "dead", "chosen")
+    label = _labels(lang, "headroom", "quality", "share", "axis", "saturated", "subnormal", "dead")
     x = [math.log2(point.factor) for point in points]
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.55, 0.45], vertical_spacing=0.09)
     figure.add_trace(
@@ -267,7 +267,10 @@ def error_map_figure(x: F32, levels: Sequence[ScalingLevel], *, theme: Theme, la
                 colorscale="Cividis",
                 showscale=column == len(levels),
                 colorbar={
-                    "title": {"text": label["error"], "side": "right", "font": {"color": ink.ink, "size": 12}},
+                    "orientation": "h",
+                    "y": -0.2,
+                    "yanchor": "top",
+                    "title": {"text": label["error"], "side": "bottom", "font": {"color": ink.ink, "size": 13}},
                     "tickformat": ".0%",
                     "tickfont": {"color": ink.muted},
                     "thickness": 12,
@@ -293,7 +296,7 @@ def error_map_figure(x: F32, levels: Sequence[ScalingLevel], *, theme: Theme, la
             col=column,
         )
     rows, blocks = len(x), x.size // len(x) // BLOCK
-    layout = base_layout(theme, height=420)
+    layout = base_layout(theme, height=480, margin={"l": 8, "r": 8, "t": 48, "b": 8})
     axis_x, axis_y = layout.pop("xaxis"), layout.pop("yaxis")
     figure.update_layout(layout)
     bare = {"showgrid": False, "zeroline": False}

@@ -1,7 +1,12 @@
 // Eight codes, four bytes, one uint32: edit any of them.
 const PACKERS = new WeakMap();
 const hex = (value, digits) => value.toString(16).toUpperCase().padStart(digits, "0");
-const nibble = (code) => code.toString(2).padStart(4, "0");
+// A nibble's four bits in the colours they have everywhere, on the line that tells low from high.
+function nibble(code, place) {
+  const bits = code.toString(2).padStart(4, "0");
+  const parts = [["S", bits[0]], ["E", bits.slice(1, 3)], ["M", bits[3]]];
+  return `<span class="nibble ${place}">${parts.map(([role, text]) => `<span class="${role}">${text}</span>`).join("")}</span>`;
+}
 const fill = (text, values) => text.replace(/\{(\w+)\}/g, (all, name) => values[name] ?? all);
 
 class Packer {
@@ -34,7 +39,7 @@ class Packer {
       .join("");
     find(".bytes").innerHTML = [0, 1, 2, 3]
       .map((j) => `<div class="byte"><label class="name">${fill(text.byte, { j })}<br><input data-byte="${j}" spellcheck="false" autocomplete="off"></label>
-        <span class="split"><span class="high-bits"></span> <span class="low-bits"></span></span></div>`)
+        <span class="split"></span></div>`)
       .join("");
     find(".word").innerHTML = `<div class="whole"><label class="name">${text.word}<br><input data-word spellcheck="false" autocomplete="off"></label>
         <span class="spread"></span></div>`;
@@ -51,21 +56,20 @@ class Packer {
     };
     root.querySelectorAll(".element").forEach((box, i) => {
       set(box.querySelector("select"), codes[i]);
-      box.querySelector(".bits").textContent = nibble(codes[i]);
+      box.querySelector(".bits").innerHTML = nibble(codes[i], "");
       box.querySelector(".hex").textContent = `0x${hex(codes[i], 1)}`;
     });
     const bytes = packBytes(codes);
     root.querySelectorAll(".byte").forEach((box, j) => {
       set(box.querySelector("input"), `0x${hex(bytes[j], 2)}`);
-      box.querySelector(".high-bits").textContent = nibble(codes[2 * j + 1]);
-      box.querySelector(".low-bits").textContent = nibble(codes[2 * j]);
+      box.querySelector(".split").innerHTML = nibble(codes[2 * j + 1], "high") + nibble(codes[2 * j], "low");
     });
     const word = packWord(codes);
     set(root.querySelector("[data-word]"), `0x${hex(word, 8)}`);
     root.querySelector(".spread").innerHTML = [...codes]
-      .map((code, i) => `<span class="${i % 2 ? "high-bits" : "low-bits"}">${nibble(code)}</span>`)
+      .map((code, i) => nibble(code, i % 2 ? "high" : "low"))
       .reverse()
-      .join(" ");
+      .join("");
     root.querySelector(".said").textContent = fill(this.text.said, {
       memory: bytes.map((byte) => hex(byte, 2)).join(" "),
       word: hex(word, 8),
