@@ -39,6 +39,7 @@ def chain(page: Lesson) -> None:
             ALLOCATORS,
             format_func=lambda fate: page.t(f"fates.{fate}"),
             required=True,
+            wrap=True,
             **view.widget("fate"),
         )
         if view["fate"] == "random":
@@ -176,10 +177,9 @@ def _run_all(page: Lesson) -> dict[str, RemedyResult]:
 def _table(page: Lesson, results: dict[str, RemedyResult]) -> str:
     head = [("", page.t("remedies.head_remedy")), ("", page.t("remedies.head_verdict"))]
     head += [("", page.t(f"prompts.{name}")) for name in story_runs.PROMPT_IDS]
-    rows = []
+    rows = [_row_of_none(page)]
     for name in REMEDIES:
-        title, note = (escape(page.t(f"remedies.{part}.{name}")) for part in ("names", "notes"))
-        label = f'{title}<div class="note">{note}</div>'
+        label = _label(page, name)
         if name not in results:
             rows.append([f'<span class="pending">{label}</span>', "", *("" for _ in story_runs.PROMPT_IDS)])
             continue
@@ -192,19 +192,32 @@ def _table(page: Lesson, results: dict[str, RemedyResult]) -> str:
     return table_html(head, rows)
 
 
+def _label(page: Lesson, name: str) -> str:
+    title, note = (escape(page.t(f"remedies.{part}.{name}")) for part in ("names", "notes"))
+    return f'{title}<div class="note">{note}</div>'
+
+
+def _row_of_none(page: Lesson) -> list[str]:
+    """The broken file as it is served: what the remedies are for."""
+    build = story_runs.holed(page.view["fate"], page.view["seed"])
+    replies = [story_runs.run(build, name)[0] for name in story_runs.PROMPT_IDS]
+    mark = verdict("silent", page.t("verdict.silent")) if any(reply.silent for reply in replies) else ""
+    cells = [f'<div class="text">{answer_html(reply, most=2, trim=True)}</div>' for reply in replies]
+    return [_label(page, "none"), mark, *cells]
+
+
 def _cells(page: Lesson, result: RemedyResult) -> list[str]:
     """A reply and the domain's loss under it, for each prompt."""
     if result.refusal is not None:
-        return [f'<span class="note">{escape(page.t("remedies.no_reply"))}</span>' for _ in story_runs.PROMPT_IDS]
+        stopped = f'<span class="note">{escape(page.t("remedies.no_reply"))}</span>'
+        return [stopped, *('<span class="note">–</span>' for _ in story_runs.PROMPT_IDS[1:])]
     cells = []
     for name, reply in zip(story_runs.PROMPT_IDS, result.replies, strict=True):
         loss = result.losses.get(name, float("nan"))
         written = "NaN" if np.isnan(loss) else four(loss)
-        shown_reply = story_runs.reply_to(name, reply)
-        cells.append(
-            f'<div class="text">{answer_html(shown_reply, most=2, trim=True)}</div>'
-            f'<div class="note">{escape(page.t("remedies.loss", loss=written))}</div>'
-        )
+        text = answer_html(story_runs.reply_to(name, reply), most=2, trim=True)
+        note = escape(page.t("remedies.loss", loss=written))
+        cells.append(f'<div class="text">{text}</div><div class="note">{note}</div>')
     return cells
 
 

@@ -138,7 +138,7 @@ def served(page: Lesson) -> None:
         st.markdown(page.t("served.skip_note"))
         st.caption(page.t("served.shape_note"))
     with left:
-        st.code(server_json(replies[name], build.sample, skip_special_tokens=skip), language="json", wrap_lines=True)
+        st.code(server_json(replies[name], build.sample, skip_special_tokens=skip), language=None, wrap_lines=True)
 
 
 OPTIONS = ("all", "not_news", "only_arithmetic", "none")

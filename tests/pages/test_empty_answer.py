@@ -242,8 +242,8 @@ def test_different_leftovers_really_differ():
 def test_remedies_are_run_and_judged(open_page, lang):
     at = turn_to(open_page("empty_answer", lang=lang), 5)
     table = html(at)
-    assert table.count("<tr>") == len(REMEDIES) + 1
-    for kind in ("right", "refused"):
+    assert table.count("<tr>") == len(REMEDIES) + 2  # the head, and the file without any remedy
+    for kind in ("right", "refused", "silent", "wrong"):
         assert f'verdict {kind}"' in table
 
 
