@@ -1,13 +1,20 @@
 """Opens a page as a reader would: from ``app.py``, with a link."""
 
+import importlib
+import pkgutil
 from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
+import nvfp4viz.ui
 from nvfp4viz.ui.registry import entry_of
 
 ROOT = Path(__file__).parents[2]
+
+# Tests replace `i18n.lang` for a moment: a module that is first imported then would keep the replacement for good.
+for _module in pkgutil.iter_modules(nvfp4viz.ui.__path__):
+    importlib.import_module(f"nvfp4viz.ui.{_module.name}")
 
 
 def texts(at: AppTest) -> str:

@@ -1,0 +1,65 @@
+"""Explorer and Fault lab in a browser: a cell picked by click and by keys, a corrupt upload, the sweep."""
+
+import re
+
+import pytest
+
+from .conftest import settle
+
+
+def test_a_cell_picked_on_the_map_becomes_the_slot(visit):
+    page = visit("/explorer?lang=en")
+    field = page.get_by_role("application")
+    field.wait_for()
+    before = page.get_by_label("Expert", exact=True).input_value()
+    field.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    settle(page)
+    page.wait_for_function(
+        "before => document.querySelector('input[aria-label=\"Expert\"]').value !== before", arg=before, timeout=30_000
+    )
+    by_keys = page.get_by_label("Expert", exact=True).input_value()
+    canvas = page.locator("canvas").first
+    box = canvas.bounding_box()
+    canvas.click(position={"x": box["width"] * 0.8, "y": box["height"] * 0.5})
+    settle(page)
+    page.wait_for_function(
+        "before => document.querySelector('input[aria-label=\"Expert\"]').value !== before", arg=by_keys, timeout=30_000
+    )
+    assert re.search(r"expert=\d+", page.url)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "Git LFS"),
+        ("model.safetensors", b"<!DOCTYPE html><html><body>404</body></html>", "web page"),
+        ("model.safetensors", b"", "is empty"),
+    ],
+    ids=["lfs pointer", "web page", "empty"],
+)
+def test_a_corrupt_upload_is_named_and_the_page_lives_on(visit, name, content, says):
+    page = visit("/explorer?lang=en")
+    page.get_by_text("Your own files").click()
+    settle(page)
+    upload = page.locator("input[type=file]")
+    upload.set_input_files({"name": name, "mimeType": "application/octet-stream", "buffer": content})
+    settle(page)
+    page.get_by_text(re.compile(says, re.IGNORECASE)).first.wait_for()
+    page.get_by_text("Your own files").click()
+    settle(page)
+    page.get_by_role("application").wait_for()
+
+
+def test_the_sweep_runs_when_it_is_asked_for(visit):
+    page = visit("/fault_lab?lang=en")
+    page.set_default_timeout(120_000)
+    page.get_by_role("tab", name="Sweep a factor").click()
+    settle(page)
+    page.get_by_text("Show me without a guess").click()
+    settle(page)
+    charts = page.locator(".js-plotly-plot").count()
+    page.get_by_role("button", name=re.compile("^Run")).click()
+    page.wait_for_function("n => document.querySelectorAll('.js-plotly-plot').length > n", arg=charts, timeout=120_000)
