@@ -129,3 +129,9 @@ def settle(page) -> None:
     """Wait until Streamlit has finished running and drawing."""
     page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]")
     page.wait_for_function("!document.querySelector('[data-testid=stSkeleton]')")
+    # A component's script comes after its markup: its buttons have no words until it has run.
+    page.wait_for_function(
+        """() => [...document.querySelectorAll('*')].every(element => !element.shadowRoot ||
+             [...element.shadowRoot.querySelectorAll('button, label')].every(part =>
+               part.textContent.trim() || part.getAttribute('aria-label')))"""
+    )
