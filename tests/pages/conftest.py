@@ -17,6 +17,15 @@ for _module in pkgutil.iter_modules(nvfp4viz.ui.__path__):
     importlib.import_module(f"nvfp4viz.ui.{_module.name}")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_warming():
+    """Pages load the kernels they need themselves; loading all of them beside every test would only slow it."""
+    before = nvfp4viz.ui.shell.warm_in_background
+    nvfp4viz.ui.shell.warm_in_background = lambda: None
+    yield
+    nvfp4viz.ui.shell.warm_in_background = before
+
+
 def texts(at: AppTest) -> str:
     """Everything a reader can read on the page, in one string."""
     parts = [*at.title, *at.header, *at.subheader, *at.markdown, *at.caption, *at.code]
