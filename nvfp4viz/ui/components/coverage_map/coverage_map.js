@@ -3,6 +3,7 @@
 const GUTTER = 44; // layer labels
 const AXIS = 22; // expert numbers
 const MOTION_MS = 350;
+const ECHO_MS = 5000;
 const maps = new WeakMap();
 
 export default function ({ data, parentElement, setStateValue }) {
@@ -32,6 +33,7 @@ class CoverageMap {
     this.zoom = 1;
     this.pan = { x: 0, y: 0 };
     this.cursor = { layer: 0, expert: 0 };
+    this.echoes = {};
     this.progress = 1;
     this.listen();
     this.resized = new ResizeObserver(() => this.layout());
@@ -66,17 +68,37 @@ class CoverageMap {
     const r = data.routes;
     this.routes = r ? { ...r, ids: decode(r.ids, Int16Array), blind: decode(r.blind, Uint8Array) } : null;
     if (fresh || this.token === undefined || (r && this.token >= r.tokens.length)) this.token = r ? r.focus : null;
-    if (fresh || this.role === undefined || this.given !== data.role) this.role = data.role;
-    this.given = data.role;
-    if (data.selected) this.cursor = { layer: data.selected.layer, expert: data.selected.expert };
-    else if (fresh) this.cursor = r && r.first ? { layer: r.first.layer, expert: r.first.expert } : { layer: 0, expert: 0 };
-    this.selected = data.selected;
+    if (this.fromOutside("role", data.role) || this.role === undefined) this.role = data.role;
+    const chosen = data.selected && `${data.selected.layer},${data.selected.expert}`;
+    if (this.fromOutside("selected", chosen)) {
+      this.selected = data.selected;
+      if (data.selected) this.cursor = { layer: data.selected.layer, expert: data.selected.expert };
+    }
+    if (fresh && !data.selected) this.cursor = r && r.first ? { layer: r.first.layer, expert: r.first.expert } : { layer: 0, expert: 0 };
     this.visits = r ? this.countVisits() : null;
     if (fresh) this.progress = r && !matchMedia("(prefers-reduced-motion: reduce)").matches ? 0 : 1;
     this.controls();
     this.recolour();
     this.speak();
     if (this.progress < 1) this.animate();
+  }
+
+  // Whether a value that came with new data is news: not what it was before, nor the echo of what this map reported while the
+  // reader went on.
+  fromOutside(name, value) {
+    const seen = (this.echoes[name] ??= { last: undefined, sent: [] });
+    // A report that nothing came back for, because it changed nothing, is forgotten.
+    seen.sent = seen.sent.filter(({ at }) => performance.now() - at < ECHO_MS);
+    const echo = seen.sent.findIndex(({ echo }) => echo === value);
+    if (echo >= 0) seen.sent.splice(0, echo + 1);
+    const news = echo < 0 && value !== seen.last && seen.sent.length === 0;
+    seen.last = value;
+    return news;
+  }
+
+  report(name, value, echo) {
+    (this.echoes[name] ??= { last: undefined, sent: [] }).sent.push({ echo, at: performance.now() });
+    this.pick(name, value);
   }
 
   at(layer, expert) {
@@ -187,7 +209,7 @@ class CoverageMap {
     this.legend();
     this.draw();
     this.speak();
-    this.pick("role", this.data.roles[index]);
+    this.report("role", this.data.roles[index], index);
   }
 
   setToken(index) {
@@ -637,7 +659,8 @@ class CoverageMap {
     this.selected = { ...cell };
     this.speak();
     this.draw();
-    this.pick("selected", { role: this.data.roles[this.role], layer: this.data.layers[cell.layer], row: cell.layer, expert: cell.expert });
+    const value = { role: this.data.roles[this.role], layer: this.data.layers[cell.layer], expert: cell.expert };
+    this.report("selected", value, `${cell.layer},${cell.expert}`);
   }
 
   listen() {

@@ -5,10 +5,14 @@ const opened = new WeakMap();
 export default function ({ data, parentElement, setStateValue }) {
   const $ = (query) => parentElement.querySelector(query);
   const list = $("ol");
-  if (!opened.has(parentElement) || opened.get(parentElement).given !== data.open) {
-    opened.set(parentElement, { given: data.open, id: data.open });
-  }
+  if (!opened.has(parentElement)) opened.set(parentElement, { given: data.open, id: data.open, sent: [] });
   const state = opened.get(parentElement);
+  // What comes back may be the echo of an earlier click while the reader is already further on.
+  state.sent = state.sent.filter(({ at }) => performance.now() - at < 5000);
+  const echo = state.sent.findIndex(({ id }) => id === data.open);
+  if (echo >= 0) state.sent.splice(0, echo + 1);
+  else if (data.open !== state.given && state.sent.length === 0) state.id = data.open;
+  state.given = data.open;
   $(".chain").classList.toggle("tall", data.tall);
   $(".heads .hole").textContent = data.hole;
   $(".heads .twin").textContent = data.twin;
@@ -61,7 +65,7 @@ export default function ({ data, parentElement, setStateValue }) {
           state.id = open ? "" : link.id;
           draw();
           parentElement.querySelector(`[data-id="${link.id}"]`).focus();
-          state.given = state.id;
+          state.sent.push({ id: state.id, at: performance.now() });
           setStateValue("link", state.id);
         };
         button.onkeydown = (event) => {
