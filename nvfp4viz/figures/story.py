@@ -88,7 +88,8 @@ def describe_nan_spread(tokens: tuple[str, ...], fraction: NDArray[np.float32], 
     bad = fraction > 0
     if not bad.any():
         return words(lang, "story.spread.none", tokens=len(tokens))
-    token, layer = (int(n) for n in np.argwhere(bad)[0])
+    # In order of computing: a prompt goes through one layer as a whole before the next.
+    layer, token = (int(n) for n in np.argwhere(bad.T)[0])
     return words(
         lang,
         "story.spread.finding",

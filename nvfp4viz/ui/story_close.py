@@ -143,7 +143,7 @@ def remedies(page: Lesson) -> None:
         names = [page.t(f"remedies.names.{name}") for name in REMEDIES if kinds[name] == kind]
         if names:
             said.append(page.t(f"remedies.found.{kind}", names=page.t("remedies.separator").join(names)))
-    page.finding("sentence", text=" ".join(said))
+    page.finding("sentence", text=page.t("remedies.gap").join(said))
     with st.container(horizontal=True, gap="small", vertical_alignment="center"):
         st.button(
             page.t("remedies.run_again"), icon=":material/refresh:", key="story.again", on_click=caches.forget_remedies
