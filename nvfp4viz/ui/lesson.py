@@ -148,12 +148,13 @@ class Lesson:
             st.html(f'<table class="nv"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>')
 
     def glossary(self, *terms: str) -> None:
-        """A row of terms; each opens its definition."""
-        with st.container(horizontal=True, gap="xsmall", vertical_alignment="center"):
-            st.caption(t("ui.terms"), width="content")
-            for term in terms:
-                with st.popover(t(f"glossary.{term}.term"), type="tertiary", key=f"{self.id}.term.{term}"):
-                    st.markdown(t(f"glossary.{term}.text"))
+        """The terms of this place, defined where they are used; drawn when a reader asks."""
+        key = f"{self.id}.terms.{'.'.join(terms)}"
+        box = st.popover(t("ui.terms"), type="tertiary", icon=":material/dictionary:", key=key, on_change="rerun")
+        if box.open:
+            with box:
+                for term in terms:
+                    st.markdown(f"**{t(f'glossary.{term}.term')}**  \n{t(f'glossary.{term}.text')}")
 
     def foot(
         self,
@@ -176,25 +177,35 @@ class Lesson:
                 st.caption(t("ui.code.output"))
                 st.code(snippets.run(source), language=None)
         with st.container(horizontal=True, gap="small", vertical_alignment="center"):
-            with st.popover(t("ui.sources"), icon=":material/menu_book:", key=f"{self.id}.sources"):
-                for line in self._sources():
-                    st.markdown(line)
-            with st.popover(t("ui.download"), icon=":material/download:", key=f"{self.id}.download"):
-                for stem, rows in data.items():
-                    for kind, convert, mime in export.KINDS:
-                        st.download_button(
-                            f"{stem}.{kind}",
-                            data=lambda rows=rows, convert=convert: convert(rows() if callable(rows) else rows),
-                            file_name=f"{stem}.{kind}",
-                            mime=mime,
-                            key=f"{self.id}.download.{stem}.{kind}",
-                            on_click="ignore",
-                        )
+            # Filled when they are opened: closed popovers would otherwise cost every reader a third of the first paint.
+            sources = st.popover(
+                t("ui.sources"), icon=":material/menu_book:", key=f"{self.id}.sources", on_change="rerun"
+            )
+            if sources.open:
+                sources.markdown("\n".join(self._sources()))
+            downloads = st.popover(
+                t("ui.download"), icon=":material/download:", key=f"{self.id}.download", on_change="rerun"
+            )
+            if downloads.open:
+                with downloads:
+                    self._downloads(data)
             _COPY_LINK(
                 key=f"{self.id}.copy",
                 data={"label": t("ui.copy.label"), "copied": t("ui.copy.copied"), "byHand": t("ui.copy.by_hand")},
                 width="content",
             )
+
+    def _downloads(self, data: Mapping[str, Rows | Callable[[], Rows]]) -> None:
+        for stem, rows in data.items():
+            for kind, convert, mime in export.KINDS:
+                st.download_button(
+                    f"{stem}.{kind}",
+                    data=lambda rows=rows, convert=convert: convert(rows() if callable(rows) else rows),
+                    file_name=f"{stem}.{kind}",
+                    mime=mime,
+                    key=f"{self.id}.download.{stem}.{kind}",
+                    on_click="ignore",
+                )
 
     def _sources(self) -> Iterable[str]:
         index = 0

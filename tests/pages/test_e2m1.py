@@ -80,3 +80,18 @@ def test_a_preset_sets_the_number(open_page):
     clean(at)
     assert at.session_state["e2m1.x"] == 3.5
     assert at.session_state["e2m1.code"] is None
+
+
+@pytest.mark.parametrize(("lang", "words"), [("en", "ties to even"), ("zh", "居中取偶")])
+def test_terms_sources_and_downloads_are_drawn_when_asked_for(open_page, lang, words):
+    at = open_page("e2m1", lang=lang)
+    assert words not in texts(at)
+    at.session_state["e2m1.terms.e2m1.tie.saturation.subnormal"] = True
+    at.session_state["e2m1.sources"] = True
+    at.session_state["e2m1.download"] = True
+    clean(at.run())
+    assert words in texts(at)
+    assert "cvt.rn.satfinite.e2m1x2.f32" in texts(at)
+    assert {button.proto.label for button in at.get("download_button")} == {
+        f"{stem}.{kind}" for stem in ("e2m1_codes", "e2m1_rounding") for kind in ("csv", "json")
+    }
