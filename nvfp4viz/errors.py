@@ -81,3 +81,7 @@ class ServingError(NvError):
 
 class InputError(NvError):
     """A link parameter, a form value or a command line that makes no sense."""
+
+
+class DeviceError(NvError):
+    """A GPU, a driver or a kernel that cannot be used; the CPU path goes on."""

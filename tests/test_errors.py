@@ -11,7 +11,7 @@ from nvfp4viz import errors
 
 PACKAGE = Path(errors.__file__).parent
 RAISED = re.compile(
-    r"(?:NvError|FormatError|CheckpointError|ModelError|ServingError|InputError)\(\s*\"([a-z0-9_.\-]+)\""
+    r"(?:NvError|FormatError|CheckpointError|ModelError|ServingError|InputError|DeviceError)\(\s*\"([a-z0-9_.\-]+)\""
 )
 
 

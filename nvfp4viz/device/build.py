@@ -1,0 +1,204 @@
+"""From ``kernels/*.cu`` to machine code: NVRTC, one explicit target, one cache.
+
+A target is named in full (``sm_120a``, not ``sm_120``): a plain target compiles and silently takes the software path,
+because the FP4 instructions exist only in architecture- and family-specific code.  ``--fmad=false`` keeps a multiply
+and an add two roundings, as the NumPy reference has them, and nothing flushes subnormals.  This is why CuPy's own
+``RawModule(code=…)`` is never used: it compiles for the plain target and adds ``-ftz=true``.
+
+Compiling needs the NVRTC library and no GPU.  It ships no ``cuda_fp*.h`` and no ``<cstdint>``, so kernels include
+nothing but files of their own folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import re
+import struct
+import sys
+import tempfile
+import threading
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from nvfp4viz.errors import DeviceError
+
+__all__ = [
+    "KERNELS",
+    "OPTIONS",
+    "cache_dir",
+    "compile_kernel",
+    "cubin",
+    "nvrtc",
+    "source_hash",
+    "sources_of",
+    "target_of",
+]
+
+KERNELS = Path(__file__).parents[2] / "kernels"
+OPTIONS = ("--fmad=false", "--std=c++17")
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
+_compiling = threading.Lock()
+
+
+def target_of(capability: tuple[int, int]) -> str:
+    """The compilation target of a device: from Blackwell on the architecture-specific one, which has the FP4 units.
+
+    >>> target_of((9, 0)), target_of((10, 0)), target_of((12, 1))
+    ('sm_90', 'sm_100a', 'sm_121a')
+    """
+    major, minor = capability
+    return f"sm_{major}{minor}{'a' if major >= 10 else ''}"
+
+
+def sources_of(source: str, folder: Path | None = None) -> dict[str, str]:
+    """A kernel file and every file it includes with quotes, by name: ``{"quantize.cu": …, "nvfp4_math.cuh": …}``."""
+    folder = folder or KERNELS
+    texts: dict[str, str] = {}
+    waiting = [source]
+    while waiting:
+        name = waiting.pop(0)
+        if name in texts:
+            continue
+        path = folder / name
+        if not path.is_file():
+            raise DeviceError("device.no-source", file=name)
+        texts[name] = path.read_text(encoding="utf-8")
+        waiting += INCLUDE.findall(texts[name])
+    return texts
+
+
+def source_hash(source: str, folder: Path | None = None) -> str:
+    """SHA-256 over a kernel and all it includes, names and texts, in hexadecimal."""
+    digest = hashlib.sha256()
+    for name, text in sorted(sources_of(source, folder).items()):
+        digest.update(f"{name}\0{len(text)}\0{text}".encode())
+    return digest.hexdigest()
+
+
+@cache
+def nvrtc() -> Any:
+    """CuPy's binding of the NVRTC library; works without GPU and driver."""
+    try:
+        binding = importlib.import_module("cupy.cuda.nvrtc")
+        binding.getVersion()  # loads the library
+    except Exception as error:
+        raise DeviceError("device.no-nvrtc", reason=_first_line(error)) from error
+    return binding
+
+
+def _first_line(error: object) -> str:
+    """What a log or an exception says first, without the folders in front of a file's name."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    telling = next((line for line in lines if "error" in line.lower()), lines[0])
+    return re.sub(r"(?:/[^\s/:]+)+/", "", telling)[:300]
+
+
+def compile_kernel(
+    source: str, target: str, defines: tuple[str, ...] = (), *, folder: Path | None = None, binding: Any = None
+) -> bytes:
+    """Compile without a cache.
+
+    Parameters
+    ----------
+    source
+        Name of a file in ``kernels/``.
+    target
+        In full, such as ``"sm_90"`` or ``"sm_120a"``.
+    defines
+        ``("NAME", "NAME=VALUE", …)``.
+    folder, binding
+        Another folder than ``kernels/``; another NVRTC than CuPy's, with the same functions.
+
+    Raises
+    ------
+    DeviceError
+        ``device.compile`` with the first error line of the compiler's log; ``device.no-nvrtc``; ``device.no-source``.
+    """
+    binding = binding or nvrtc()
+    texts = sources_of(source, folder)
+    headers = {name: text for name, text in texts.items() if name != source}
+    program = binding.createProgram(
+        texts[source], source, [text.encode() for text in headers.values()], [name.encode() for name in headers]
+    )
+    try:
+        options = (f"--gpu-architecture={target}", *OPTIONS, *(f"--define-macro={define}" for define in defines))
+        try:
+            binding.compileProgram(program, options)
+        except Exception as error:
+            log = _first_line(binding.getProgramLog(program) or error)
+            raise DeviceError("device.compile", file=source, target=target, log=log) from error
+        return whole_elf(binding.getCUBIN(program))
+    finally:
+        binding.destroyProgram(program)
+
+
+def whole_elf(code: bytes) -> bytes:
+    """Machine code as long as its ELF header says.  CuPy 14.2 hands it out one byte short, and loaders refuse that.
+
+    The byte that goes missing is padding, always zero.
+    """
+    if len(code) < 64 or code[:4] != b"\x7fELF":
+        raise ValueError("not an ELF file")
+    program_table, section_table = struct.unpack_from("<QQ", code, 32)
+    program_size, programs, section_size, sections = struct.unpack_from("<HHHH", code, 54)
+    length = max(program_table + program_size * programs, section_table + section_size * sections)
+    if length > len(code) + 1:
+        raise ValueError(f"the ELF file ends after {len(code)} of {length} bytes")
+    return code.ljust(length, b"\0")
+
+
+def cache_dir() -> Path:
+    """Where cubins are kept: ``$NVFP4VIZ_CACHE``, else the user's cache folder."""
+    named = os.environ.get("NVFP4VIZ_CACHE")
+    if named:
+        return Path(named) / "cubin"
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA")
+        home = Path(base) if base else Path.home() / "AppData" / "Local"
+    else:
+        base = os.environ.get("XDG_CACHE_HOME")
+        home = Path(base) if base else Path.home() / ".cache"
+    return home / "nvfp4viz" / "cubin"
+
+
+def cubin(source: str, target: str, defines: tuple[str, ...] = (), *, folder: Path | None = None) -> bytes:
+    """Machine code of ``kernels/<source>`` for one target, from the cache or compiled now.
+
+    The cache's key covers the source, every included header, target, options, defines and NVRTC's version.  Files are
+    written aside and renamed, so any number of processes may share the folder; a folder that cannot be written to is
+    done without.
+    """
+    version = ".".join(map(str, nvrtc().getVersion()))
+    key = "\0".join((source_hash(source, folder), target, *OPTIONS, *defines, version))
+    name = f"{Path(source).stem}-{target}-{hashlib.sha256(key.encode()).hexdigest()[:24]}.cubin"
+    with _compiling:
+        kept = _read(name)
+        if kept is None:
+            kept = compile_kernel(source, target, defines, folder=folder)
+            _write(name, kept)
+    return kept
+
+
+def _read(name: str) -> bytes | None:
+    try:
+        code = (cache_dir() / name).read_bytes()
+        return code if len(whole_elf(code)) == len(code) else None
+    except (OSError, RuntimeError, ValueError):  # RuntimeError: a user without a home folder
+        return None
+
+
+def _write(name: str, code: bytes) -> None:
+    aside = None
+    try:
+        folder = cache_dir()
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=name, suffix=".part", delete=False) as file:
+            aside = Path(file.name)
+            file.write(code)
+        aside.replace(folder / name)
+    except (OSError, RuntimeError):
+        if aside is not None:
+            aside.unlink(missing_ok=True)
