@@ -17,8 +17,9 @@ SEES = {
     "quant": {"errors", "formats"},
     "moe": {"errors", "formats", "quant"},
     "checkpoint": {"errors", "formats"},
+    "device": {"errors", "formats", "quant", "moe"},
     "model": {"errors", "formats", "quant", "moe", "checkpoint"},
-    "serving": {"errors", "formats", "quant", "moe", "checkpoint", "model"},
+    "serving": {"errors", "formats", "quant", "moe", "checkpoint", "model", "device"},
     "audit": {"errors", "formats", "quant", "checkpoint", "serving"},
     "figures": {"errors", "formats", "quant", "moe", "model", "checkpoint", "serving", "audit"},
     "cli": {"errors", "formats", "quant", "moe", "checkpoint", "model", "serving", "audit"},
@@ -81,7 +82,7 @@ def test_pages_stay_thin(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 120
 
 
-LIGHT = ["errors", "formats", "quant", "moe", "checkpoint", "model", "serving", "audit", "figures", "cli"]
+LIGHT = ["errors", "formats", "quant", "moe", "checkpoint", "device", "model", "serving", "audit", "figures", "cli"]
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,29 @@
 """What this machine computes on.
 
-Every page says which device made its numbers.  Today that is always the CPU: the CUDA kernels of ``kernels/`` are not
-part of this version, so a GPU that is present is named and left alone.  Finding it must cost nothing and break
-nothing: we ask the driver through ``ctypes`` instead of importing CuPy or torch, and every failure is a sentence, not
-an exception.
+Every page says which device made its numbers: a CUDA GPU where one can be used, else the CPU with the same bits and one
+line saying why.  Finding out must cost nothing and break nothing.  ``describe_device`` asks the driver through
+``ctypes`` and looks which packages are installed, without importing CuPy or torch; ``nvfp4viz.device.probe`` really
+runs a kernel, once, before the first computation, and what it finds counts from then on.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
+import importlib.util
 import os
 import platform
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-__all__ = ["DeviceReport", "Gpu", "describe_device"]
+from nvfp4viz.errors import DeviceError
+
+__all__ = ["DeviceReport", "Gpu", "describe_device", "why_cpu"]
+
+OLDEST = (7, 5)  # compute capability of Turing; what the kernels are built from
+KERNEL_THREADS = 2  # quant.fast splits rows over two threads: the smallest machine we promise speed on has two cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +36,24 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
-    """What computes here, and what was found beside it."""
+    """What computes here, and why not something faster."""
 
-    computes_on: str  # "cpu": the only path of this version
+    computes_on: str  # "cpu" or "cuda"
     cpu: str  # the processor's own name, or its architecture
     threads: int  # how many threads our CPU kernels use
-    gpus: tuple[Gpu, ...]
-    no_gpu_reason: str | None  # id of the reason (a key of content/*/ui.toml), None where a GPU was found
+    gpus: tuple[Gpu, ...]  # the first one computes, if any
+    driver: tuple[int, int] | None  # newest CUDA version that the driver serves
+    reason: DeviceError | None  # why the CPU computes; None where the GPU does
 
 
-KERNEL_THREADS = 2  # quant.fast splits rows over two threads: the smallest machine we promise speed on has two cores
+@dataclass(slots=True)
+class _Outcome:
+    """What the real probe said; filled by ``nvfp4viz.device.probe``."""
+
+    failure: DeviceError | None = None
+
+
+outcome = _Outcome()
 
 
 def _cpu_name() -> str:
@@ -49,30 +65,106 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _find_gpus(library: str | None = None) -> tuple[tuple[Gpu, ...], str | None]:
-    """CUDA devices by way of the driver library; the second value says why there are none."""
+def _find_gpus(library: str | None = None) -> tuple[tuple[Gpu, ...], tuple[int, int] | None, str | None]:
+    """CUDA devices and the driver's CUDA version by way of the driver library, and why there are none."""
     try:
-        cuda = ctypes.CDLL(library or "libcuda.so.1")
+        cuda = ctypes.CDLL(library or ("nvcuda.dll" if platform.system() == "Windows" else "libcuda.so.1"))
     except OSError:
-        return (), "no-driver"
-    count = ctypes.c_int(0)
-    if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return (), "driver-failed"
-    gpus = []
-    for ordinal in range(count.value):
-        handle, name = ctypes.c_int(), ctypes.create_string_buffer(128)
-        major, minor = ctypes.c_int(), ctypes.c_int()
-        if cuda.cuDeviceGet(ctypes.byref(handle), ordinal) != 0:
-            return tuple(gpus), "driver-failed"
-        cuda.cuDeviceGetName(name, len(name), handle)
-        cuda.cuDeviceGetAttribute(ctypes.byref(major), 75, handle)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
-        cuda.cuDeviceGetAttribute(ctypes.byref(minor), 76, handle)  # …_MINOR
-        gpus.append(Gpu(name.value.decode(errors="replace"), (major.value, minor.value)))
-    return tuple(gpus), None if gpus else "none-found"
+        return (), None, "no-driver"
+    count, version = ctypes.c_int(0), ctypes.c_int(0)
+    try:
+        if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
+            return (), None, "driver-failed"
+        cuda.cuDriverGetVersion(ctypes.byref(version))
+        serves = (version.value // 1000, version.value % 1000 // 10)
+        gpus = []
+        for ordinal in range(count.value):
+            handle, name = ctypes.c_int(), ctypes.create_string_buffer(128)
+            major, minor = ctypes.c_int(), ctypes.c_int()
+            if cuda.cuDeviceGet(ctypes.byref(handle), ordinal) != 0:
+                return tuple(gpus), serves, "driver-failed"
+            cuda.cuDeviceGetName(name, len(name), handle)
+            cuda.cuDeviceGetAttribute(ctypes.byref(major), 75, handle)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+            cuda.cuDeviceGetAttribute(ctypes.byref(minor), 76, handle)  # …_MINOR
+            gpus.append(Gpu(name.value.decode(errors="replace"), (major.value, minor.value)))
+    except AttributeError:  # a library without the driver's functions
+        return (), None, "driver-failed"
+    return tuple(gpus), serves, None if gpus else "none-found"
+
+
+def _torch_cuda() -> tuple[int, int] | str | None:
+    """CUDA version that the installed torch was built for, ``"cpu"``, or ``None`` without torch; not imported."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    version = Path(spec.submodule_search_locations[0]) / "version.py"
+    built = re.search(r"^cuda\b[^=]*=\s*['\"](\d+)\.(\d+)", version.read_text() if version.exists() else "", re.M)
+    return (int(built[1]), int(built[2])) if built else "cpu"
+
+
+def _cupy_cuda() -> int | None:
+    """CUDA major that the installed CuPy wheel was built for (0: built here), or ``None`` without CuPy."""
+    if importlib.util.find_spec("cupy") is None:
+        return None
+    for major in (13, 12, 11):
+        try:
+            importlib.metadata.distribution(f"cupy-cuda{major}x")
+            return major
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    return 0
+
+
+def _obstacle(
+    gpus: tuple[Gpu, ...], driver: tuple[int, int] | None, reason: str | None,
+    torch: tuple[int, int] | str | None, cupy: int | None,
+) -> DeviceError | None:  # fmt: skip
+    """The first thing that keeps the kernels from a GPU, as far as it shows without importing anything."""
+    if os.environ.get("NVFP4VIZ_DEVICE", "").lower() == "cpu":
+        return DeviceError("device.switched-off")
+    if reason is not None:
+        return DeviceError(f"device.{reason}")
+    if gpus[0].capability < OLDEST:
+        return DeviceError("device.old-gpu", name=gpus[0].name, capability=".".join(map(str, gpus[0].capability)))
+    if torch is None:
+        return DeviceError("device.no-torch")
+    if isinstance(torch, str):
+        return DeviceError("device.torch-cpu")
+    if cupy is None:
+        return DeviceError("device.no-cupy")
+    for package, needed in (("PyTorch", torch[0]), ("CuPy", cupy)):
+        if driver is not None and driver[0] < needed:
+            serves = ".".join(map(str, driver))
+            return DeviceError(
+                "device.old-driver", package=package, driver=serves, needed=needed, driver_major=driver[0]
+            )
+    return None
 
 
 @cache
+def _found() -> DeviceReport:
+    gpus, driver, reason = _find_gpus()
+    obstacle = _obstacle(gpus, driver, reason, _torch_cuda() if gpus else None, _cupy_cuda() if gpus else None)
+    threads = min(KERNEL_THREADS, os.cpu_count() or 1)
+    return DeviceReport("cpu" if obstacle else "cuda", _cpu_name(), threads, gpus, driver, obstacle)
+
+
 def describe_device() -> DeviceReport:
-    """Name this machine's CPU and its CUDA devices.  Never raises, imports nothing heavy, asks the driver once."""
-    gpus, reason = _find_gpus()
-    return DeviceReport("cpu", _cpu_name(), min(KERNEL_THREADS, os.cpu_count() or 1), gpus, reason)
+    """Name this machine's CPU and its CUDA devices, and which of them computes.
+
+    Never raises, imports nothing heavy, asks the driver once.  ``"cuda"`` means that nothing speaks against it; after
+    ``nvfp4viz.device.probe.require_cuda`` has run, that it works.
+    """
+    found = _found()
+    if found.reason is None and outcome.failure is not None:
+        return DeviceReport("cpu", found.cpu, found.threads, found.gpus, found.driver, outcome.failure)
+    return found
+
+
+def why_cpu(language: str = "en") -> str | None:
+    """One line saying why the CPU computes here, or ``None`` where a GPU does."""
+    reason = describe_device().reason
+    if reason is None:
+        return None
+    text = reason.text(language)
+    return text["what"] + ("" if language == "zh" else " ") + text["why"]

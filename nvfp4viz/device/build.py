@@ -82,7 +82,7 @@ def source_hash(source: str, folder: Path | None = None) -> str:
 def nvrtc() -> Any:
     """CuPy's binding of the NVRTC library; works without GPU and driver."""
     try:
-        binding = importlib.import_module("cupy.cuda.nvrtc")
+        binding = importlib.import_module("cupy.cuda").nvrtc
         binding.getVersion()  # loads the library
     except Exception as error:
         raise DeviceError("device.no-nvrtc", reason=_first_line(error)) from error

@@ -39,7 +39,7 @@ class Resources:
 class _Stream:
     """A stream by its address, in the form CuPy's launch takes."""
 
-    __slots__ = ("ptr",)
+    __slots__ = ("ptr",)  # CuPy asks for nothing else
 
     def __init__(self, ptr: int) -> None:
         self.ptr = ptr
@@ -85,7 +85,6 @@ class Kernel:
         self.source, self.name, self.defines, self.target = source, name, defines, target
         self._functions: dict[int, Any] = {}
         self._allowed_shared: dict[int, int] = {}
-        self._streams: dict[int, _Stream] = {}
 
     def __call__(self, grid: Any, block: Any, arguments: tuple[Any, ...], shared: int = 0) -> None:
         torch, stream_of, current_device = _runtime()
@@ -127,13 +126,11 @@ class Kernel:
             raise DeviceError("device.launch", kernel=self.name, reason=_short(error)) from error
 
     def _load(self, index: int) -> Any:
-        from cupy.cuda import function as cupy_function
-
         torch, _, _ = _runtime()
         target = self.target or target_of(torch.cuda.get_device_capability(index))
         module = _module(self.source, target, self.defines, index)
         try:
-            function = cupy_function.Module.get_function(module, self.name)
+            function = module.get_function(self.name)
         except Exception as error:
             raise DeviceError("device.no-kernel", kernel=self.name, file=self.source, reason=_short(error)) from error
         self._functions[index] = function
