@@ -23,6 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from nvfp4viz.device.nvrtc_library import find_nvrtc13
 from nvfp4viz.errors import DeviceError
 
 __all__ = [
@@ -40,7 +41,7 @@ __all__ = [
 KERNELS = Path(__file__).parents[2] / "kernels"
 OPTIONS = ("--fmad=false", "--std=c++17")
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
-_compiling = threading.Lock()
+_compiling: dict[str, threading.Lock] = {}  # by file name in the cache: two threads wait for one compilation
 
 
 def target_of(capability: tuple[int, int]) -> str:
@@ -89,6 +90,14 @@ def nvrtc() -> Any:
     return binding
 
 
+def compiler_for(target: str) -> Any:
+    """CuPy's NVRTC where it knows the target, else NVRTC 13 if one is installed beside it (Thor, ``sm_110a``)."""
+    number = int(re.sub(r"\D", "", target))
+    if number not in nvrtc().getSupportedArchs():
+        return find_nvrtc13() or nvrtc()
+    return nvrtc()
+
+
 def _first_line(error: object) -> str:
     """What a log or an exception says first, without the folders in front of a file's name."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
@@ -117,7 +126,7 @@ def compile_kernel(
     DeviceError
         ``device.compile`` with the first error line of the compiler's log; ``device.no-nvrtc``; ``device.no-source``.
     """
-    binding = binding or nvrtc()
+    binding = binding or compiler_for(target)
     texts = sources_of(source, folder)
     headers = {name: text for name, text in texts.items() if name != source}
     program = binding.createProgram(
@@ -171,10 +180,10 @@ def cubin(source: str, target: str, defines: tuple[str, ...] = (), *, folder: Pa
     written aside and renamed, so any number of processes may share the folder; a folder that cannot be written to is
     done without.
     """
-    version = ".".join(map(str, nvrtc().getVersion()))
+    version = ".".join(map(str, compiler_for(target).getVersion()))
     key = "\0".join((source_hash(source, folder), target, *OPTIONS, *defines, version))
     name = f"{Path(source).stem}-{target}-{hashlib.sha256(key.encode()).hexdigest()[:24]}.cubin"
-    with _compiling:
+    with _compiling.setdefault(name, threading.Lock()):
         kept = _read(name)
         if kept is None:
             kept = compile_kernel(source, target, defines, folder=folder)
