@@ -53,7 +53,7 @@ def report(records: dict[str, dict]) -> str:
         machine, after = record["before"], record["after"]
         versions = ", ".join(f"{k} {v}" for k, v in machine["versions"].items())
         load = " → ".join("/".join(f"{v:.2f}" for v in m["load_average"] or []) for m in (machine, after))
-        lines += [f"## {name}", ""]
+        lines += [f"## {name}", "", f"Commit {record['commit']}. "]
         lines += [f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}, Python {machine['python']}; "]
         lines += [f"{versions}. Load average (1/5/15 min) before → after: {load}.", ""]
         lines += [harness.section_to_markdown(harness.section_from_json(s)) for s in record["sections"]]
@@ -74,9 +74,12 @@ def main() -> None:
     slug = re.sub(r"[^a-z0-9]+", "-", harness.cpu_name().lower()).strip("-")
     base = HERE / "results" / f"{stamp}-{slug}"
     base.parent.mkdir(exist_ok=True)
-    saved = {"date": stamp, "commit": commit(), "records": records}
-    base.with_suffix(".json").write_text(json.dumps(saved, indent=1) + "\n", encoding="utf-8")
-    text = report(records).replace("# Benchmarks\n", f"# Benchmarks, {stamp}, commit {saved['commit']}\n", 1)
+    # A bench run alone replaces its own record of the day; each says which commit it measured.
+    path, measured = base.with_suffix(".json"), commit()
+    kept = json.loads(path.read_text(encoding="utf-8"))["records"] if path.exists() else {}
+    records = dict(sorted({**kept, **{n: {**r, "commit": measured} for n, r in records.items()}}.items()))
+    path.write_text(json.dumps({"date": stamp, "records": records}, indent=1) + "\n", encoding="utf-8")
+    text = report(records).replace("# Benchmarks\n", f"# Benchmarks, {stamp}\n", 1)
     base.with_suffix(".md").write_text(text, encoding="utf-8")
     print(f"wrote {base.relative_to(ROOT)}.md and .json")
 

@@ -172,7 +172,7 @@ def section_to_markdown(section: Section) -> str:
     for goal in section.goals:
         sign = "≤" if goal.at_most else "≥"
         verdict = "met" if goal.met else "NOT met"
-        lines.append(f"* {goal.text}: {goal.measured:.1f} (goal {sign} {goal.required:g}): **{verdict}**")
+        lines.append(f"* {goal.text}: {goal.measured:.3g} (goal {sign} {goal.required:g}): **{verdict}**")
     return "\n".join(lines) + "\n"
 
 

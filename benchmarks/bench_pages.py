@@ -1,0 +1,138 @@
+"""What a reader waits for: the first paint of every page, the steps of the story, and 64 tokens of tiny-moe.
+
+A page is *painted* when its title and main figure are drawn and Streamlit rests; server and browser caches are warm.
+Needs Chromium; server, browser and kernels share the machine's cores, as on a laptop.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks import harness
+from tests.e2e.conftest import FLAGS, Server, settle
+
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+PAINT_GOAL, STEP_GOAL, TOKENS_GOAL = 1.0, 2.0, 2.0
+# What must be on the screen before a page counts as painted.
+MAIN_FIGURES = {
+    "": ".reply.silent",
+    "e2m1": ".editor .bit",
+    "two_level_scaling": ".lab",
+    "explorer": ".field canvas",
+    "fault_lab": ".js-plotly-plot .main-svg",
+}
+STEPS = {2: ".reply", 3: ".field canvas", 4: ".chain button.row", 5: ".story table tbody tr"}
+
+
+def timed(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def paint(page, url: str, figure: str) -> None:
+    page.goto(url)
+    page.wait_for_selector("h1")
+    page.locator(figure).first.wait_for()
+    settle(page)
+
+
+def press(page, step: int) -> None:
+    page.keyboard.press(str(step))
+    current = page.locator(".st-key-story_steps button").nth(step - 1)
+    current.and_(page.locator("[kind=primary]")).wait_for()
+    page.locator(STEPS[step]).first.wait_for()
+    settle(page)
+
+
+def compare_pages(quick: bool) -> list[harness.Section]:
+    from playwright.sync_api import sync_playwright
+
+    repeats = 1 if quick else 7
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        server = Server(Path(folder))
+        try:
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+            page = browser.new_context(viewport={"width": 1280, "height": 900}, locale="en-US").new_page()
+            page.set_default_timeout(60_000)
+            paints = {
+                f"/{name}": (lambda n=name, f=figure: paint(page, f"{server.url}/{n}", f))
+                for name, figure in MAIN_FIGURES.items()
+            }
+            first = harness.interleave(paints, repeats, warm=2)
+            paints["/"]()
+            for step in STEPS:
+                press(page, step)  # runs what the step computes; from here on it is cached
+            steps: dict[str, list[float]] = {}
+            for _ in range(repeats):
+                for step in STEPS:
+                    steps.setdefault(f"step {step}", []).append(timed(lambda s=step: press(page, s)))
+            # The first reader after a start: nothing of this step has been computed yet.
+            cold = Server(Path(folder))
+            try:
+                paint(page, f"{cold.url}/", MAIN_FIGURES[""])
+                fresh = {f"step {s}, computed now": [timed(lambda s=s: press(page, s))] for s in (2, 3, 4)}
+            finally:
+                cold.stop()
+        finally:
+            server.stop()
+    goal = [
+        harness.Goal(f"first paint of {name}, seconds", statistics.median(times), PAINT_GOAL, at_most=True)
+        for name, times in first.items()
+    ]
+    beats = {**steps, **fresh}
+    return [
+        harness.Section("First paint, caches warm", "To title and main figure.", harness.rows_from(first), "", goal),
+        harness.Section(
+            "Steps of the story",
+            "A digit pressed until the step is drawn; the last rows on a server that has computed nothing but step 1.",
+            harness.rows_from(beats),
+            "",
+            [
+                harness.Goal(f"{name}, seconds", statistics.median(times), STEP_GOAL, at_most=True)
+                for name, times in beats.items()
+            ],
+        ),
+    ]
+
+
+def compare_generation(quick: bool) -> harness.Section:
+    """64 tokens with a KV cache and the full trace, W4A4 through the bit-exact tensor-core product."""
+    from nvfp4viz.checkpoint import open_checkpoint
+    from nvfp4viz.model.corpus import DEMO_PROMPTS
+    from nvfp4viz.serving import load
+    from sample_checkpoints import ensure
+
+    served = {name: load(open_checkpoint(ensure(folder)), allocator="zeros") for name, folder in SAMPLES.items()}
+    candidates = {
+        f"{name}, {prompt}": (lambda m=model, p=prompt: m.generate(DEMO_PROMPTS[p], 64))
+        for name, model in served.items()
+        for prompt in ("news", "arithmetic")
+    }
+    times = harness.interleave(candidates, 1 if quick else 7)
+    return harness.Section(
+        "64 tokens of tiny-moe",
+        "`ServedModel.generate(prompt, 64)`, vllm-cutlass, 2 threads.",
+        harness.rows_from(times),
+        "",
+        [
+            harness.Goal(f"{name}, seconds", statistics.median(values), TOKENS_GOAL, at_most=True)
+            for name, values in times.items()
+        ],
+    )
+
+
+SAMPLES = {"holed export": "tiny-moe-nvfp4-holes", "full export": "tiny-moe-nvfp4-full"}
+
+
+def measure(quick: bool) -> list[harness.Section]:
+    return [compare_generation(quick), *compare_pages(quick)]
+
+
+if __name__ == "__main__":
+    harness.main(measure)
