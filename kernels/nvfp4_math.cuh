@@ -35,6 +35,12 @@
 #endif
 #endif
 
+#if defined(__CUDA_ARCH__)
+#define NV_UNROLL _Pragma("unroll")
+#else
+#define NV_UNROLL
+#endif
+
 namespace nv {
 
 typedef unsigned char u8;
@@ -119,24 +125,24 @@ NV_HD float smaller(float a, float b) {
 
 // ------------------------------------------------------------------------------------------ BF16 and FP16
 
-NV_HD float bf16_value(u16 b) { return value((u32)b << 16); }
+NV_HD float from_bf16(u16 b) { return value((u32)b << 16); }
 
 // To nearest even; a NaN becomes quiet and keeps its sign and top bits.
-NV_HD u16 bf16_bits(float x) {
+NV_HD u16 to_bf16(float x) {
   const u32 u = bits(x);
   if ((u & kAbs) > kInf) return (u16)((u >> 16) | 0x40u);
   return (u16)((u + 0x7FFFu + ((u >> 16) & 1u)) >> 16);
 }
 
 // Exact; a NaN keeps its payload.  Moving the exponent field up by 13 bits leaves it 112 too low, subnormals included.
-NV_HD float f16_value(u16 h) {
+NV_HD float from_f16(u16 h) {
   const u32 size = (u32)(h & 0x7FFFu) << 13, sign = (u32)(h & 0x8000u) << 16;
   if (size >= 0x0F800000u) return value(sign | kInf | (size & 0x7FFFFFu));
   return value(sign | bits(value(size) * 0x1p112f));
 }
 
 // To nearest even, overflow to infinity; a NaN becomes quiet and keeps its sign and top bits.
-NV_HD u16 f16_bits(float x) {
+NV_HD u16 to_f16(float x) {
   const u32 u = bits(x), size = u & kAbs, sign = (u >> 16) & 0x8000u;
   if (size > kInf) return (u16)(sign | 0x7E00u | ((size >> 13) & 0x3FFu));
   if (size >= 0x477FF000u) return (u16)(sign | 0x7C00u);  // 65520, half way above the largest
@@ -203,20 +209,11 @@ NV_HD void e2m1_pair(u32 byte, float& low, float& high) {
 #endif
 }
 
-// Codes of eight products, element i at bits 4i.  On a GPU their NaNs must be positive, as those of its products are.
-NV_HD u32 e2m1_pack8(const float* y) {
-#if defined(NV_HW_FP4)
-  u32 r;
-  asm("{ .reg .b8 a, b, c, d;\n"
-      "cvt.rn.satfinite.e2m1x2.f32 a, %2, %1; cvt.rn.satfinite.e2m1x2.f32 b, %4, %3;\n"
-      "cvt.rn.satfinite.e2m1x2.f32 c, %6, %5; cvt.rn.satfinite.e2m1x2.f32 d, %8, %7;\n"
-      "mov.b32 %0, {a, b, c, d}; }"
-      : "=r"(r)
-      : "f"(y[0]), "f"(y[1]), "f"(y[2]), "f"(y[3]), "f"(y[4]), "f"(y[5]), "f"(y[6]), "f"(y[7]));
-  return r;
-#elif defined(__CUDA_ARCH__)
+// Codes of eight products, element i at bits 4i.  On a GPU a NaN among them must be positive, as its products' are.
+NV_HD u32 e2m1_pack8_soft(const float* y) {
+#if defined(__CUDA_ARCH__)
   // Collect the low bytes of the sums and the high bytes of the products, even elements in one word, odd in another;
-  // fix the offset of the codes in all nibbles at once.
+  // make good for the offset of the codes in all nibbles at once.
   const u32 even = __byte_perm(__byte_perm(e2m1_sum(y[0]), e2m1_sum(y[2]), 0x0040),
                                __byte_perm(e2m1_sum(y[4]), e2m1_sum(y[6]), 0x0040), 0x5410);
   const u32 odd = __byte_perm(__byte_perm(e2m1_sum(y[1]), e2m1_sum(y[3]), 0x0040),
@@ -231,6 +228,21 @@ NV_HD u32 e2m1_pack8(const float* y) {
   u32 r = 0;
   for (int i = 0; i < 8; ++i) r |= e2m1_code_soft(y[i]) << (4 * i);
   return r;
+#endif
+}
+
+NV_HD u32 e2m1_pack8(const float* y) {
+#if defined(NV_HW_FP4)
+  u32 r;
+  asm("{ .reg .b8 a, b, c, d;\n"
+      "cvt.rn.satfinite.e2m1x2.f32 a, %2, %1; cvt.rn.satfinite.e2m1x2.f32 b, %4, %3;\n"
+      "cvt.rn.satfinite.e2m1x2.f32 c, %6, %5; cvt.rn.satfinite.e2m1x2.f32 d, %8, %7;\n"
+      "mov.b32 %0, {a, b, c, d}; }"
+      : "=r"(r)
+      : "f"(y[0]), "f"(y[1]), "f"(y[2]), "f"(y[3]), "f"(y[4]), "f"(y[5]), "f"(y[6]), "f"(y[7]));
+  return r;
+#else
+  return e2m1_pack8_soft(y);
 #endif
 }
 
@@ -317,9 +329,7 @@ NV_HD float rcp_approx_ftz(float x, const i8* table) {
 template <int N>
 NV_HD float block_max(const float (&x)[N]) {
   float top = magnitude(x[0]);
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+  NV_UNROLL
   for (int i = 1; i < N; ++i) top = larger(top, magnitude(x[i]));
   return top;
 }
@@ -348,9 +358,7 @@ NV_HD u8 quantize16(const float (&x)[16], const Recipe& recipe, u64& packed) {
   const u32 byte = e4m3_byte(recipe.asked(block_max(x)));
   const float o = recipe.factor(e4m3_value(byte));
   float y[16];
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+  NV_UNROLL
   for (int i = 0; i < 16; ++i) y[i] = multiply(x[i], o);
   packed = (u64)e2m1_pack8(y) | ((u64)e2m1_pack8(y + 8) << 32);
   return (u8)byte;
@@ -362,9 +370,7 @@ NV_HD u8 quantize16(const float (&x)[16], const Recipe& recipe, u64& packed) {
 template <int N>
 NV_HD u32 block_max_bits(const float (&x)[N]) {
   u32 top = bits(x[0]) & kAbs;
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+  NV_UNROLL
   for (int i = 1; i < N; ++i) {
     const u32 here = bits(x[i]) & kAbs;
     top = here > top ? here : top;
@@ -375,7 +381,8 @@ NV_HD u32 block_max_bits(const float (&x)[N]) {
 // What torchao's integer rounding makes of a NaN.
 NV_HD u32 torchao_nan_code(u32 u) { return ((u & kAbs) >= 0x7FE00000u ? 4u : 3u) | ((u >> 28) & 8u); }
 
-// Every rule answers a scale byte and the factor of the block; `code` says how a product becomes a code.
+// Every rule answers a scale byte and the factor of the block.  A block is plain if its codes are E2M1 of the products;
+// else `code` says what becomes of an element.
 
 // Exponent floor(log2 m) - 2 (OCP MX 1.0, 6.3; torchao FLOOR).
 struct OcpFloor {
@@ -386,11 +393,11 @@ struct OcpFloor {
     return byte;
   }
   // A block with a NaN is divided by infinity: NaN and infinity / infinity meet torchao's rounding.
-  static NV_HD u32 code(float x, float o, u32 byte) {
+  static NV_HD bool plain(u32 byte) { return byte != 255u; }
+  static NV_HD u32 code(float x, float) {
     const u32 u = bits(x), size = u & kAbs;
-    if (byte == 255u && size > kInf) return torchao_nan_code(u | 0x400000u);
-    if (byte == 255u && size == kInf) return torchao_nan_code(0xFFC00000u);
-    return e2m1_code(multiply(x, o));
+    if (size > kInf) return torchao_nan_code(u | 0x400000u);
+    return size == kInf ? torchao_nan_code(0xFFC00000u) : (u >> 28) & 8u;
   }
 };
 
@@ -403,7 +410,8 @@ struct VllmEven {
     o = byte == 0u ? 0.0f : power_of_two(254u - byte);
     return byte;
   }
-  static NV_HD u32 code(float x, float o, u32) { return e2m1_code(multiply(x, o)); }
+  static NV_HD bool plain(u32) { return true; }
+  static NV_HD u32 code(float, float) { return 0; }
 };
 
 // The smallest power of two not below m * rcp(6); bytes 0, 254 and 255 have no inverse (FlashInfer).
@@ -413,7 +421,8 @@ struct FlashinferCeil {
     o = byte == 0u || byte >= 254u ? 0.0f : power_of_two(254u - byte);
     return byte;
   }
-  static NV_HD u32 code(float x, float o, u32) { return e2m1_code(multiply(x, o)); }
+  static NV_HD bool plain(u32) { return true; }
+  static NV_HD u32 code(float, float) { return 0; }
 };
 
 // The smallest power of two not below max(m, 1e-4) / 6; ties toward zero, zeros without a sign (DeepGEMM).
@@ -427,7 +436,8 @@ struct DeepgemmCeil {
     o = power_of_two(254u - byte);
     return byte;
   }
-  static NV_HD u32 code(float x, float o, u32) {
+  static NV_HD bool plain(u32) { return false; }
+  static NV_HD u32 code(float x, float o) {
     const float y = multiply(x, o);
     if (is_nan(y)) return 7u;
     const u32 code = e2m1_midpoints_below(y);
@@ -440,13 +450,19 @@ template <class Rule>
 NV_HD u8 quantize32(const float (&x)[32], const i8* table, u64& low, u64& high) {
   float o;
   const u32 byte = Rule::scale(x, table, o);
+  if (Rule::plain(byte)) {
+    float y[32];
+    NV_UNROLL
+    for (int i = 0; i < 32; ++i) y[i] = multiply(x[i], o);
+    low = (u64)e2m1_pack8(y) | ((u64)e2m1_pack8(y + 8) << 32);
+    high = (u64)e2m1_pack8(y + 16) | ((u64)e2m1_pack8(y + 24) << 32);
+    return (u8)byte;
+  }
   low = high = 0;
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+  NV_UNROLL
   for (int i = 0; i < 16; ++i) {
-    low |= (u64)Rule::code(x[i], o, byte) << (4 * i);
-    high |= (u64)Rule::code(x[16 + i], o, byte) << (4 * i);
+    low |= (u64)Rule::code(x[i], o) << (4 * i);
+    high |= (u64)Rule::code(x[16 + i], o) << (4 * i);
   }
   return (u8)byte;
 }

@@ -1,10 +1,9 @@
 """Quantise and dequantise: validation, the choice of a path, and nothing else.
 
 Three paths give the same bits, and tests force that: ``reference`` (scalars, for reading), ``numpy`` (whole arrays),
-and ``numba`` (compiled, two threads; ``quant/fast.py``).  ``auto`` asks ``numba`` first and takes NumPy where it
-declines.  The seam is two functions, of which the first answers None to decline::
+and ``numba`` (compiled, two threads; ``quant/fast.py``), which is also ``auto``.  The seam is two functions::
 
-    fast.quantize_rows(rows (R, K) bf16|f32, recipe, global_scale f32 as stored) -> (packed, scales) | None
+    fast.quantize_rows(rows (R, K) bf16|f32, recipe, global_scale f32 as stored) -> (packed, scales)
     fast.dequantize_tensor(q, dtype) -> array of q.shape
 """
 
@@ -29,6 +28,7 @@ U8 = npt.NDArray[np.uint8]
 Path = Literal["auto", "reference", "numpy", "numba"]
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+FLOAT16 = np.dtype(np.float16)
 ONE = np.float32(1)
 PORTION = 1 << 17
 """Elements that the NumPy path works on together."""
@@ -41,22 +41,21 @@ def quantize(
 
     Parameters
     ----------
-    x : (..., K) bfloat16 or float32
-        K a multiple of the recipe's block size.
+    x : (..., K) bfloat16, float16 or float32
+        K a multiple of the recipe's block size.  FP16 is widened, which is exact, and then treated as float32.
     recipe
         A name of ``NVFP4_RECIPES`` or ``MXFP4_RECIPES``; `nvfp4viz.quant.recipes` says how they differ.
     global_scale
         As the recipe stores it; by default the recipe's own from the tensor's maximum.  Any float32 is taken, also
         0, NaN and ±Inf: what happens then is what this project is about.  MXFP4 has none.
     path
-        ``"reference"`` (scalar), ``"numpy"``, ``"numba"``, or ``"auto"``: Numba where it knows the recipe.  All give
-        the same bits.
+        ``"reference"`` (scalar), ``"numpy"``, ``"numba"`` or ``"auto"``, which is Numba.  All give the same bits.
 
     Raises
     ------
     FormatError
-        ``recipe.unknown``, ``recipe.no-global-scale``, ``quantize.dtype``, ``quantize.empty``, ``quantize.block``,
-        ``quantize.global-scale``, ``quantize.path``.
+        ``recipe.unknown``, ``recipe.no-global-scale``, ``quantize.dtype``, ``quantize.f16``, ``quantize.empty``,
+        ``quantize.block``, ``quantize.global-scale``, ``quantize.path``.
 
     Examples
     --------
@@ -111,8 +110,10 @@ def dequantize(q: QuantizedTensor, dtype: npt.DTypeLike = np.float32, path: Path
 
 def _checked(x: Array, found: Recipe) -> Array:
     array = np.asarray(x)
-    if array.dtype not in (BFLOAT16, np.dtype(np.float32)):
+    if array.dtype not in (BFLOAT16, FLOAT16, np.dtype(np.float32)):
         raise FormatError("quantize.dtype", dtype=array.dtype)
+    if array.dtype == FLOAT16 and found.name == "compressed-tensors":  # it rounds scales to the tensor's type
+        raise FormatError("quantize.f16", recipe=found.name)
     if array.size == 0 or array.ndim == 0:
         raise FormatError("quantize.empty", shape=array.shape)
     if array.shape[-1] % found.block_size:
@@ -155,9 +156,8 @@ def _quantize_rows(rows: Array, found: Recipe, stored: np.float32, path: Path) -
     if path in ("auto", "numba"):
         from nvfp4viz.quant import fast
 
-        done = fast.quantize_rows(rows, found.name, stored)
-        if done is not None:
-            return done
+        wide = rows.astype(np.float32) if rows.dtype == FLOAT16 else rows
+        return fast.quantize_rows(wide, found.name, stored)
     if path == "reference":
         return _rows_by_reference(rows, found, stored)
     return quantize_rows_numpy(rows, found.name, stored)
@@ -176,7 +176,7 @@ def quantize_rows_numpy(rows: Array, recipe: str, stored: np.float32) -> tuple[U
     portion = max(1, PORTION // columns)
     for first in range(0, count, portion):
         part = rows[first : first + portion]
-        values = bf16_to_f32(part) if bf16 else np.ascontiguousarray(part)
+        values = bf16_to_f32(part) if bf16 else np.ascontiguousarray(part, np.float32)
         blocks = values.reshape(len(part), -1, found.block_size)
         if found.scheme == "mxfp4":
             bytes_, codes = mxfp4.quantize_blocks(recipe, blocks)

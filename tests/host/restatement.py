@@ -18,16 +18,20 @@ U8 = npt.NDArray[np.uint8]
 
 
 def build(folder: Path) -> Path:
+    """The restatement's program, compiled into ``folder``."""
+    return compile_cpp(SOURCE, folder / "restatement")
+
+
+def compile_cpp(source: Path, program: Path, *options: str) -> Path:
     """Compile with g++.  Without a compiler: skip, saying so; on CI (``CI=true``): fail."""
     compiler = shutil.which("g++")
     if compiler is None:
         if os.environ.get("CI") == "true":
-            pytest.fail("g++ is not installed, and CI must run the C++ restatement")
-        pytest.skip("g++ is not installed: the C++ restatement was not compiled")
-    program = folder / "restatement"
+            pytest.fail(f"g++ is not installed, and CI must compile {source.name}")
+        pytest.skip(f"g++ is not installed: {source.name} was not compiled")
     # no contraction: a fused multiply-add rounds once where the kernels round twice
     flags = ["-std=c++17", "-O2", "-ffp-contract=off", "-Wall", "-Wextra"]
-    subprocess.run([compiler, *flags, str(SOURCE), "-o", str(program)], check=True)
+    subprocess.run([compiler, *flags, *options, str(source), "-o", str(program)], check=True)
     return program
 
 

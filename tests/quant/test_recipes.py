@@ -242,6 +242,20 @@ def test_modelopt_cannot_tell_a_power_of_two_from_its_float32_neighbours() -> No
         assert q.scales.item() == 227
 
 
+@pytest.mark.parametrize("path", ["reference", "numpy", "numba"])
+@pytest.mark.parametrize("recipe", sorted(set(quant.RECIPES) - {"compressed-tensors"}))
+def test_fp16_gives_the_bits_of_its_float32_values(recipe: str, path: str) -> None:
+    """Every FP16 pattern, and the maximum of the tensor where the recipe takes it from there."""
+    patterns = np.random.default_rng(12).permutation(1 << 16).astype(np.uint16)
+    x = patterns.view(np.float16).reshape(-1, 32)[: 64 if path == "reference" else None]
+    given = None if quant.RECIPES[recipe].scheme == "mxfp4" else np.float32(0.37)
+    half = quant.quantize(x, recipe=recipe, global_scale=given, path=path)
+    wide = quant.quantize(x.astype(np.float32), recipe=recipe, global_scale=given, path="numpy")
+    assert np.array_equal(half.scales, wide.scales)
+    assert np.array_equal(half.packed, wide.packed)
+    assert quant.amax(x).view(np.uint32) == quant.amax(x.astype(np.float32)).view(np.uint32)
+
+
 # ------------------------------------------------------------------------------------------------- refusals
 
 
@@ -256,6 +270,7 @@ def test_modelopt_cannot_tell_a_power_of_two_from_its_float32_neighbours() -> No
         ("quantize.empty", lambda: quant.quantize(np.float32(3), recipe="ieee")),
         ("quantize.dtype", lambda: quant.quantize(np.ones((1, 16), np.float64), recipe="ieee")),
         ("quantize.dtype", lambda: quant.quantize(np.ones((1, 16), np.int32), recipe="ieee")),
+        ("quantize.f16", lambda: quant.quantize(np.ones((1, 16), np.float16), recipe="compressed-tensors")),
         ("quantize.path", lambda: quant.quantize(np.ones((1, 16), np.float32), recipe="ieee", path="cuda")),
         ("recipe.no-global-scale", lambda: quant.quantize(np.ones((1, 32), np.float32), recipe="vllm-even",
                                                           global_scale=1)),
