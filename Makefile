@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # One thread per BLAS call: two test workers or two kernels share two cores, and sums stay in one order.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-.PHONY: help app test test-rest lint samples bench golden clean
+.PHONY: help app test test-rest test-gpu lint samples sass bench golden clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,11 @@ test-rest: $(VENV)/.dev  ## the slow tests and those that drive Chromium (needs 
 	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not browser"
 	$(ONE_THREAD) $(BIN)/python -m pytest -m browser
 
+# A machine that has torch, CuPy and pytest already: make test-gpu GPU_PYTHON=python3
+GPU_PYTHON ?=
+test-gpu: $(if $(GPU_PYTHON),,$(VENV)/.dev)  ## the tests that need a CUDA GPU; without one they fail, saying why
+	NVFP4VIZ_REQUIRE_GPU=1 $(or $(GPU_PYTHON),$(BIN)/python) -m pytest tests/gpu -m gpu
+
 lint: $(VENV)/.dev  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -44,6 +49,9 @@ lint: $(VENV)/.dev  ## ruff and mypy
 
 samples: $(VENV)/.app  ## rebuild the shipped sample checkpoints from their seeds and statistics
 	$(BIN)/python -m sample_checkpoints.build
+
+sass: $(VENV)/.dev  ## rewrite kernels/sass: what the changed kernels become on each architecture (minutes; no GPU)
+	$(BIN)/python -m nvfp4viz.device.disassemble
 
 bench: $(VENV)/.dev  ## measure; peers are installed into .venv-peers
 	$(BIN)/python -m benchmarks
