@@ -189,6 +189,81 @@ def quantize_flat(
     return count
 
 
+@inline
+def _e2m1_code_down(y):
+    """E2M1 magnitude code of a number that is not NaN, ties toward zero."""
+    size = np.int32(np.float32(y).view(np.int32) & np.int32(0x7FFFFFFF))
+    # As in _e2m1_code, without the odd bit that carries a tie up.
+    large = np.int32(np.int32(size + np.int32(0x1FFFFF - (252 << 22))) >> np.int32(22))
+    large = large if large < np.int32(7) else np.int32(7)
+    moved = np.float32(np.int32(size).view(np.float32) + np.float32(4194304.0))
+    small = np.int32(np.float32(moved).view(np.int32) & np.int32(3))
+    # Below 1 only the tie at 0.75 would go up to the even code.
+    small = np.int32(1) if size == np.int32(0x3F400000) else small
+    return large if large > small else small
+
+
+@inline
+def _mx_codes(x, factors, down, zero_sign, codes):
+    """Codes of flat ``x``; ``zero_sign``: 0 a code keeps its number's sign, 1 no zero has one, 2 every zero has one."""
+    if not down:
+        for i in range(len(x)):
+            codes[i] = _e2m1_code(x[i] * factors[i])
+    elif zero_sign == 1:
+        for i in range(len(x)):
+            y = x[i] * factors[i]
+            code = _e2m1_code_down(y)
+            codes[i] = np.uint8(np.int32(code | np.int32(8)) if y < np.float32(0) and code > np.int32(0) else code)
+    else:
+        for i in range(len(x)):
+            y = x[i] * factors[i]
+            code = _e2m1_code_down(y)
+            codes[i] = np.uint8(code if y > np.float32(0) else np.int32(code | np.int32(8)))
+
+
+_I4 = read_only(nb.i4, 1)
+
+
+@kernel(nb.i8(read_only(nb.f4, 1), read_only(nb.u2, 1), _I4, _I4, _F4, nb.b1, nb.i4, *_OUT))
+def quantize_flat_mx(x, narrow, base, step, table, down, zero_sign, packed, scales, odd):
+    """The same for MXFP4's blocks of 32.
+
+    A block's byte is ``base[e]``, one more from significand ``step[e]`` on, for a maximum with exponent field ``e``;
+    ``table`` holds the power of two that its elements are multiplied by.  A block with a NaN or an infinity is odd.
+    """
+    chunk_blocks = CHUNK // 2
+    half, maxima = np.empty(CHUNK * 8, np.int32), np.empty(CHUNK * 4, np.int32)
+    factors, halves, full = np.empty(CHUNK, np.float32), np.empty(CHUNK * 8, np.float32), np.empty(SIZE, np.float32)
+    codes = np.empty(SIZE, np.uint8)
+    pairs = codes.view(np.uint16)
+    wide = np.empty(SIZE, np.float32)
+    count = 0
+    for first in range(0, len(scales), chunk_blocks):
+        end = min(first + chunk_blocks, len(scales))
+        chunk = wide[: (end - first) * 32]
+        if len(x):
+            chunk[:] = x[first * 32 : end * 32]
+        else:
+            bits = narrow[first * 32 : end * 32]
+            for i in range(len(chunk)):
+                chunk[i] = np.int32(np.int32(bits[i]) << np.int32(16)).view(np.float32)
+        _maxima(chunk, half, maxima)
+        for b in range(end - first):
+            top = max(maxima[2 * b], maxima[2 * b + 1])
+            strange = top >= 0x7F800000
+            field = 0 if strange else top >> 23
+            byte = np.uint8(base[field] + ((top & 0x7FFFFF) >= step[field]))
+            odd[first + b] = strange
+            count += strange
+            scales[first + b] = byte
+            factors[2 * b] = table[byte]
+            factors[2 * b + 1] = table[byte]
+        _repeat(factors[: 2 * (end - first)], halves, full)
+        _mx_codes(chunk, full, down, zero_sign, codes)
+        _pack(pairs, packed[first * 16 : end * 16])
+    return count
+
+
 def _look_up(packed, scales, shift, table, out):
     """``out[b, i] = table[16 * scale byte + code]``: NaN, signs and rounding are already in the table.
 

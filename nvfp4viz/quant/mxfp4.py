@@ -28,6 +28,7 @@ ModelOpt 0.47 ``MXFP4QTensor``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +67,45 @@ def _power(exponent: npt.NDArray[np.int32]) -> F32:
     return np.ldexp(np.float64(1), exponent).astype(np.float32)
 
 
+def factor_table(recipe: str) -> F32:
+    """(256,) float32: what the elements of a block with each scale byte are multiplied by, a power of two.
+
+    Where a recipe divides by the scale this is the reciprocal, which is exact.  Only for blocks of finite numbers.
+    """
+    byte = np.arange(256, dtype=np.int32)
+    table = _power(127 - byte)
+    if recipe in ("vllm-even", "flashinfer-ceil"):
+        table[0] = 0
+    if recipe == "flashinfer-ceil":
+        table[254:] = 0
+    return table
+
+
+@cache
+def scale_steps(recipe: str) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Where the scale byte rises: ``base (255,)`` and ``step (255,)`` for each exponent field of a finite maximum.
+
+    The byte is ``base``, one more from significand field ``step`` on (2^23: never).  It grows with the maximum and
+    twice the maximum has the next byte, so there is one step in each binade; we ask the recipe itself where, by
+    bisection over the 23 significand bits.
+    """
+
+    def byte_of(significand: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        blocks = np.zeros((1, 255, 32), np.float32)
+        blocks[0, :, 0] = (field | significand).view(np.float32)
+        byte: npt.NDArray[np.int32] = quantize_blocks(recipe, blocks)[0][0].astype(np.int32)
+        return byte
+
+    field = np.arange(255, dtype=np.int32) << np.int32(23)
+    base = byte_of(np.zeros(255, np.int32))
+    below, above = np.zeros(255, np.int32), np.full(255, 1 << 23, np.int32)  # the byte is base at below, not at above
+    while (above - below > 1).any():
+        middle = (below + above) // 2
+        raised = byte_of(middle) > base
+        below, above = np.where(raised, below, middle), np.where(raised, middle, above)
+    return base, above
+
+
 def blocks_ocp_floor(x: F32) -> tuple[U8, U8]:
     """``ocp-floor``.  A block with a NaN gets byte 255, and codes as torchao leaves them: it divides by infinity."""
     top = block_max(x, nan_wins=True)
@@ -88,14 +128,14 @@ def blocks_vllm_even(x: F32) -> tuple[U8, U8]:
     bits = np.where(bits > np.uint32(0x7F800000), np.uint32(0x7FFFFFFF), bits)
     raised = (((bits + np.uint32(1 << 21)) >> np.uint32(23)) & np.uint32(0xFF)).astype(np.int32)
     byte = np.where(raised > 2, raised - 2, 0)
-    o = np.where(byte == 0, np.float32(0), _power(127 - byte))
+    o = factor_table("vllm-even")[byte]
     return byte.astype(np.uint8), encode_e2m1(x * o[..., None])
 
 
 def blocks_flashinfer_ceil(x: F32) -> tuple[U8, U8]:
     """``flashinfer-ceil``: the inverse scale is built from exponent bits, so bytes 0, 254 and 255 have none: 0."""
     byte = encode_ue8m0(block_max(x, nan_wins=False) * rcp_approx_ftz(SIX))
-    o = np.where((byte == 0) | (byte >= 254), np.float32(0), _power(127 - byte.astype(np.int32)))
+    o = factor_table("flashinfer-ceil")[byte]
     return byte, encode_e2m1(x * o[..., None])
 
 
@@ -104,7 +144,7 @@ def blocks_deepgemm_ceil(x: F32) -> tuple[U8, U8]:
     top = block_max(x, nan_wins=True)
     top = np.where(np.isnan(top), top, np.maximum(top, DEEPGEMM_FLOOR))
     byte = np.clip(encode_ue8m0(top / SIX), 1, 254).astype(np.uint8)
-    y = x * _power(127 - byte.astype(np.int32))[..., None]
+    y = x * factor_table("deepgemm-ceil")[byte][..., None]
     codes = _ties_toward_zero(y)
     codes = np.where((y < 0) & (codes > 0), codes | np.uint8(8), codes)
     return byte, np.where(np.isnan(y), np.uint8(7), codes)

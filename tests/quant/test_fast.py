@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nvfp4viz.quant import MXFP4_RECIPES, NVFP4_RECIPES, amax, dequantize, fast, global_scale, quantize
+from nvfp4viz.quant import MXFP4_RECIPES, NVFP4_RECIPES, amax, dequantize, fast, global_scale, mxfp4, quantize
 from nvfp4viz.quant.types import QuantizedTensor
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -163,12 +163,61 @@ def test_inputs_may_be_read_only_strided_or_unaligned_and_stay_untouched():
     np.testing.assert_array_equal(frozen, x)
 
 
+def mx_blocks_around(recipe: str) -> np.ndarray:
+    """Blocks whose maximum stands at a step of the scale, next to it, or anywhere in its binade, of both signs.
+
+    The other elements lie at E2M1's midpoints under that block's scale, and next to them.
+    """
+    rng = np.random.default_rng(10)
+    _, step = mxfp4.scale_steps(recipe)
+    fields = np.repeat(np.arange(255, dtype=np.int64), 12)
+    significands = np.stack([step + d for d in (-2, -1, 0, 1)] + [rng.integers(0, 1 << 23, 255) for _ in range(8)], 1)
+    tops = (fields << 23 | np.clip(significands.reshape(-1), 0, (1 << 23) - 1)).astype(np.uint32).view(np.float32)
+    bare = np.zeros((len(tops), 32), np.float32)
+    bare[:, 0] = tops
+    bytes_ = quantize(bare, recipe=recipe, path="numpy").scales.reshape(-1).astype(np.int64)
+    exact = np.array([m * s for m in mxfp4.MIDPOINTS for s in (1.0, -1.0)])
+    with np.errstate(over="ignore", under="ignore"):
+        ties = np.ldexp(exact, (bytes_ - 127)[:, None]).astype(np.float32)
+    ties = np.clip(ties, -tops[:, None], tops[:, None])
+    x = np.zeros((len(tops), 32), np.float32)
+    x[:, :14], x[:, 14:28] = ties, np.nextafter(ties, np.float32(0))
+    x[:, 28:31] = rng.standard_normal((len(tops), 3)).astype(np.float32).clip(-1, 1) * tops[:, None]
+    x[:, 31] = tops * rng.choice(np.float32([-1, 1]), len(tops))
+    x[:, 30] = np.float32(-0.0)
+    return rng.permuted(x, axis=1)
+
+
 @pytest.mark.parametrize("recipe", MXFP4_RECIPES)
-def test_mxfp4_is_left_to_numpy(recipe):
-    x = np.random.default_rng(10).standard_normal((2, 64)).astype(np.float32)
-    assert fast.quantize_rows(x, recipe, np.float32(1)) is None
-    auto, numpy = quantize(x, recipe=recipe), quantize(x, recipe=recipe, path="numpy")
-    np.testing.assert_array_equal(auto.packed, numpy.packed)
+def test_mxfp4_at_every_step_of_the_scale_and_at_every_tie(recipe):
+    x = mx_blocks_around(recipe)
+    for values in (x, x.astype(BF16)):
+        fast_, numpy = (quantize(values, recipe=recipe, path=path) for path in ("numba", "numpy"))
+        np.testing.assert_array_equal(fast_.scales, numpy.scales)
+        np.testing.assert_array_equal(fast_.packed, numpy.packed)
+
+
+@pytest.mark.parametrize("recipe", MXFP4_RECIPES)
+def test_mxfp4_scale_has_one_step_in_each_binade(recipe):
+    """What the kernel relies on: every BF16 maximum, and a million others."""
+    base, step = mxfp4.scale_steps(recipe)
+    bits = np.random.default_rng(13).integers(0, 0x7F800000, 1 << 20, dtype=np.uint32)
+    bits[: 1 << 15] = np.arange(1 << 15, dtype=np.uint32) << 16
+    bits = bits[bits < 0x7F800000]
+    x = np.zeros((len(bits), 32), np.float32)
+    x[:, 0] = bits.view(np.float32)
+    field = bits >> 23
+    told = base[field] + ((bits & 0x7FFFFF) >= step[field])
+    np.testing.assert_array_equal(quantize(x, recipe=recipe, path="numpy").scales.reshape(-1), told)
+
+
+@pytest.mark.parametrize("recipe", MXFP4_RECIPES)
+def test_mxfp4_in_two_threads(recipe):
+    x = np.random.default_rng(14).standard_normal((64, 4096)).astype(np.float32)
+    x[3, 100], x[60, 4095], x[9, :32] = np.nan, -np.inf, np.nan
+    fast_, numpy = (quantize(x, recipe=recipe, path=path) for path in ("numba", "numpy"))
+    np.testing.assert_array_equal(fast_.scales, numpy.scales)
+    np.testing.assert_array_equal(fast_.packed, numpy.packed)
 
 
 # ------------------------------------------------------------------------------------------------- dequantising
