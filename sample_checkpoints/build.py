@@ -18,7 +18,8 @@ from nvfp4viz.model.config import TinyMoeConfig
 from sample_checkpoints import CALIBRATION, HERE, SAMPLES, ensure
 
 BF16 = "tiny-moe-bf16"
-MAX_SHARD_BYTES = 7_000_000
+# Small enough that every sample of the model comes in shards with an index, as real checkpoints do.
+MAX_SHARD_BYTES = 2_000_000
 
 
 @cache

@@ -1,5 +1,6 @@
 """The shipped samples: built byte for byte from what is committed, and what `product.md` demands of them."""
 
+import hashlib
 import json
 
 import numpy as np
@@ -8,10 +9,11 @@ from safetensors import safe_open
 
 from nvfp4viz import serving
 from nvfp4viz.audit import audit
+from nvfp4viz.checkpoint import file_bytes, open_checkpoint
 from nvfp4viz.errors import CheckpointError
 from nvfp4viz.model import CalibrationStats, corpus
 from sample_checkpoints import CALIBRATION, HERE, SAMPLES, ensure, is_ready
-from sample_checkpoints.build import build
+from sample_checkpoints.build import MAX_SHARD_BYTES, build
 from sample_checkpoints.measure import MARKS, tables
 
 NEWS = CalibrationStats.read(CALIBRATION / "news.json")
@@ -25,6 +27,36 @@ def test_the_committed_export_is_rebuilt_byte_for_byte(tmp_path):
     assert {p.name for p in committed.iterdir()} == {p.name for p in (tmp_path / "again").iterdir()}
     for path in committed.iterdir():
         assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes(), path.name
+
+
+def test_the_committed_export_is_sharded_as_a_real_one():
+    """Several shards and an index that says where each tensor lies; no layer ends with a shard."""
+    folder = HERE / "tiny-moe-nvfp4-holes"
+    index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+    shards = sorted(path.name for path in folder.glob("*.safetensors"))
+    assert shards == [f"model-{k + 1:05d}-of-{len(shards):05d}.safetensors" for k in range(len(shards))]
+    assert len(shards) >= 3
+    found, total = {}, 0
+    for shard in shards:
+        with safe_open(folder / shard, framework="pt") as file:
+            sizes = [file.get_tensor(name).nbytes for name in file.keys()]  # noqa: SIM118
+            found |= dict.fromkeys(file.keys(), shard)
+        assert sum(sizes) <= MAX_SHARD_BYTES
+        total += sum(sizes)
+    assert found == index["weight_map"]
+    assert index["metadata"]["total_size"] == total
+    layers = {}
+    for name, shard in found.items():
+        if ".experts." in name:
+            layers.setdefault(name.split(".")[2], set()).add(shard)
+    assert [len(where) for where in layers.values()].count(2) == len(shards) - 1
+
+
+def test_sharding_moved_no_byte():
+    """All tensors in one file are, to the byte, the export as it was before it came in shards."""
+    tensors = open_checkpoint(HERE / "tiny-moe-nvfp4-holes").read_tensors()
+    digest = hashlib.sha256(file_bytes(tensors, {"format": "pt"})).hexdigest()
+    assert digest == "41011e463d435b38733b5f1764cdff3692f90ed860f58e557e3f3ca9a089dcd7"
 
 
 def test_committed_samples_are_small():
