@@ -129,14 +129,23 @@ def describe_layers(effect: FaultEffect, lang: str) -> str:
             share=f"{share:.0%}",
             last=len(effect.layer_nan) - 1,
         )
+    first, last = float(effect.layer_error[effect.first_broken]), float(effect.layer_error[-1])
+    if not np.isfinite(last):
+        # Every position is infinite: no NaN, and nothing left to compare either.
+        return words(lang, "fault_lab.figure.finding_lost", first=effect.first_broken, last=len(effect.layer_error) - 1)
     return words(
         lang,
         "fault_lab.figure.finding_error",
         first=effect.first_broken,
-        error=f"{float(effect.layer_error[effect.first_broken]):.2%}",
-        after=f"{float(effect.layer_error[-1]):.2%}",
+        error=_percent(first),
+        after=_percent(last),
         last=len(effect.layer_error) - 1,
     )
+
+
+def _percent(share: float) -> str:
+    """Three significant digits: a difference in one bit must not read as none."""
+    return f"{100 * share:.3g} %"
 
 
 def layers_rows(effect: FaultEffect) -> list[dict[str, Any]]:
@@ -168,21 +177,39 @@ def sweep_figure(points: Sequence[SweepPoint], *, theme: Theme, lang: str) -> go
     )
 
 
+def calm_range(points: Sequence[SweepPoint]) -> list[SweepPoint]:
+    """The unbroken run of factors around 1 that change no most likely token; points in ascending order of factor."""
+    calm = [point.changed == 0 and point.nan == 0 for point in points]
+    middle = next((k for k, point in enumerate(points) if point.factor == 1 and calm[k]), None)
+    if middle is None:
+        return []
+    low = high = middle
+    while low > 0 and calm[low - 1]:
+        low -= 1
+    while high + 1 < len(points) and calm[high + 1]:
+        high += 1
+    return list(points[low : high + 1])
+
+
 def describe_sweep(points: Sequence[SweepPoint], lang: str) -> str:
-    """How wide the harmless range is, and what the worst factor does."""
-    calm = [point.factor for point in points if point.changed == 0 and point.nan == 0]
+    """How wide the harmless range around 1 is, and what the worst factor does."""
+    calm = calm_range(points)
     worst = max(points, key=lambda point: (point.nan, point.changed, np.nan_to_num(point.error, nan=np.inf)))
-    return words(
-        lang,
-        "fault_lab.figure.finding_sweep" if calm else "fault_lab.figure.finding_sweep_none",
-        calm=len(calm),
-        points=len(points),
-        low=f"{min(calm):.4g}" if calm else "–",
-        high=f"{max(calm):.4g}" if calm else "–",
-        worst=f"{worst.factor:.4g}",
-        changed=f"{worst.changed:.0%}",
-        nan=f"{worst.nan:.0%}",
-    )
+    said = {
+        "points": len(points),
+        "worst": f"{worst.factor:.4g}",
+        "changed": f"{worst.changed:.0%}",
+        "nan": f"{worst.nan:.0%}",
+    }
+    if len(calm) == len(points):
+        key = "finding_sweep_calm"
+        said = {"points": len(points), "worst": said["worst"], "error": _percent(worst.error)}
+    elif calm:
+        key = "finding_sweep"
+        said |= {"calm": len(calm), "low": f"{calm[0].factor:.4g}", "high": f"{calm[-1].factor:.4g}"}
+    else:
+        key = "finding_sweep_none"
+    return words(lang, f"fault_lab.figure.{key}", **said)
 
 
 def sweep_rows(points: Sequence[SweepPoint]) -> list[dict[str, Any]]:

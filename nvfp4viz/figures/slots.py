@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nvfp4viz.audit.facts import CLASSES, MISSING, OK, Facts, ScaleTable
+from nvfp4viz.audit.facts import CLASSES, MISSING, NOT_A_SCALAR, NOT_NEEDED, OK, UNREADABLE, Facts, ScaleTable
 from nvfp4viz.audit.report import Report
 from nvfp4viz.figures.coverage import STATUSES, CoverageGrid
 from nvfp4viz.figures.peers import Peers
@@ -18,10 +18,17 @@ if TYPE_CHECKING:
 _REMARKS = {"scale.outlier": "outlier", "scale.filled": "filled", "scale.identity": "identity"}
 
 
-def slot_statuses(table: ScaleTable, report: Report) -> NDArray[np.uint8]:
-    """(E,) indices into `STATUSES` for one role, layer and projection."""
+def slot_statuses(facts: Facts, report: Report, table: ScaleTable) -> NDArray[np.uint8]:
+    """(E,) indices into `STATUSES` for one role, layer and projection; counts agree with the report's coverage."""
     out = np.full(len(table.values), STATUSES.index("absent"), np.uint8)
     out[table.state == MISSING] = STATUSES.index("missing")
+    if not facts.checkpoint.blind_files:
+        # Of an expert of which nothing at all is stored no tensor says that it needs a scale; it does.
+        for expert in np.flatnonzero(table.state == NOT_NEEDED).tolist():
+            if (table.layer, expert, table.projection) not in facts.view.modules:
+                out[expert] = STATUSES.index("missing")
+    # In a damaged file, or stored as something that is no single number: nobody can say what it is.
+    out[np.isin(table.state, (UNREADABLE, NOT_A_SCALAR))] = STATUSES.index("unreadable")
     held = table.state == OK
     out[held] = STATUSES.index("present")
     for name in CLASSES[1:]:
@@ -36,9 +43,17 @@ def slot_statuses(table: ScaleTable, report: Report) -> NDArray[np.uint8]:
     return out
 
 
+def is_expected(report: Report, role: str) -> bool:
+    """Whether the scheme needs scales of this role at all: a weight-only one has no input scales to miss."""
+    count = report.coverage.get(role)
+    return count is not None and count.expected > 0
+
+
 def coverage_grid(facts: Facts, report: Report, role: str) -> CoverageGrid | None:
-    """Layer × expert statuses of one role, one row family per projection; None where the role has no slot."""
+    """Layer × expert statuses of one role, one row family per projection; None where no slot of it is expected."""
     view = facts.view
+    if not is_expected(report, role):
+        return None
     projections = [name for name in view.projections if any((role, at, name) in facts.tables for at in facts.layers)]
     layers = tuple(at for at in facts.layers if any((role, at, name) in facts.tables for name in projections))
     if not layers or view.experts == 0:
@@ -50,15 +65,15 @@ def coverage_grid(facts: Facts, report: Report, role: str) -> CoverageGrid | Non
         for row, at in enumerate(layers):
             table = facts.tables.get((role, at, name))
             if table is not None:
-                status[p, row, : len(table.values)] = slot_statuses(table, report)
+                status[p, row, : len(table.values)] = slot_statuses(facts, report, table)
                 values[p, row, : len(table.values)] = table.values
     return CoverageGrid(f"{facts.checkpoint.name} · {role}", layers, tuple(projections), status, values)
 
 
 def peers_of(facts: Facts, report: Report, role: str, layer: int, projection: str, expert: int) -> Peers | None:
-    """The strip of one slot's peers; None where the role has no scales there."""
+    """The strip of one slot's peers; None where no scale of the role is expected there."""
     table = facts.tables.get((role, layer, projection))
-    if table is None or expert >= len(table.values):
+    if table is None or expert >= len(table.values) or not is_expected(report, role):
         return None
-    names = tuple(STATUSES[code] for code in slot_statuses(table, report))
+    names = tuple(STATUSES[code] for code in slot_statuses(facts, report, table))
     return Peers(role, layer, projection, table.values, names, expert)

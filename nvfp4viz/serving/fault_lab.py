@@ -1,7 +1,8 @@
 """What one fault does to a running model, measured against its healthy twin.
 
 Both models read the same tokens (the prompt and the healthy model's answer), so that layers can be compared; each then
-also answers on its own.  `sweep` does the first for a row of factors on one scale.
+also answers on its own.  `sweep` does the first for a row of factors on one scale, and `scale_use` says how a scale
+enters the computation at all.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.checkpoint import Checkpoint, inject_tensors, memory_checkpoint
+from nvfp4viz.serving.backends import BACKENDS
 from nvfp4viz.serving.served import ServedModel, load
 
 if TYPE_CHECKING:
     from nvfp4viz.model import Generation
+    from nvfp4viz.moe import Routing
 
 F32 = npt.NDArray[np.float32]
+U8 = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,9 @@ class FaultEffect:
         For the first token of the answer.
     healthy_loss, faulty_loss : float
         Nats per character on the healthy answer; NaN is a result.
+    healthy_scales, faulty_scales : (rows, K/16) uint8 or None
+        E4M3 block scales of the activations that the broken projection reads from its expert's rows; None where the
+        backend does not quantise activations.
     """
 
     healthy: Generation
@@ -71,6 +78,8 @@ class FaultEffect:
     faulty_logits: F32 = field(repr=False)
     healthy_loss: float = 0.0
     faulty_loss: float = 0.0
+    healthy_scales: U8 | None = field(default=None, repr=False)
+    faulty_scales: U8 | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +94,43 @@ class SweepPoint:
     nan: float
     loss: float
     changed: float
+
+
+def scale_use(role: str, projection: str, backend: str) -> str:
+    """How one expert's second-level scale enters a backend's computation; source: `serving-vllm.md` 4.4.
+
+    Returns
+    -------
+    str
+        ``"unread"``: the backend never reads input scales.
+        ``"twice"``: it makes the block scales of this expert's activations, and is taken back afterwards.
+        ``"pair"``: the same, with the larger one of gate and up.
+        ``"layer"``: the same, with the largest one of the whole layer.
+        ``"once"``: a weight's scale, a factor of this projection's product.
+        ``"both"``: the same, of gate's and up's product.
+        ``"partner"``: up's weight scale, which is compared with gate's and then dropped.
+
+    >>> [scale_use("input_scale", name, "vllm-cutlass") for name in ("gate", "down")]
+    ['pair', 'twice']
+    """
+    if role == "weight_scale_2":
+        return {"gate": "both", "up": "partner"}.get(projection, "once")
+    scope = BACKENDS[backend].scope
+    if scope == "expert":
+        return "twice" if projection == "down" else "pair"
+    return "layer" if scope == "layer" else "unread"
+
+
+def count_block_scales(scales: U8) -> dict[str, int]:
+    """How many E4M3 bytes are ``normal``, ``subnormal``, ``zero`` or ``nan``, whatever their sign.
+
+    >>> count_block_scales(np.uint8([0x7E, 0x08, 0x07, 0x80, 0x7F]))
+    {'normal': 2, 'subnormal': 1, 'zero': 1, 'nan': 1}
+    """
+    magnitude = scales & 0x7F
+    zero, nan = int((magnitude == 0).sum()), int((magnitude == 0x7F).sum())
+    subnormal = int((magnitude < 0x08).sum()) - zero
+    return {"normal": scales.size - subnormal - zero - nan, "subnormal": subnormal, "zero": zero, "nan": nan}
 
 
 def break_checkpoint(checkpoint: Checkpoint, spot: FaultSpot) -> Checkpoint:
@@ -125,7 +171,7 @@ def compare(healthy: ServedModel, faulty: ServedModel, spot: FaultSpot, prompt: 
     """
     answer = healthy.generate(prompt, n)
     read = [*answer.prompt_ids, *answer.token_ids]
-    good, bad = _read(healthy, read), _read(faulty, read)
+    good, bad = _read(healthy, read, spot), _read(faulty, read, spot)
     return FaultEffect(
         healthy=answer,
         faulty=faulty.generate(prompt, n),
@@ -140,6 +186,8 @@ def compare(healthy: ServedModel, faulty: ServedModel, spot: FaultSpot, prompt: 
         faulty_logits=bad.logits[len(answer.prompt_ids) - 1],
         healthy_loss=_loss(good.logits, read, len(answer.prompt_ids)),
         faulty_loss=_loss(bad.logits, read, len(answer.prompt_ids)),
+        healthy_scales=good.scales,
+        faulty_scales=bad.scales,
     )
 
 
@@ -174,15 +222,28 @@ class _Reading:
     routes: list[Any]
     hidden: list[Any]
     logits: F32
+    scales: U8 | None
 
 
-def _read(served: ServedModel, ids: Sequence[int]) -> _Reading:
-    """All tokens at once, as a server reads a prompt."""
+def _read(served: ServedModel, ids: Sequence[int], spot: FaultSpot | None = None) -> _Reading:
+    """All tokens at once, as a server reads a prompt; with a spot, also the block scales that its product reads."""
     from nvfp4viz.model import ForwardRecord
 
     record = ForwardRecord()
-    logits = served.model.forward(ids, served.experts, None, record)
-    return _Reading(record.routes, record.hidden, logits)
+    keeping = served.recording()
+    kept: list[U8 | None] = []
+
+    def experts(layer: int, x: Any, routing: Routing) -> Any:
+        if spot is None or layer != spot.layer:
+            return served.experts(layer, x, routing)
+        result = keeping(layer, x, routing)
+        assert result.trace is not None
+        operand = result.trace.intermediate if spot.projection == "down" else result.trace.input
+        kept.append(None if operand.scales is None else operand.scales[result.trace.rows_of(spot.expert)])
+        return result
+
+    logits = served.model.forward(ids, experts, None, record)
+    return _Reading(record.routes, record.hidden, logits, kept[0] if kept else None)
 
 
 def _relative_error(healthy: Any, faulty: Any) -> float:

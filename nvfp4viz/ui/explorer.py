@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import streamlit as st
 
 from nvfp4viz.audit import describe, to_json, to_text
+from nvfp4viz.audit.texts import id_list
 from nvfp4viz.checkpoint.problems import SEVERITIES
 from nvfp4viz.figures import peers as peer_figures
 from nvfp4viz.figures.coverage import CoverageGrid
-from nvfp4viz.figures.slots import coverage_grid, peers_of
+from nvfp4viz.figures.slots import coverage_grid, is_expected, peers_of
 from nvfp4viz.ui.coverage_map import coverage_map
 from nvfp4viz.ui.errors import escape
 from nvfp4viz.ui.i18n import lang, t
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 SCALE_ROLES = ("input_scale", "weight_scale_2")
 TENSOR_ROLES = ("weight", "weight_scale", "weight_scale_2", "input_scale")
 GPUS = ("sm_75", "sm_80", "sm_89", "sm_90", "sm_100", "sm_103", "sm_110", "sm_120", "sm_121")
+# Shown when a card of findings alike is opened; the report has all of them.
 MOST_FINDINGS = 60
 MAP_KEY = "explorer.map"
 
@@ -136,7 +138,12 @@ def map_and_slot(page: Lesson, opened: Opened) -> None:
         count = report.coverage.get(str(role))
         if count is not None:
             page.finding(
-                "map.finding", role=role, missing=count.missing, invalid=count.invalid, expected=count.expected
+                "map.finding_unreadable" if count.unreadable else "map.finding",
+                role=role,
+                missing=count.missing,
+                invalid=count.invalid,
+                expected=count.expected,
+                unreadable=count.unreadable,
             )
         strip = peers_of(facts, report, str(role), layer, projection, expert)
         if strip is not None:
@@ -172,22 +179,59 @@ def findings(page: Lesson, opened: Opened) -> None:
         default=present,
         key=f"explorer.severity.{opened.identity[:40]}",
     )
-    wanted = [item for item in found if item.severity in shown]
-    for item in sorted(wanted, key=lambda item: -SEVERITIES.index(item.severity))[:MOST_FINDINGS]:
-        _finding(page, item)
-    if len(wanted) > MOST_FINDINGS:
-        st.caption(page.t("findings.more", count=len(wanted) - MOST_FINDINGS))
+    finding_cards([item for item in found if item.severity in shown], key="explorer")
 
 
-def _finding(page: Lesson, item: Finding) -> None:
+def finding_cards(found: Sequence[Finding], *, key: str) -> None:
+    """One card a kind of finding, worst first; findings alike stand in one card, which opens to show each of them."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for item in sorted(found, key=lambda item: -SEVERITIES.index(item.severity)):
+        groups.setdefault((item.severity, item.code), []).append(item)
+    for (severity, code), items in groups.items():
+        with st.container(border=True, key=f"finding_card_{key}_{severity}_{code}"):
+            count = f" · × {len(items)}" if len(items) > 1 else ""
+            st.markdown(f"{code_span(code)} · {t(f'explorer.verdicts.{severity}')}{count}")
+            if len(items) == 1:
+                _one_finding(items[0])
+            else:
+                _alike(items, f"{key}.each.{severity}.{code}")
+
+
+def _one_finding(item: Finding) -> None:
     message, advice = describe(item, lang())
-    with st.container(border=True):
-        st.markdown(f"{code_span(item.code)} · {page.t(f'verdicts.{item.severity}')}")
-        st.markdown(escape(message))
-        if advice:
-            st.caption(page.t("findings.advice", advice=escape(advice)))
-        if item.tensors:
-            st.caption(f"{page.t('findings.tensors')}: {', '.join(code_span(name) for name in item.tensors[:2])}")
+    st.markdown(escape(message))
+    if advice:
+        st.caption(t("explorer.findings.advice", advice=escape(advice)))
+    if item.tensors:
+        names = ", ".join(code_span(name) for name in item.tensors[:2])
+        st.caption(f"{t('explorer.findings.tensors')}: {names}")
+
+
+def _alike(items: Sequence[Finding], key: str) -> None:
+    """What findings of one kind have in common, and each of them for those who ask."""
+    layers = tuple(sorted({item.layer for item in items if item.layer is not None}))
+    roles = dict.fromkeys(item.role for item in items if item.role)
+    projections = dict.fromkeys(item.projection for item in items if item.projection)
+    kind = "group" if layers and roles and projections else "group_layers" if layers else "group_plain"
+    st.markdown(
+        t(
+            f"explorer.findings.{kind}",
+            count=len(items),
+            roles=", ".join(code_span(name) for name in roles),
+            projections=", ".join(projections),
+            layers=id_list(layers),
+            slots=sum(item.count for item in items),
+        )
+    )
+    described = [describe(item, lang()) for item in items]
+    for advice in dict.fromkeys(advice for _, advice in described if advice):
+        st.caption(t("explorer.findings.advice", advice=escape(advice)))
+    box = st.expander(t("explorer.findings.each", count=len(items)), key=key, on_change="rerun")
+    if box.open:
+        lines = [f"- {escape(message)}" for message, _ in described[:MOST_FINDINGS]]
+        box.markdown("\n".join(lines))
+        if len(items) > MOST_FINDINGS:
+            box.caption(t("explorer.findings.more", count=len(items) - MOST_FINDINGS))
 
 
 def anatomy(page: Lesson, opened: Opened) -> None:
@@ -205,17 +249,21 @@ def anatomy(page: Lesson, opened: Opened) -> None:
         entry = slot.entry
         table = opened.audit.facts.tables.get((role, layer, projection))
         value = four(float(table.stored[expert])) if entry and table is not None else "–"
+        needed = role == "weight" or is_expected(opened.audit.report, role)
+        status = "present" if entry else "missing" if needed else "absent"
+        # Gate and up are one matrix at run time, and gate's second-level scale serves both.
+        text = "weight_scale_2_up" if (role, projection) == ("weight_scale_2", "up") else role
         rows.append(
             (
                 f"**{role}**",
                 code_span(slot.name),
                 entry.dtype if entry else "–",
                 str(list(entry.shape)) if entry else "–",
-                t(f"coverage.status.{'present' if entry else 'missing'}"),
+                page.t(f"anatomy.status.{status}"),
                 value,
-                page.t(f"roles.{role}.who"),
-                page.t(f"roles.{role}.reads"),
-                page.t(f"roles.{role}.absent"),
+                page.t(f"roles.{text}.who"),
+                page.t(f"roles.{text}.reads"),
+                page.t(f"roles.{text}.absent"),
             )
         )
     st.caption(page.t("anatomy.kind", state=module.state))

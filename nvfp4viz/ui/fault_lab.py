@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,11 +14,17 @@ from nvfp4viz.checkpoint import FAULTS
 from nvfp4viz.figures import fault_lab as figures
 from nvfp4viz.figures.coverage import shown
 from nvfp4viz.model.corpus import DEMO_PROMPTS
-from nvfp4viz.serving.fault_lab import FaultSpot, break_checkpoint, compare, sweep
+from nvfp4viz.serving.fault_lab import (
+    FaultSpot,
+    break_checkpoint,
+    compare,
+    count_block_scales,
+    scale_use,
+    sweep,
+)
 from nvfp4viz.ui import caches, predict, story_cards, story_runs
 from nvfp4viz.ui.caches import Build
-from nvfp4viz.ui.errors import escape
-from nvfp4viz.ui.explorer import code_span
+from nvfp4viz.ui.explorer import finding_cards
 from nvfp4viz.ui.i18n import lang, t
 from nvfp4viz.ui.numbers import four
 from nvfp4viz.ui.theme import theme
@@ -36,7 +43,7 @@ BACKENDS = ("vllm-cutlass", "vllm-flashinfer-cutlass", "vllm-marlin", "vllm-emul
 PROMPTS = (*DEMO_PROMPTS, "own")
 LAYERS, EXPERTS = 4, 64
 TOKENS = 32
-# Half decades and no powers of two: those pass through E4M3's rounding unchanged until a block scale leaves its range.
+# Half decades and, but for 1, no powers of two: those move exponents alone until a block scale leaves its range.
 FACTORS = tuple(float(10 ** (k / 2)) for k in range(-8, 9))
 # A power of two, to ask about.
 SURPRISE = 4096.0
@@ -227,19 +234,44 @@ def answers(page: Lesson, done: Result) -> None:
         f"seen.{outcome(effect)}",
         layer=spot.layer,
         expert=spot.expert,
-        projection=spot.projection,
-        role=spot.role,
+        what=_what(page, spot),
+        backend=done.trial.backend,
         visits=effect.visits,
         read=len(effect.read),
         token=int(effect.faulty.token_ids[0]),
+        at=first_other(effect),
     )
+    if effect.first_broken is not None and _use(done.trial) == "layer":
+        page.prose("seen.shared", backend=done.trial.backend, layer=spot.layer)
+
+
+def _what(page: Lesson, spot: FaultSpot) -> str:
+    """What a fault damages: one tensor, or for the two that move whole matrices all that they move."""
+    whole = spot.fault in ("gate-up-swap", "duplicate-expert")
+    return page.t(f"what.{spot.fault if whole else 'tensor'}", role=spot.role, projection=spot.projection)
+
+
+def _use(trial: Trial) -> str | None:
+    """How the scale enters the computation; None for what is no second-level scale."""
+    spot = trial.spot
+    if spot.role not in FAULTS["scaled"].roles:
+        return None
+    return scale_use(str(spot.role), spot.projection, trial.backend)
 
 
 def outcome(effect: FaultEffect) -> str:
-    """``untouched``, ``same``, ``other`` or ``silent``: what became of the answer."""
+    """``unvisited``, ``untouched``, ``same``, ``other`` or ``silent``: what became of the answer."""
     if effect.faulty.token_ids == effect.healthy.token_ids:
-        return "untouched" if effect.first_broken is None else "same"
+        if effect.first_broken is not None:
+            return "same"
+        return "untouched" if effect.visits else "unvisited"
     return "silent" if not any(effect.faulty.token_ids) else "other"
+
+
+def first_other(effect: FaultEffect) -> int | None:
+    """The first token of the answer, counted from 1, that is another or only there once; None where there is none."""
+    pairs = zip_longest(effect.healthy.token_ids, effect.faulty.token_ids)
+    return next((at for at, (good, bad) in enumerate(pairs, start=1) if good != bad), None)
 
 
 def layers(page: Lesson, done: Result) -> None:
@@ -261,9 +293,9 @@ def logits(page: Lesson, done: Result) -> None:
             for row in logit_rows(done)
         ],
     )
-    nans = int(np.isnan(done.effect.faulty_logits).sum())
+    nans, token = int(np.isnan(done.effect.faulty_logits).sum()), int(done.effect.faulty.token_ids[0])
     if nans:
-        page.finding("logits.nan", nans=nans, all=len(done.effect.faulty_logits), token=0)
+        page.finding("logits.nan", nans=nans, all=len(done.effect.faulty_logits), token=token)
 
 
 def logit_rows(done: Result) -> list[dict[str, object]]:
@@ -277,8 +309,6 @@ def logit_rows(done: Result) -> list[dict[str, object]]:
 
 def audit_says(page: Lesson, done: Result) -> None:
     """Whether a check of the file sees this fault."""
-    from nvfp4viz.audit import describe
-
     spec = FAULTS[done.trial.spot.fault]
     found = done.report.findings
     if not spec.findings:
@@ -287,13 +317,7 @@ def audit_says(page: Lesson, done: Result) -> None:
         page.prose("audit.deep")
     elif found:
         page.prose("audit.sees")
-    for item in found:
-        with st.container(border=True):
-            message, advice = describe(item, lang())
-            st.markdown(f"{code_span(item.code)} · {t(f'explorer.verdicts.{item.severity}')}")
-            st.markdown(escape(message))
-            if advice:
-                st.caption(escape(advice))
+    finding_cards(found, key="fault_lab")
     if not found:
         page.finding("audit.silent", verdict=t(f"explorer.verdicts.{done.report.verdict}"))
 
@@ -311,19 +335,30 @@ def sweep_part(page: Lesson, done: Result) -> None:
         big = result(
             Trial(FaultSpot(*(at.fault, at.layer, at.expert, at.projection, at.role), SURPRISE), *_on(trial))
         ).effect
-    ends = {"untouched": "same", "same": "same", "other": "other", "silent": "silent"}
+    ends = {"unvisited": "same", "untouched": "same", "same": "same", "other": "other", "silent": "silent"}
+    use = scale_use(str(at.role), at.projection, trial.backend)
     if not predict.ask(
         "fault_lab.predict.big",
         ("same", "other", "silent"),
         ends[outcome(big)],
         factor=f"{SURPRISE:.0f}",
         error=figures.describe_layers(big, lang()),
+        use=page.t(f"sweep.use.{use}", backend=trial.backend),
         **where,
     ):
         return
+    cancels = use in ("twice", "pair", "layer")
+    if cancels and big.healthy_scales is not None and big.faulty_scales is not None and big.visits:
+        counts = count_block_scales(big.faulty_scales)
+        page.finding(
+            "sweep.blocks",
+            blocks=big.faulty_scales.size,
+            before=count_block_scales(big.healthy_scales)["normal"],
+            **counts,
+        )
     page.prose("sweep.lead", points=len(FACTORS), low=four(FACTORS[0]), high=four(FACTORS[-1]), **where)
-    if at.projection != "down" and at.role == "input_scale":
-        page.prose("sweep.pair")
+    if cancels:
+        page.prose("sweep.powers")
     asked = st.button(page.t("sweep.run"), key="fault_lab.run")
     if asked:
         st.session_state[_SWEPT] = trial

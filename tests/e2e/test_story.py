@@ -77,7 +77,7 @@ def test_the_map_by_keyboard(visit):
     page.keyboard.press("ArrowRight")
     assert "expert 2," in said.inner_text()
     page.keyboard.press("n")
-    assert "no input_scale" in said.inner_text()
+    assert "no scale stored" in said.inner_text()
     assert "expert 2," not in said.inner_text()
     layer, expert = re.search(r"Layer (\d+), expert (\d+)", said.inner_text()).groups()
     page.keyboard.press("Enter")

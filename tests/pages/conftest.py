@@ -40,6 +40,12 @@ def clean(at: AppTest) -> AppTest:
     return at
 
 
+def tab(at: AppTest, page_id: str, index: int) -> AppTest:
+    """Open the tab at ``index``, as a click does."""
+    at.session_state[f"{page_id}.tabs"] = [item.label for item in at.tabs][index]
+    return clean(at.run())
+
+
 @pytest.fixture
 def open_page():
     """``open_page("e2m1", lang="zh", x="2.5")`` → the AppTest after its first run."""

@@ -7,22 +7,40 @@ import struct
 
 import pytest
 
-from nvfp4viz.audit import audit
+from nvfp4viz.audit import audit, describe
+from nvfp4viz.checkpoint import MemorySource, open_checkpoint
+from nvfp4viz.model import TinyMoeConfig
 from nvfp4viz.ui import i18n
 from nvfp4viz.ui.samples import SAMPLE_IDS
 from nvfp4viz.ui.snippets import fill, run
 from sample_checkpoints import ensure
 
-from .conftest import clean, texts
+from .conftest import clean, tab, texts
 
 LANGUAGES = ["en", "zh"]
 TITLES = {"en": "Explorer", "zh": "检查点浏览器"}
 HOLES = "tiny-moe-nvfp4-holes"
 
 
+CONFIG = TinyMoeConfig.from_json(open_checkpoint(ensure(HOLES)).config)
+SHAPE = f"{CONFIG.num_hidden_layers} × {CONFIG.num_experts}"
+
+
+def first_hole():
+    """Layer, expert and projection of the first finding."""
+    first = next(item for item in audit(ensure(HOLES)).findings if item.code == "scale.missing")
+    return first.layer, first.experts[0], first.projection
+
+
 @pytest.fixture(scope="module")
-def whole() -> bytes:
-    return (ensure(HOLES) / "model.safetensors").read_bytes()
+def files() -> dict[str, bytes]:
+    """The broken sample as somebody uploads it: shards, index, configuration."""
+    return {path.name: path.read_bytes() for path in sorted(ensure(HOLES).iterdir())}
+
+
+@pytest.fixture(scope="module")
+def shards(files) -> list[str]:
+    return [name for name in files if name.endswith(".safetensors")]
 
 
 @pytest.fixture(autouse=True)
@@ -44,11 +62,8 @@ def upload(at, *files: tuple[str, bytes]):
 def test_it_opens_on_the_first_hole_of_the_broken_sample(open_page, lang):
     at = open_page("explorer", lang=lang)
     assert at.title[0].value == TITLES[lang]
-    first = next(item for item in audit(ensure(HOLES)).findings if item.code == "scale.missing")
-    assert at.session_state["layer"] == first.layer
-    assert at.session_state["expert"] == first.experts[0]
-    assert at.session_state["projection"] == first.projection
-    assert at.metric[1].value == "4 × 64"
+    assert tuple(at.session_state[name] for name in ("layer", "expert", "projection")) == first_hole()
+    assert at.metric[1].value == SHAPE
     assert len(at.get("plotly_chart")) == 1
     assert at.get("plotly_chart")[0].proto.alt
 
@@ -85,7 +100,7 @@ def test_a_bad_link_is_named_and_leaves_the_page_usable(open_page, lang, query):
 
 def test_a_slot_that_this_checkpoint_lacks_falls_back_to_a_hole(open_page):
     at = open_page("explorer", layer="29", expert="120", projection="w13")
-    assert (at.session_state["layer"], at.session_state["expert"]) == (0, 9)
+    assert tuple(at.session_state[name] for name in ("layer", "expert", "projection")) == first_hole()
 
 
 def test_a_link_restores_the_slot_and_its_sentence(open_page):
@@ -101,54 +116,123 @@ def test_findings_can_be_filtered(open_page):
     assert "`scale.missing`" not in texts(clean(at))
 
 
+def test_findings_alike_share_a_card_that_opens(open_page):
+    """Twelve near-identical cards would make a page that nobody reads; the report still has each of them."""
+    alike = [item for item in audit(ensure(HOLES)).findings if item.code == "scale.missing"]
+    assert len(alike) > 3
+    at = open_page("explorer")
+    shown = texts(at)
+    assert shown.count("`scale.missing`") == 1
+    assert f"× {len(alike)}" in shown
+    assert f"{sum(item.count for item in alike)} slots in {len(alike)} findings" in shown
+    first = describe(alike[0])[0].split(":")[0]
+    assert first not in shown
+    box = next(item for item in at.expander if str(len(alike)) in item.label)
+    at.session_state[f"explorer.each.{alike[0].severity}.scale.missing"] = True
+    shown = texts(clean(at.run())).replace("\\", "")
+    for item in alike:
+        assert describe(item)[0] in shown
+    assert box.label == f"Show each of the {len(alike)}"
+
+
+def test_a_single_finding_stands_open(open_page):
+    [finding] = [item for item in audit(ensure("tiny-moe-mislabelled")).findings if item.severity != "info"]
+    at = open_page("explorer", checkpoint="tiny-moe-mislabelled")
+    assert describe(finding)[0] in texts(at).replace("\\", "")
+
+
 @pytest.mark.parametrize("lang", LANGUAGES)
-@pytest.mark.parametrize("tab", ["anatomy", "backends", "files"])
-def test_the_other_tabs(open_page, lang, tab):
-    at = open_page("explorer", lang=lang, gpu="sm_120")
-    labels = [item.label for item in at.tabs]
-    index = ["findings", "anatomy", "backends", "files"].index(tab)
-    at.session_state["explorer.tabs"] = labels[index]
-    at = clean(at.run())
-    wanted = {"anatomy": "input_scale", "backends": "`vllm-marlin`", "files": "`model.safetensors`"}
-    assert wanted[tab] in texts(at)
+@pytest.mark.parametrize(
+    ("index", "wanted"),
+    [(1, "input_scale"), (2, "`vllm-marlin`"), (3, "`model-00001-of-")],
+    ids=["anatomy", "backends", "files"],
+)
+def test_the_other_tabs(open_page, lang, index, wanted):
+    assert wanted in texts(tab(open_page("explorer", lang=lang, gpu="sm_120"), "explorer", index))
 
 
-def test_an_upload_gives_the_report_of_the_same_file(open_page, whole):
-    folder = ensure(HOLES)
-    side = [(name, (folder / name).read_bytes()) for name in ("config.json", "hf_quant_config.json")]
-    at = upload(open_page("explorer"), ("model.safetensors", whole), *side)
-    assert at.metric[1].value == "4 × 64"
-    count = audit(folder).coverage["input_scale"]
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_up_s_weight_scale_is_compared_and_then_dropped(open_page, lang):
+    """Servers multiply gate and up by gate's: `test_fault_lab.py` recomputes it on every backend."""
+    at = tab(open_page("explorer", lang=lang, layer="0", expert="0", projection="up"), "explorer", 1)
+    says = i18n.t("explorer.roles.weight_scale_2_up.reads")
+    assert says in texts(at)
+    at = tab(open_page("explorer", lang=lang, layer="0", expert="0", projection="gate"), "explorer", 1)
+    assert says not in texts(at)
+
+
+# ---------------------------------------------------------------------------------------------------------- uploads
+
+
+def test_an_upload_gives_the_report_of_the_same_file(open_page, files):
+    at = upload(open_page("explorer"), *files.items())
+    assert at.metric[1].value == SHAPE
+    count = audit(ensure(HOLES)).coverage["input_scale"]
     assert f"{count.missing} of {count.expected}" in texts(at)
 
 
+def test_a_shard_that_was_not_uploaded_is_named_and_its_slots_are_not_called_missing(open_page, files, shards):
+    lost = shards[1]
+    at = upload(open_page("explorer"), *((name, data) for name, data in files.items() if name != lost))
+    assert "`container.missing-shard`" in texts(at)
+    assert lost in texts(at).replace("\\", "")
+    count = audit(MemorySource({name: data for name, data in files.items() if name != lost})).coverage["input_scale"]
+    assert count.unreadable > 0
+    assert f"{count.unreadable} of {count.expected} slots" in texts(at)
+    assert f"{count.missing} are missing" in texts(at)
+
+
+SAFETENSORS = "model.safetensors"
 BAD = {
-    "pickle under its own name": ("pytorch_model.bin", pickle.dumps({"w": 1}), "pytorch", "pytorch"),
-    "pickle": ("model.safetensors", pickle.dumps({"w": [1.0] * 9}), "pickle", "pickle"),
-    "LFS pointer": ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\noid x\n", "LFS", "LFS"),
-    "HTML page": ("model.safetensors", b"<!DOCTYPE html><html><body>404</body></html>", "HTML", "HTML"),
-    "zero bytes": ("model.safetensors", b"", "empty", "空"),
+    # kind: (name, content, what a reader must find in English, and in Chinese)
+    "pickle under its own name": (
+        "pytorch_model.bin", pickle.dumps({"w": 1}), "holds no .safetensors file", "里没有 .safetensors 文件",
+    ),
+    "pickle": (SAFETENSORS, pickle.dumps({"w": [1.0] * 9}), "is a Python pickle.", "是 Python pickle。"),
+    "LFS pointer": (
+        SAFETENSORS, b"version https://git-lfs.github.com/spec/v1\noid x\n", "Git LFS pointer", "Git LFS 指针",
+    ),
+    "HTML page": (SAFETENSORS, b"<!DOCTYPE html><html><body>404</body></html>", "is a web page", "是网页"),
+    "zero bytes": (SAFETENSORS, b"", "is empty.", "是空文件。"),
     "header of 200 MB": (
-        "model.safetensors", struct.pack("<Q", 200_000_000) + b"{}", "header-too-large", "header-too-large",
+        SAFETENSORS, struct.pack("<Q", 200_000_000) + b"{}",
+        "declares a header of 200,000,000 bytes. Readers refuse headers above 100,000,000 bytes",
+        "声明的文件头长达 200,000,000 字节。各种读取器都拒绝超过 100,000,000 字节的文件头",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", BAD)
 @pytest.mark.parametrize("lang", LANGUAGES)
-def test_a_bad_upload_gets_its_own_message_and_leaves_the_page_usable(open_page, lang, kind):
+def test_a_bad_upload_gets_its_own_message_and_leaves_the_page_usable(open_page, files, lang, kind):
     name, data, english, chinese = BAD[kind]
     at = upload(open_page("explorer", lang=lang), (name, data))
-    assert (english if lang == "en" else chinese) in texts(at).replace("\\", "")
+    shown = texts(at).replace("\\", "")
+    assert (english if lang == "en" else chinese) in shown
+    assert name in shown or kind == "pickle under its own name"
+    # What to do is said as well, in this language and not in the other.
+    report = None if kind == "pickle under its own name" else audit(MemorySource({name: data}))
+    for other in LANGUAGES if report is not None else ():
+        [finding] = [item for item in report.findings if item.severity == "error"]
+        assert (describe(finding, other)[1] in shown) == (other == lang)
     assert not at.get("plotly_chart")
+    # The same uploader then takes a sound file, and the samples are still there.
+    sound = [(name, data, "application/octet-stream") for name, data in files.items()]
+    clean(at.file_uploader(key="explorer.files").set_value(sound).run())
+    assert at.get("plotly_chart")
+    assert at.metric[1].value == SHAPE
     at.toggle(key="explorer.own").set_value(False).run()
     assert clean(at).get("plotly_chart")
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
-def test_a_truncated_upload_is_named_and_what_is_there_is_still_drawn(open_page, lang, whole):
-    at = upload(open_page("explorer", lang=lang), ("model.safetensors", whole[: len(whole) // 2]))
+def test_a_truncated_upload_is_named_and_what_is_there_is_still_drawn(open_page, lang, files, shards):
+    cut = {**files, shards[-1]: files[shards[-1]][: len(files[shards[-1]]) // 2]}
+    at = upload(open_page("explorer", lang=lang), *cut.items())
     assert "`container.truncated`" in texts(at)
+    [finding] = [item for item in audit(MemorySource(cut)).findings if item.code == "container.truncated"]
+    assert describe(finding, lang)[0] in texts(at).replace("\\", "")
+    assert at.get("plotly_chart")
 
 
 def test_markup_in_a_file_name_stays_text(open_page):
