@@ -1,0 +1,302 @@
+// Grouped GEMM with BF16 activations and FP4 weights that are widened on their way into the tensor core.
+//
+//   out[m, n] = bf16(decode[e] * Σ_k x[m, k] * w[e, n, k]),   w = E2M1 code * E4M3 block scale, exact in BF16
+//
+// Few rows meet an expert, so the weight's bytes are the limit: it is read once, at 4.5 bits an element, straight into
+// the registers of the lanes that multiply it.  The weight takes the instruction's 16-row side (A) and the tokens its
+// 8-column side (B), so that an expert with 4 rows wastes half a tile and not three quarters.
+//
+// `prepack` brings a weight into the order of those registers, once: 16 rows x 64 k become one 16-byte word per lane
+// (four fragments of m16n8k16) and 64 bytes of scales.  It moves nibbles and changes none.
+//
+// Widening needs no table.  The bits of a code, put at sign, two lowest exponent bits and first fraction bit of a
+// BF16, read as its value * 2^-126, 0 and 0.5 included; an E4M3 byte moved likewise reads as its value * 2^-120.  One
+// product of the two, with the scale lifted to s * 2^118 beforehand, is w * 2^-8: exact, and nowhere near BF16's ends.
+// A NaN scale would read as 480, so rows that hold one are marked when packing and answer NaN.
+#include "nvfp4_math.cuh"
+
+#include "warp.cuh"
+
+namespace nv {
+
+constexpr int kWarps = 4, kRowTiles = 2;                    // a warp multiplies 32 rows of the weight, a block 128
+constexpr int kFeatures = 16 * kRowTiles * kWarps;
+constexpr int kStep = 64;                                   // k of one stage
+constexpr int kStages = 4;
+constexpr int kThreads = 32 * kWarps;
+
+// ------------------------------------------------------------------------------------------------ widening
+
+// Four pairs of BF16, the A fragment of m16n8k16, from one word: pair r is nibbles r and 4+r.  Value * 2^-126.
+NV_DEV void spread_codes(unsigned (&pairs)[4], unsigned word) {
+  pairs[0] = ((word << 6) & 0x01C001C0u) | ((word << 12) & 0x80008000u);
+  pairs[1] = ((word << 2) & 0x01C001C0u) | ((word << 8) & 0x80008000u);
+  pairs[2] = ((word >> 2) & 0x01C001C0u) | ((word << 4) & 0x80008000u);
+  pairs[3] = ((word >> 6) & 0x01C001C0u) | (word & 0x80008000u);
+}
+
+// Byte `block` of the scales of row g (`upper`) and row g+8 (`lower`) as a pair of BF16, times 2^118.
+NV_DEV unsigned lift_scales(unsigned upper, unsigned lower, int block) {
+#ifdef __CUDA_ARCH__
+  const unsigned pair = __byte_perm(upper, lower, (4 + block) << 12 | block << 4);
+#else
+  const unsigned pair = (upper >> (8 * block) & 0xFFu) << 8 | (lower >> (8 * block) & 0xFFu) << 24;
+#endif
+  const unsigned small = ((pair >> 4) & 0x07F007F0u) | (pair & 0x80008000u);
+  return multiply_bf16x2(multiply_bf16x2(small, 0x7F007F00u), 0x77007700u);  // * 2^127 * 2^111
+}
+
+// The A fragment of one 16x16 piece of the weight, times 2^-8.
+NV_DEV void widen(unsigned (&fragment)[4], unsigned word, unsigned upper, unsigned lower, int block) {
+  const unsigned scales = lift_scales(upper, lower, block);
+  const unsigned for_g = (scales & 0xFFFFu) * 0x10001u, for_g8 = (scales >> 16) * 0x10001u;
+  spread_codes(fragment, word);
+  fragment[0] = multiply_bf16x2(fragment[0], for_g);
+  fragment[1] = multiply_bf16x2(fragment[1], for_g8);
+  fragment[2] = multiply_bf16x2(fragment[2], for_g);
+  fragment[3] = multiply_bf16x2(fragment[3], for_g8);
+}
+
+NV_DEV unsigned component(const uint4& word, int i) { return i == 0 ? word.x : i == 1 ? word.y : i == 2 ? word.z : word.w; }
+
+// ------------------------------------------------------------------------------------------------- the GEMM
+
+// One stage of the pipeline in shared memory.  Rows of x are 128 bytes: 16-byte piece c of row r lies at c ^ (r % 8),
+// so that eight rows read together meet eight different banks.
+template <int kTokens>
+struct Stage {
+  uint4 words[kWarps][kRowTiles][32];
+  uint2 scales[kWarps][kRowTiles][8];
+  uint4 x[kTokens][8];
+};
+
+struct GroupedW4A16 {
+  const u16* x;
+  const uint4* words;
+  const uint2* scales;
+  const u8* row_nan;
+  const float* decode;
+  const int* offsets;
+  u16* out;
+  int experts, n, k;
+};
+
+// Where this thread's share of every stage comes from; `fill` moves along k.
+template <int kTokens>
+struct Feed {
+  static constexpr int kRounds = kTokens * 8 / kThreads;  // 16-byte pieces of x per thread
+  const uint4* words;   // of the warp's first 16-row tile; the next tile is `tile_stride` words away
+  const uint2* scales;  // lanes 0 to 7 copy 16 bytes each
+  const u16* x;         // of the thread's first row; the next one is 16 rows away
+  int tile_stride, row_stride, tiles_left, rows_left, k_left;
+
+  NV_DEV Feed(const GroupedW4A16& p, const Tile& tile) {
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+    const int steps = (p.k + kStep - 1) / kStep, tiles = (p.n + 15) / 16;
+    const int first = (static_cast<int>(blockIdx.x) * kWarps + thread / 32) * kRowTiles;
+    tiles_left = tiles - first;
+    const long long at = (static_cast<long long>(tile.expert) * tiles + (tiles_left > 0 ? first : 0)) * steps;
+    words = p.words + at * 32 + lane;
+    const int scale_tile = lane / 4 % kRowTiles;
+    scales = p.scales + (at + (scale_tile < tiles_left ? scale_tile : 0) * steps) * 8 + lane % 4 * 2;
+    tile_stride = steps * 32;
+    row_stride = 16 * p.k;
+    rows_left = tile.rows - thread / 8;
+    k_left = p.k - thread % 8 * 8;
+    x = p.x + static_cast<long long>(tile.first) * p.k + (rows_left > 0 ? thread / 8 * p.k : 0) + thread % 8 * 8;
+  }
+
+  NV_DEV void fill(Stage<kTokens>& stage, int step) const {
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+      const bool present = m < tiles_left;
+      copy16_async(&stage.words[warp][m][lane], words + (present ? m * tile_stride : 0) + step * 32, present);
+    }
+    if (lane < 4 * kRowTiles)
+      copy16_async(&stage.scales[warp][lane / 4][lane % 4 * 2], scales + step * 8, lane / 4 < tiles_left);
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i) {
+      const int row = thread / 8 + 16 * i;
+      const bool present = 16 * i < rows_left && step * kStep < k_left;
+      copy16_async(&stage.x[row][thread % 8 ^ (row & 7)], x + (present ? i * row_stride + step * kStep : 0), present);
+    }
+  }
+};
+
+template <int kTokens>
+NV_DEV void multiply_stage(float (&acc)[kRowTiles][kTokens / 8][4], const Stage<kTokens>& stage, int token_tiles) {
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  uint4 words[kRowTiles];
+  uint2 scales[kRowTiles];
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+    words[m] = stage.words[warp][m][lane];
+    scales[m] = stage.scales[warp][m][lane / 4];
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {  // 32 of the 64 k at a time: two fragments
+    unsigned a[2][kRowTiles][4];
+#pragma unroll
+    for (int f = 0; f < 2; ++f)
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m)
+        widen(a[f][m], component(words[m], 2 * half + f), scales[m].x, scales[m].y, 2 * half + f);
+#pragma unroll
+    for (int j = 0; j < kTokens / 8; ++j) {
+      if (j >= token_tiles) break;
+      unsigned b[4];
+      load_matrices(b, &stage.x[8 * j + lane % 8][(4 * half + lane / 8) ^ (lane % 8)]);
+#pragma unroll
+      for (int f = 0; f < 2; ++f)
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) mma_bf16(acc[m][j], a[f][m], b[2 * f], b[2 * f + 1]);
+    }
+  }
+}
+
+// Scale, round, and turn the block's outputs round in shared memory: a lane holds neighbouring tokens, memory wants
+// neighbouring features.
+template <int kTokens>
+NV_DEV void store(const float (&acc)[kRowTiles][kTokens / 8][4], u16* turned, const GroupedW4A16& p,
+                  const Tile& tile) {
+  constexpr int kPitch = kFeatures + 8;  // 16 bytes more, against bank conflicts
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  const int first = static_cast<int>(blockIdx.x) * kFeatures;
+  const float decode = p.decode[tile.expert];
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int lower = 0; lower < 2; ++lower) {
+      const int feature = (warp * kRowTiles + m) * 16 + lane / 4 + 8 * lower;
+      const bool nan = first + feature < p.n && p.row_nan[static_cast<long long>(tile.expert) * p.n + first + feature];
+#pragma unroll
+      for (int j = 0; j < kTokens / 8; ++j) {
+#pragma unroll
+        for (int odd = 0; odd < 2; ++odd) {
+          const float sum = multiply(acc[m][j][2 * lower + odd], 256.0f);
+          const float scaled = nan ? value(kNan) : multiply(sum, decode);
+          turned[(8 * j + lane % 4 * 2 + odd) * kPitch + feature] = to_bf16(scaled);
+        }
+      }
+    }
+  }
+  __syncthreads();
+  for (int i = thread; i < tile.rows * (kFeatures / 8); i += kThreads) {
+    const int row = i / (kFeatures / 8), column = i % (kFeatures / 8) * 8;
+    if (first + column >= p.n) continue;
+    const uint4 piece = *reinterpret_cast<const uint4*>(turned + row * kPitch + column);
+    *reinterpret_cast<uint4*>(p.out + static_cast<long long>(tile.first + row) * p.n + first + column) = piece;
+  }
+}
+
+template <int kTokens>
+NV_DEV void grouped_w4a16(const GroupedW4A16& p, void* shared) {
+  static_assert(kTokens * (kFeatures + 8) * 2 <= kStages * static_cast<int>(sizeof(Stage<kTokens>)), "no room to turn");
+  Stage<kTokens>* stages = static_cast<Stage<kTokens>*>(shared);
+  const Tile tile = find_tile(p.offsets, p.experts, kTokens, static_cast<int>(blockIdx.y));
+  if (tile.rows == 0) return;
+  const int steps = (p.k + kStep - 1) / kStep, token_tiles = (tile.rows + 7) / 8;
+  const Feed<kTokens> feed(p, tile);
+  float acc[kRowTiles][kTokens / 8][4] = {};
+
+  for (int s = 0; s < kStages - 1; ++s) {
+    if (s < steps) feed.fill(stages[s], s);
+    close_copies();
+  }
+  for (int step = 0; step < steps; ++step) {
+    wait_copies<kStages - 2>();
+    __syncthreads();  // everybody's copies of this stage are here, and everybody has left the stage before it
+    const int ahead = step + kStages - 1;
+    if (ahead < steps) feed.fill(stages[ahead % kStages], ahead);
+    close_copies();
+    multiply_stage(acc, stages[step % kStages], token_tiles);
+  }
+  wait_copies<0>();
+  __syncthreads();
+  store<kTokens>(acc, static_cast<u16*>(shared), p, tile);
+}
+
+// ----------------------------------------------------------------------------------------------- preparation
+
+// One warp packs 16 rows x 64 k of one expert.
+NV_DEV void prepack(const u8* packed, const u8* scales, uint4* words, uint2* lifted,
+                    u8* row_nan, int experts, int n, int k) {
+  const int steps = (k + kStep - 1) / kStep, tiles = (n + 15) / 16;
+  const long long at = (static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
+  if (at >= static_cast<long long>(experts) * tiles * steps) return;
+  const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, p = lane % 4;
+  const int step = static_cast<int>(at % steps), tile = static_cast<int>(at / steps % tiles);
+  const long long expert = at / steps / tiles;
+  unsigned out[4];
+  for (int f = 0; f < 4; ++f) {
+    unsigned word = 0;
+    for (int r = 0; r < 4; ++r) {  // register r of the fragment: rows g, g+8, g, g+8; k 2p and 2p+8
+      const int row = 16 * tile + g + 8 * (r % 2), byte = (kStep * step + 16 * f) / 2 + p + 4 * (r / 2);
+      const unsigned codes = row < n && byte < k / 2 ? packed[(expert * n + row) * (k / 2) + byte] : 0;
+      word |= (codes & 15u) << (4 * r) | (codes >> 4) << (16 + 4 * r);
+    }
+    out[f] = word;
+  }
+  words[at * 32 + lane] = uint4{out[0], out[1], out[2], out[3]};
+  if (lane >= 8) return;
+  unsigned both[2] = {0, 0};
+  for (int half = 0; half < 2; ++half) {
+    const int row = 16 * tile + lane + 8 * half;
+    for (int block = 0; block < 4; ++block) {
+      const int column = 4 * step + block;
+      if (row >= n || column >= k / 16) continue;
+      const unsigned byte = scales[(expert * n + row) * (k / 16) + column];
+      both[half] |= byte << (8 * block);
+      if ((byte & 0x7Fu) == 0x7Fu) row_nan[expert * n + row] = 1;
+    }
+  }
+  lifted[at * 8 + lane] = uint2{both[0], both[1]};
+}
+
+// One warp writes 16 rows x 64 k of the weight as the GEMM multiplies them: code * scale in BF16, exact.
+NV_DEV void widen_all(const uint4* words, const uint2* scales, u16* out, int experts, int n, int k) {
+  const int steps = (k + kStep - 1) / kStep, tiles = (n + 15) / 16;
+  const long long at = (static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
+  if (at >= static_cast<long long>(experts) * tiles * steps) return;
+  const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, p = lane % 4;
+  const int step = static_cast<int>(at % steps), tile = static_cast<int>(at / steps % tiles);
+  const long long expert = at / steps / tiles;
+  const uint4 word = words[at * 32 + lane];
+  const uint2 both = scales[at * 8 + g];
+  for (int f = 0; f < 4; ++f) {
+    unsigned fragment[4];
+    widen(fragment, component(word, f), both.x, both.y, f);
+    for (int r = 0; r < 4; ++r) {
+      const int row = 16 * tile + g + 8 * (r % 2), column = kStep * step + 16 * f + 2 * p + 8 * (r / 2);
+      if (row >= n || column >= k) continue;
+      const unsigned pair = multiply_bf16x2(fragment[r], 0x43804380u);  // * 2^8
+      *reinterpret_cast<unsigned*>(out + (expert * n + row) * k + column) = pair;
+    }
+  }
+}
+
+}  // namespace nv
+
+extern "C" __global__ void nv_w4a16_prepack(const nv::u8* packed, const nv::u8* scales, uint4* words,
+                                            uint2* lifted, nv::u8* row_nan, int experts, int n, int k) {
+  nv::prepack(packed, scales, words, lifted, row_nan, experts, n, k);
+}
+
+extern "C" __global__ void nv_w4a16_widen(const uint4* words, const uint2* scales, nv::u16* out, int experts,
+                                          int n, int k) {
+  nv::widen_all(words, scales, out, experts, n, k);
+}
+
+// Grid: (N / 128 up, rows / TOKENS down + experts); block 128; dynamic shared memory 4 * (4608 + 128 * TOKENS) bytes.
+#define NV_GROUPED_W4A16(TOKENS, BLOCKS)                                                                              \
+  extern "C" __global__ void __launch_bounds__(128, BLOCKS) nv_grouped_w4a16_##TOKENS(                                \
+      const nv::u16* x, const uint4* words, const uint2* scales, const nv::u8* row_nan,                               \
+      const float* decode, const int* offsets, nv::u16* out, int experts, int n, int k) {                      \
+    NV_SHARED_MEMORY(uint4, nv_shared);                                                                               \
+    nv::grouped_w4a16<TOKENS>({x, words, scales, row_nan, decode, offsets, out, experts, n, k}, nv_shared);           \
+  }
+
+NV_GROUPED_W4A16(16, 6)
+NV_GROUPED_W4A16(32, 5)
+NV_GROUPED_W4A16(64, 4)

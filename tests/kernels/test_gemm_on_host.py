@@ -1,0 +1,135 @@
+"""The grouped GEMM kernels themselves, run by g++ warp by warp: no GPU, every load, fragment, scale and epilogue."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.host.kernels_on_host import HostKernels
+from tests.kernels.gemm_cases import BFLOAT16, W4A4Case, bits, w4a4_case, w4a16_case
+
+pytestmark = pytest.mark.host
+W4A4 = [
+    f"nv_grouped_w4a4_{kind}_{layout}_{out}"
+    for kind in ("nvfp4", "mxfp4")
+    for layout in ("linear", "swizzled")
+    for out in ("bf16", "f32")
+]
+W4A16 = ["nv_w4a16_prepack", "nv_w4a16_widen", *(f"nv_grouped_w4a16_{tokens}" for tokens in (16, 32, 64))]
+STAGES, FEATURES = 4, 128
+
+
+@pytest.fixture(scope="module")
+def w4a4(tmp_path_factory: pytest.TempPathFactory) -> HostKernels:
+    return HostKernels(tmp_path_factory.mktemp("w4a4"), "gemm_w4a4.cu", W4A4)
+
+
+@pytest.fixture(scope="module")
+def w4a16(tmp_path_factory: pytest.TempPathFactory) -> HostKernels:
+    return HostKernels(tmp_path_factory.mktemp("w4a16"), "gemm_w4a16.cu", W4A16)
+
+
+def run_w4a4(kernels: HostKernels, case: W4A4Case, layout: str, dtype, row_alphas=None) -> np.ndarray:
+    rows, n, k = len(case.a), case.b.shape[1], case.a.shape[1] * 2
+    out = np.zeros((rows, n), dtype)
+    a_scales, b_scales, scale_offsets = case.a_scales, case.b_scales, None
+    if layout == "swizzled":
+        a_scales, b_scales, scale_offsets = case.swizzled(padding=0x7F)  # a NaN that must not be looked at
+    name = f"nv_grouped_w4a4_{case.kind}_{layout}_{'f32' if dtype == np.float32 else 'bf16'}"
+    grid = (-(-n // FEATURES), rows // 32 + len(case.counts))
+    kernels(
+        name, grid, 128, case.a, a_scales, case.b, b_scales, case.offsets, scale_offsets, case.alphas, row_alphas, out,
+        np.int32(len(case.counts)), np.int32(n), np.int32(k),
+    )  # fmt: skip
+    return out
+
+
+@pytest.mark.parametrize("kind", ["nvfp4", "mxfp4"])
+@pytest.mark.parametrize("layout", ["linear", "swizzled"])
+@pytest.mark.parametrize("dtype", [np.float32, BFLOAT16])
+def test_w4a4_is_the_tensor_core_product(w4a4: HostKernels, kind: str, layout: str, dtype) -> None:
+    case = w4a4_case(kind, (0, 1, 33), 40, 160, seed=1)  # K ends inside a step, N inside a tile
+    np.testing.assert_array_equal(bits(run_w4a4(w4a4, case, layout, dtype)), bits(case.expected(dtype)))
+
+
+@pytest.mark.parametrize("kind", ["nvfp4", "mxfp4"])
+def test_w4a4_with_any_scale_byte_and_any_alpha(w4a4: HostKernels, kind: str) -> None:
+    case = w4a4_case(kind, (5, 0, 1, 17, 3, 2, 8, 9), 24, 128, garbage=True, seed=2)
+    expected = case.expected(np.float32)
+    assert np.isnan(expected).any()
+    assert np.isfinite(expected).any()
+    np.testing.assert_array_equal(bits(run_w4a4(w4a4, case, "linear", np.float32)), bits(expected))
+
+
+def test_w4a4_with_an_alpha_for_each_row(w4a4: HostKernels) -> None:
+    case = w4a4_case("nvfp4", (3, 4), 16, 64, seed=3)
+    row_alphas = np.linspace(-1, 1, 7, dtype=np.float32)
+    expected = case.expected(np.float32, row_alphas)
+    np.testing.assert_array_equal(bits(run_w4a4(w4a4, case, "linear", np.float32, row_alphas)), bits(expected))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["linear", "swizzled"])
+def test_w4a4_on_ragged_experts(w4a4: HostKernels, layout: str) -> None:
+    case = w4a4_case("nvfp4", (0, 1, 127, 128, 129), 136, 192, seed=4)
+    np.testing.assert_array_equal(bits(run_w4a4(w4a4, case, layout, np.float32)), bits(case.expected(np.float32)))
+
+
+# ------------------------------------------------------------------------------------------------- W4A16
+
+
+def prepacked(kernels: HostKernels, packed: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, ...]:
+    experts, n, k = packed.shape[0], packed.shape[1], packed.shape[2] * 2
+    pieces = experts * -(-n // 16) * -(-k // 64)
+    words, lifted = np.zeros((pieces, 32, 4), np.uint32), np.zeros((pieces, 8, 2), np.uint32)
+    row_nan = np.zeros((experts, n), np.uint8)
+    sizes = (np.int32(experts), np.int32(n), np.int32(k))
+    kernels("nv_w4a16_prepack", -(-pieces // 4), 128, packed, scales, words, lifted, row_nan, *sizes)
+    return words, lifted, row_nan
+
+
+def test_widened_weights_are_exact(w4a16: HostKernels) -> None:
+    """All 16 codes under all finite scale bytes, from the registers the GEMM multiplies."""
+    every = np.array([byte for byte in range(256) if byte % 128 != 127], np.uint8)
+    case = w4a16_case((0,), 254, 16)
+    packed = np.tile(np.arange(16, dtype=np.uint8)[0::2] | (np.arange(16, dtype=np.uint8)[1::2] << 4), (1, 254, 1))
+    for packed_now, scales in ((packed, every[None, :, None]), (case.packed, case.scales)):
+        words, lifted, row_nan = prepacked(w4a16, packed_now, scales)
+        out = np.zeros((1, 254, 16), BFLOAT16)
+        w4a16("nv_w4a16_widen", -(-len(words) // 4), 128, words, lifted, out, np.int32(1), np.int32(254), np.int32(16))
+        wanted = type(case)(case.x, packed_now, scales, case.decode, (0,)).weights()
+        np.testing.assert_array_equal(out.astype(np.float32), wanted)
+        np.testing.assert_array_equal(wanted.astype(BFLOAT16).astype(np.float32), wanted)
+        assert not row_nan.any()
+
+
+def run_w4a16(kernels: HostKernels, case, tokens: int) -> np.ndarray:
+    words, lifted, row_nan = prepacked(kernels, case.packed, case.scales)
+    rows, (experts, n, half) = len(case.x), case.packed.shape
+    out = np.full((rows, n), np.nan, BFLOAT16)
+    grid = (-(-n // FEATURES), rows // tokens + experts)
+    kernels(
+        f"nv_grouped_w4a16_{tokens}", grid, 128, case.x, words, lifted, row_nan, case.decode, case.offsets, out,
+        np.int32(experts), np.int32(n), np.int32(2 * half),
+    )  # fmt: skip
+    return out
+
+
+@pytest.mark.parametrize("tokens", [16, 32, 64])
+@pytest.mark.parametrize("any_scale", [False, True])
+def test_w4a16_is_the_product_within_its_bound(w4a16: HostKernels, tokens: int, any_scale: bool) -> None:
+    # more steps than stages, K inside a step, N inside a block and not a multiple of 16 rows a warp
+    case = w4a16_case((0, 1, 35, 9), 152, 336, seed=5, any_scale=any_scale)
+    out, (expected, allowed) = run_w4a16(w4a16, case, tokens).astype(np.float64), case.expected()
+    assert (np.abs(out - expected) <= allowed).all()
+    assert np.abs(expected).max() > 100 * allowed.max() / 16  # the bound is tight enough to mean something
+
+
+def test_w4a16_answers_nan_where_a_scale_is_nan(w4a16: HostKernels) -> None:
+    case = w4a16_case((3, 2), 32, 64, seed=6)
+    case.scales[1, 5, 3] = 0xFF
+    out = run_w4a16(w4a16, case, 16)
+    nan = np.zeros((5, 32), bool)
+    nan[3:, 5] = True
+    np.testing.assert_array_equal(np.isnan(out.astype(np.float32)), nan)
+    assert set(bits(out)[nan].tolist()) == {0x7FFF}
