@@ -93,52 +93,53 @@ def telling(lines: Iterable[str]) -> tuple[Instruction, ...]:
 
 
 def to_text(extract: Extract) -> str:
-    """The file's text; ``from_text`` reads it back."""
+    """The file's text; ``from_text`` reads it back.  Targets for which a kernel is the same share a paragraph."""
     lines = [
         f"# {extract.source}: what it becomes, by `make sass`; not to be edited",
         f"# sources {extract.source_hash}",
         f"# nvrtc {extract.nvrtc}, nvdisasm {extract.nvdisasm}",
     ]
-    name = None
+    by_name: dict[str, dict[str, list[str]]] = {}
     for kernel in extract.kernels:
-        if kernel.name != name:
-            lines += ["", kernel.name]
-            name = kernel.name
-        lines.append(
-            f"  {kernel.target}: registers {kernel.registers}, shared {kernel.shared_bytes}, "
-            f"stack {kernel.stack_bytes}, instructions {kernel.instructions}"
-        )
-        lines += [f"    {one.count} {one.opcode} | {one.example}" for one in kernel.telling]
+        body = [
+            f"registers {kernel.registers}, shared {kernel.shared_bytes}, stack {kernel.stack_bytes}, "
+            f"instructions {kernel.instructions}",
+            *(f"    {one.count} {one.opcode} | {one.example}" for one in kernel.telling),
+        ]
+        by_name.setdefault(kernel.name, {}).setdefault("\n".join(body), []).append(kernel.target)
+    for name, bodies in by_name.items():
+        lines += ["", name, *(f"  {' '.join(targets)}: {body}" for body, targets in bodies.items())]
     return "\n".join(lines) + "\n"
 
 
 def from_text(text: str) -> Extract:
     """Read what ``to_text`` wrote.  A line that does not fit is an error: the file is ours."""
-    head = text.splitlines()[:3]
-    source = head[0][2:].split(":")[0]
-    nvrtc, nvdisasm = (part.split()[-1] for part in head[2][2:].split(","))
-    name, kernels, found = "", [], []
-    resources: tuple[str, list[int]] | None = None
+    head, *paragraphs = text.rstrip("\n").split("\n\n")
+    first, sources, tools = head.splitlines()
+    source = first[2:].split(":")[0]
+    nvrtc, nvdisasm = (part.split()[-1] for part in tools.split(","))
+    kernels = []
+    for paragraph in paragraphs:
+        name, *groups = re.split(r"\n  (?! )", paragraph)
+        found = [kernel for group in groups for kernel in _read_group(source, name, group)]
+        kernels += sorted(found, key=lambda kernel: TARGETS.index(kernel.target))
+    return Extract(source, sources.split()[-1], nvrtc, nvdisasm, tuple(kernels))
 
-    def close() -> None:
-        if resources is not None:
-            target, (registers, shared, stack, count) = resources
-            kernels.append(KernelOnTarget(source, name, target, registers, shared, stack, count, tuple(found)))
 
-    for line in text.splitlines()[3:]:
-        if line.startswith("    "):
-            count, rest = line.split(None, 1)
-            operation, example = rest.split(" | ", 1)
-            found.append(Instruction(operation, int(count), example))
-        elif line.startswith("  "):
-            close()
-            target, numbers = line.strip().split(": ")
-            resources, found = (target, [int(part.split()[1]) for part in numbers.split(", ")]), []
-        elif line:
-            close()
-            name, resources, found = line, None, []
-    close()
-    return Extract(source, head[1].split()[-1], nvrtc, nvdisasm, tuple(kernels))
+def _read_group(source: str, name: str, group: str) -> list[KernelOnTarget]:
+    """``"sm_90 sm_90a: registers 40, …"`` and the lines below it: one record per target."""
+    head, *lines = group.splitlines()
+    targets, numbers = head.split(": ")
+    registers, shared, stack, count = (int(part.split()[1]) for part in numbers.split(", "))
+    found = []
+    for line in lines:
+        operation, example = line.split(" | ", 1)
+        times, operation = operation.split()
+        found.append(Instruction(operation, int(times), example))
+    return [
+        KernelOnTarget(source, name, target, registers, shared, stack, count, tuple(found))
+        for target in targets.split()
+    ]
 
 
 def read_extract(source: str) -> Extract:
