@@ -88,7 +88,7 @@ def extract(source: str) -> str:
         return disassemble(build.compile_kernel(source, target, binding=binding))
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        by_target = dict(zip(sass.TARGETS, pool.map(one, sass.TARGETS), strict=True))
+        by_target = dict(zip(sass.EXTRACTED, pool.map(one, sass.EXTRACTED), strict=True))
     records = tuple(
         sass.KernelOnTarget(
             source, code.name, target, code.registers, code.shared_bytes, code.stack_bytes, len(code.instructions),

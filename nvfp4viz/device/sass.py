@@ -14,12 +14,15 @@ from pathlib import Path
 
 from nvfp4viz.device.build import KERNELS, source_hash
 
-__all__ = ["TARGETS", "Extract", "Instruction", "KernelOnTarget", "is_fresh", "kernel_sources", "read_extract"]
+__all__ = ["PLAIN", "TARGETS", "Extract", "Instruction", "KernelOnTarget", "is_fresh", "kernel_sources", "read_extract"]
 
 TARGETS = (
     "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a",
     "sm_100a", "sm_100f", "sm_103a", "sm_110a", "sm_120a", "sm_120f", "sm_121a",
 )  # fmt: skip
+# Never run (`build.target_of` does not name them), kept in the extracts to show what such a build lacks.
+PLAIN = ("sm_100", "sm_120")
+EXTRACTED = (*TARGETS, *PLAIN)
 FOLDER = KERNELS / "sass"
 TELLING = re.compile(
     r"F2FP\.\S*(E2M1|E4M3|E8)\S*|[OHQI]MMA\S*|UTC\S*|MUFU\.\S+|(LDG|STG)\S*\.(64|128|256)\S*|LDGSTS\S*|LDSM\S*|LDL\S*|STL\S*"
@@ -122,7 +125,7 @@ def from_text(text: str) -> Extract:
     for paragraph in paragraphs:
         name, *groups = re.split(r"\n  (?! )", paragraph)
         found = [kernel for group in groups for kernel in _read_group(source, name, group)]
-        kernels += sorted(found, key=lambda kernel: TARGETS.index(kernel.target))
+        kernels += sorted(found, key=lambda kernel: EXTRACTED.index(kernel.target))
     return Extract(source, sources.split()[-1], nvrtc, nvdisasm, tuple(kernels))
 
 

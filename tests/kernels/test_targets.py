@@ -48,8 +48,7 @@ EXPECTED = [
     (r"gemm_w4a16\.cu:nv_grouped_w4a16_.*", {"16-byte load"}),
     (r"gemm_w4a16\.cu:.*", set()),
 ]  # fmt: skip
-PLAIN = ("sm_100", "sm_120")  # no FP4 units, whatever the chip
-LONG = {("gemm_w4a4.cu", target) for target in (*sass.TARGETS, *PLAIN)}  # emulation unrolled: 10 s and more each
+LONG = {("gemm_w4a4.cu", target) for target in sass.EXTRACTED}  # emulation unrolled: 10 s and more each
 LONG -= {("gemm_w4a4.cu", target) for target in ("sm_90", "sm_120a", "sm_120f", "sm_121a")}
 
 
@@ -90,7 +89,7 @@ def machine_code(source, target):
 
 def cases():
     for source in sass.kernel_sources():
-        for target in (*sass.TARGETS, *PLAIN):
+        for target in sass.EXTRACTED:
             marks = [pytest.mark.slow] if (source, target) in LONG else []
             yield pytest.param(source, target, id=f"{source}-{target}", marks=marks)
 
