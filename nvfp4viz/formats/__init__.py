@@ -11,7 +11,15 @@ from nvfp4viz.formats.arrays import (
     f32_to_bf16,
 )
 from nvfp4viz.formats.cards import BF16, BLOCK, E2M1, E4M3, FORMATS, MX_BLOCK, UE8M0, explain
-from nvfp4viz.formats.layout import offset_8x4, offset_128x4, swizzle_128x4, swizzled_size, unswizzle_128x4
+from nvfp4viz.formats.layout import (
+    interleave_gate_up,
+    offset_8x4,
+    offset_128x4,
+    pack_ue8m0,
+    swizzle_128x4,
+    swizzled_size,
+    unswizzle_128x4,
+)
 from nvfp4viz.formats.packing import pack_nibbles, pack_u32, unpack_nibbles, unpack_u32
 from nvfp4viz.formats.scalar import bf16_bits_scalar, e2m1_code_scalar, e4m3_byte_scalar, ue8m0_byte_scalar
 from nvfp4viz.formats.types import ExplainedValue, FormatInfo
@@ -20,7 +28,7 @@ __all__ = [
     "BF16", "BLOCK", "E2M1", "E4M3", "FORMATS", "MX_BLOCK", "UE8M0",
     "ExplainedValue", "FormatInfo", "bf16_bits_scalar", "bf16_to_f32",
     "decode_e2m1", "decode_e4m3", "decode_ue8m0", "e2m1_code_scalar", "e4m3_byte_scalar",
-    "encode_e2m1", "encode_e4m3", "encode_ue8m0", "explain", "f32_to_bf16", "offset_8x4", "offset_128x4",
-    "pack_nibbles", "pack_u32", "swizzle_128x4", "swizzled_size", "ue8m0_byte_scalar",
+    "encode_e2m1", "encode_e4m3", "encode_ue8m0", "explain", "f32_to_bf16", "interleave_gate_up", "offset_8x4",
+    "offset_128x4", "pack_nibbles", "pack_u32", "pack_ue8m0", "swizzle_128x4", "swizzled_size", "ue8m0_byte_scalar",
     "unpack_nibbles", "unpack_u32", "unswizzle_128x4",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Where a block scale lies in memory.
+"""Where a block scale lies in memory; and two more orders that kernels ask for, mixed rows and scales in words.
 
 Linear is row-major ``(M, C)``.  The tensor core reads scales in tiles of 128 rows × 4 columns ("128x4 swizzle");
 FlashInfer's small-batch kernels use tiles of 8 × 4.  Formulas: vLLM ``cvt_quant_to_fp4_get_sf_out_offset`` with
@@ -6,6 +6,8 @@ C = K/16 scale columns (K/32 for MXFP4).
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -73,3 +75,44 @@ def unswizzle_128x4(flat: npt.ArrayLike, rows: int, columns: int) -> U8:
         )
     tiles = array.reshape(-(-rows // 128), -(-columns // 4), 32, 4, 4).transpose(0, 3, 2, 1, 4)
     return np.ascontiguousarray(tiles.reshape(-(-rows // 128) * 128, -(-columns // 4) * 4)[:rows, :columns])
+
+
+def interleave_gate_up(w: npt.NDArray[Any], group: int = 8) -> npt.NDArray[Any]:
+    """Rows of a fused gate-and-up weight, `group` of each in turn: ``(…, 2I, C)``, gate first, to the same shape.
+
+    Row r of gate goes to ``(r // group) * 2 * group + r % group``, row r of up `group` rows further.  With 8, a warp's
+    16-row tile holds both halves of eight outputs.  Scales of a weight are mixed in the same way.  Source: DeepGEMM as
+    vLLM calls it (`numerics-vllm.md` section 10).
+
+    Raises
+    ------
+    FormatError
+        ``format.interleave``: the rows are not two halves of whole groups.
+
+    >>> interleave_gate_up(np.array([[0], [1], [2], [3], [10], [11], [12], [13]]), group=2).ravel().tolist()
+    [0, 1, 10, 11, 2, 3, 12, 13]
+    """
+    array = np.asarray(w)
+    rows = array.shape[-2] if array.ndim >= 2 else 0
+    if group < 1 or rows == 0 or rows % (2 * group):
+        raise FormatError("format.interleave", shape=array.shape, multiple=2 * group)
+    halves = array.reshape(*array.shape[:-2], 2, rows // (2 * group), group, array.shape[-1])
+    return np.ascontiguousarray(np.swapaxes(halves, -4, -3)).reshape(array.shape)
+
+
+def pack_ue8m0(scales: npt.ArrayLike) -> npt.NDArray[np.uint32]:
+    """Four UE8M0 bytes to a word: ``(…, C)`` to ``(…, C//4)``, byte j of four at bits 8j to 8j+7.
+
+    Raises
+    ------
+    FormatError
+        ``format.pack-odd``: C is not a multiple of 4.
+
+    >>> [hex(word) for word in pack_ue8m0([0x7F, 0x80, 0x81, 0x82])]
+    ['0x8281807f']
+    """
+    array = np.asarray(scales, np.uint8)
+    if array.ndim == 0 or array.shape[-1] % 4:
+        raise FormatError("format.pack-odd", shape=array.shape, multiple=4)
+    words: npt.NDArray[np.uint32] = np.ascontiguousarray(array).view("<u4").astype(np.uint32)
+    return words

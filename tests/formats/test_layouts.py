@@ -76,3 +76,31 @@ def test_wrong_shapes_are_refused() -> None:
         formats.unswizzle_128x4(np.zeros(511, np.uint8), 128, 4)
     assert error.value.code == "format.layout-size"
     assert "512" in error.value.why
+
+
+def test_gate_and_up_rows_lie_where_the_formula_says() -> None:
+    """Source row r of half h goes to (r // 8)·16 + 8h + r % 8; three matrices keep apart."""
+    w = np.arange(3 * 48 * 5).reshape(3, 48, 5)
+    mixed = formats.interleave_gate_up(w)
+    for half in range(2):
+        for row in range(24):
+            np.testing.assert_array_equal(mixed[:, row // 8 * 16 + 8 * half + row % 8], w[:, 24 * half + row])
+
+
+@pytest.mark.parametrize(("shape", "group"), [((40, 3), 8), ((8,), 4), ((0, 3), 8), ((4, 3), 0)])
+def test_rows_that_are_not_halves_of_groups_are_refused(shape: tuple[int, ...], group: int) -> None:
+    with pytest.raises(FormatError) as error:
+        formats.interleave_gate_up(np.zeros(shape, np.uint8), group)
+    assert error.value.code == "format.interleave"
+
+
+def test_four_exponents_make_a_word() -> None:
+    scales = np.random.default_rng(2).integers(0, 256, (3, 2, 8), dtype=np.uint8)
+    words = formats.pack_ue8m0(scales)
+    assert words.shape == (3, 2, 2)
+    assert words.dtype == np.uint32
+    for j in range(8):
+        np.testing.assert_array_equal(words[..., j // 4] >> np.uint32(8 * (j % 4)) & np.uint32(255), scales[..., j])
+    with pytest.raises(FormatError) as error:
+        formats.pack_ue8m0(scales[..., :6])
+    assert error.value.code == "format.pack-odd"

@@ -196,6 +196,7 @@ inline unsigned __ballot_sync(unsigned, bool mine) {
   return votes;
 }
 inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
 using std::fmaf;
 
 #define NV_EXPORT(KERNEL)                                                                                     \
