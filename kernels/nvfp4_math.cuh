@@ -97,6 +97,14 @@ NV_HD float multiply(float a, float b) {
 #endif
 }
 
+NV_HD float add(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fadd_rn(a, b);
+#else
+  return a + b;
+#endif
+}
+
 NV_HD float divide(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fdiv_rn(a, b);
@@ -153,25 +161,18 @@ NV_HD u16 to_f16(float x) {
 
 // ------------------------------------------------------------------------------------------------- E2M1
 
-// Round to 0, .5, 1, 1.5, 2, 3, 4, 6 with one addition.  With p = 2^e the largest power of two that is not above
-// max(|y|, 1), the grid around |y| has the step p/2.  p * 2^22 has ulps of exactly p/2, so adding it rounds |y| to
-// nearest even, and the low bits of the sum count steps.  Steps below p are 2e fewer than codes; the power's own mantissa
-// carries 254 + 2e, which makes good for it.  The low three bits of the result are (code - 2) mod 8.
-NV_HD u32 e2m1_sum(float y) {
-  const float m = smaller(magnitude(y), 6.0f);  // a NaN becomes 6
-  const u32 field = bits(m) & 0x7F800000u;
-  const u32 p = field > 0x3F800000u ? field : 0x3F800000u;
-  const float q = value(p + (p >> 22));
-#if defined(__CUDA_ARCH__)
-  return bits(__fmaf_rn(q, 0x1p22f, m));
-#else
-  return bits(q * 0x1p22f + m);  // the product is exact, so two operations round as often as one
-#endif
+// 2^23 + code of |y|.  Codes against magnitudes are a concave line of three pieces, min(2m, m + 2, m/2 + 4), that passes
+// through the integers 0 to 7 at the values 0, .5, 1, 1.5, 2, 3, 4, 6.  Adding 2^23, where floats are the integers, rounds
+// each piece to nearest even in one operation; rounding is monotonic, so the minimum may be taken after it.  The last
+// minimum saturates, and turns NaN into 7.
+NV_HD float e2m1_sum(float y) {
+  const float m = magnitude(y), base = 0x1p23f;
+  return smaller(smaller(add(add(m, m), base), add(m, base + 2.0f)), smaller(add(multiply(m, 0.5f), base + 4.0f), base + 7.0f));
 }
 
 NV_HD u32 e2m1_code_soft(float y) {
   const u32 u = bits(y);
-  const u32 code = (e2m1_sum(y) + 2u) & 7u;
+  const u32 code = bits(e2m1_sum(y)) & 7u;
   return (u & kAbs) > kInf ? 7u : code | ((u >> 28) & 8u);
 }
 
@@ -209,21 +210,26 @@ NV_HD void e2m1_pair(u32 byte, float& low, float& high) {
 #endif
 }
 
+#if defined(__CUDA_ARCH__)
+// 2^23 + c0 + 16 c1 + 256 c2 + 4096 c3, exact: four codes in the low 16 bits, packed by the units that multiply, because
+// those that shift and select are the busier ones.
+NV_HD u32 e2m1_pack4_sizes(const float* y) {
+  const float base = 0x1p23f;
+  float sum = __fmaf_rn(add(e2m1_sum(y[1]), -base), 16.0f, e2m1_sum(y[0]));
+  sum = __fmaf_rn(add(e2m1_sum(y[2]), -base), 256.0f, sum);
+  return bits(__fmaf_rn(add(e2m1_sum(y[3]), -base), 4096.0f, sum));
+}
+#endif
+
 // Codes of eight products, element i at bits 4i.  On a GPU a NaN among them must be positive, as its products' are.
 NV_HD u32 e2m1_pack8_soft(const float* y) {
 #if defined(__CUDA_ARCH__)
-  // Collect the low bytes of the sums and the high bytes of the products, even elements in one word, odd in another;
-  // make good for the offset of the codes in all nibbles at once.
-  const u32 even = __byte_perm(__byte_perm(e2m1_sum(y[0]), e2m1_sum(y[2]), 0x0040),
-                               __byte_perm(e2m1_sum(y[4]), e2m1_sum(y[6]), 0x0040), 0x5410);
-  const u32 odd = __byte_perm(__byte_perm(e2m1_sum(y[1]), e2m1_sum(y[3]), 0x0040),
-                              __byte_perm(e2m1_sum(y[5]), e2m1_sum(y[7]), 0x0040), 0x5410);
+  const u32 sizes = __byte_perm(e2m1_pack4_sizes(y), e2m1_pack4_sizes(y + 4), 0x5410);
   const u32 even_signs = __byte_perm(__byte_perm(bits(y[0]), bits(y[2]), 0x0073),
                                      __byte_perm(bits(y[4]), bits(y[6]), 0x0073), 0x5410);
   const u32 odd_signs = __byte_perm(__byte_perm(bits(y[1]), bits(y[3]), 0x0073),
                                     __byte_perm(bits(y[5]), bits(y[7]), 0x0073), 0x5410);
-  const u32 codes = ((even & 0x07070707u) | ((odd & 0x07070707u) << 4)) + 0x22222222u;
-  return (codes & 0x77777777u) | ((even_signs & 0x80808080u) >> 4) | (odd_signs & 0x80808080u);
+  return sizes | ((even_signs & 0x80808080u) >> 4) | (odd_signs & 0x80808080u);
 #else
   u32 r = 0;
   for (int i = 0; i < 8; ++i) r |= e2m1_code_soft(y[i]) << (4 * i);
@@ -352,10 +358,10 @@ struct VllmCuda {
   NV_HD float factor(float s) const { return s == 0.0f ? 0.0f : rcp_approx_ftz(multiply(s, inverse), table); }
 };
 
-// One block: returns the scale byte, element i of `packed` lies at bits 4i.
+// One block, whose block_max is `top`: returns the scale byte, element i of `packed` lies at bits 4i.
 template <class Recipe>
-NV_HD u8 quantize16(const float (&x)[16], const Recipe& recipe, u64& packed) {
-  const u32 byte = e4m3_byte(recipe.asked(block_max(x)));
+NV_HD u8 quantize16(const float (&x)[16], float top, const Recipe& recipe, u64& packed) {
+  const u32 byte = e4m3_byte(recipe.asked(top));
   const float o = recipe.factor(e4m3_value(byte));
   float y[16];
   NV_UNROLL

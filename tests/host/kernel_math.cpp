@@ -85,7 +85,7 @@ void blocks16(const void* x, int dtype, std::size_t n, const float* g, const nv:
   for (std::size_t b = 0; b < n; ++b) {
     float y[16];
     for (int i = 0; i < 16; ++i) y[i] = element(x, dtype, 16 * b + i);
-    scales[b] = nv::quantize16(y, Recipe(g[b], table), packed[b]);
+    scales[b] = nv::quantize16(y, nv::block_max(y), Recipe(g[b], table), packed[b]);
   }
 }
 

@@ -1,0 +1,166 @@
+// How the streaming kernels read blocks of elements, find a row's global scale and place a block scale.
+//
+// One thread takes one whole block: no exchange between threads, 16-byte loads, one 8-byte store of packed codes.
+
+#pragma once
+
+#include "nvfp4_math.cuh"
+
+#define NV_DEVICE static __device__ __forceinline__
+
+namespace nv {
+
+// ------------------------------------------------------------------------------------------------ elements
+
+// N elements as they lie in memory, fetched with 16-byte loads before anything is computed.
+template <int kWords>
+struct Raw {
+  uint4 part[kWords / 4];
+  __device__ __forceinline__ void load(const void* x, u64 block) {
+    const uint4* from = static_cast<const uint4*>(x) + block * (kWords / 4);
+    NV_UNROLL
+    for (int i = 0; i < kWords / 4; ++i) part[i] = __ldg(from + i);
+  }
+  __device__ __forceinline__ u32 word(int i) const {
+    const uint4& p = part[i / 4];
+    return i % 4 == 0 ? p.x : i % 4 == 1 ? p.y : i % 4 == 2 ? p.z : p.w;
+  }
+};
+
+// Larger magnitudes of pairs of 16-bit numbers; a NaN loses.  A maximum is a choice, so it is the same in any type.
+#if __CUDA_ARCH__ >= 800
+#define NV_PAIR_MAX(type)                                                                                        \
+  template <int kWords>                                                                                          \
+  static __device__ __forceinline__ u32 pair_max(const Raw<kWords>& raw) {                                       \
+    u32 top;                                                                                                     \
+    asm("abs." type " %0, %1;" : "=r"(top) : "r"(raw.word(0)));                                                  \
+    NV_UNROLL                                                                                                    \
+    for (int i = 1; i < kWords; ++i)                                                                             \
+      asm("{ .reg .b32 size; abs." type " size, %1; max." type " %0, %0, size; }" : "+r"(top) : "r"(raw.word(i))); \
+    return top;                                                                                                  \
+  }
+#endif
+
+struct Bf16 {
+  static const int kPerWord = 2;
+#if __CUDA_ARCH__ >= 800
+  NV_PAIR_MAX("bf16x2")
+  template <int kWords>
+  static __device__ __forceinline__ float top(const Raw<kWords>& raw, const float (&)[2 * kWords]) {
+    const u32 pair = pair_max(raw);
+    return larger(value(pair << 16), value(pair & 0xFFFF0000u));
+  }
+#else
+  template <int kWords>
+  static __device__ __forceinline__ float top(const Raw<kWords>&, const float (&x)[2 * kWords]) {
+    return block_max(x);
+  }
+#endif
+  template <int kWords>
+  static __device__ __forceinline__ void widen(const Raw<kWords>& raw, float (&x)[2 * kWords]) {
+    NV_UNROLL
+    for (int i = 0; i < kWords; ++i) {
+      x[2 * i] = value(raw.word(i) << 16);
+      x[2 * i + 1] = value(raw.word(i) & 0xFFFF0000u);
+    }
+  }
+};
+
+struct F16 {
+  static const int kPerWord = 2;
+#if __CUDA_ARCH__ >= 800
+  NV_PAIR_MAX("f16x2")
+  template <int kWords>
+  static __device__ __forceinline__ float top(const Raw<kWords>& raw, const float (&)[2 * kWords]) {
+    const u32 pair = pair_max(raw);
+    return larger(from_f16((u16)(pair & 0xFFFFu)), from_f16((u16)(pair >> 16)));
+  }
+#else
+  template <int kWords>
+  static __device__ __forceinline__ float top(const Raw<kWords>&, const float (&x)[2 * kWords]) {
+    return block_max(x);
+  }
+#endif
+  template <int kWords>
+  static __device__ __forceinline__ void widen(const Raw<kWords>& raw, float (&x)[2 * kWords]) {
+    NV_UNROLL
+    for (int i = 0; i < kWords; ++i)
+      asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }"
+          : "=f"(x[2 * i]), "=f"(x[2 * i + 1])
+          : "r"(raw.word(i)));
+  }
+};
+
+// As F16, but a NaN keeps its payload, which `ocp-floor` turns into codes.
+struct F16Exact {
+  static const int kPerWord = 2;
+  template <int kWords>
+  static __device__ __forceinline__ void widen(const Raw<kWords>& raw, float (&x)[2 * kWords]) {
+    NV_UNROLL
+    for (int i = 0; i < kWords; ++i) {
+      x[2 * i] = from_f16((u16)(raw.word(i) & 0xFFFFu));
+      x[2 * i + 1] = from_f16((u16)(raw.word(i) >> 16));
+    }
+  }
+};
+
+struct F32 {
+  static const int kPerWord = 1;
+  template <int kWords>
+  static __device__ __forceinline__ float top(const Raw<kWords>&, const float (&x)[kWords]) {
+    return block_max(x);
+  }
+  template <int kWords>
+  static __device__ __forceinline__ void widen(const Raw<kWords>& raw, float (&x)[kWords]) {
+    NV_UNROLL
+    for (int i = 0; i < kWords; ++i) x[i] = value(raw.word(i));
+  }
+};
+
+// ------------------------------------------------------------------------------------------- global scales
+
+enum GlobalScales { kOne = 0, kPerRow = 1, kPerRange = 2 };
+
+// The global scale of every row: one number, one a row, or one for each range offsets[e] … offsets[e + 1] of rows.
+// Rows past the last range belong to it.  `scales` is null if the one number came by value.
+struct Globals {
+  const float* scales;
+  float one;
+  const int* offsets;
+  int ranges, kind;
+
+  __device__ __forceinline__ float of(int row) const {
+    if (kind == kOne) return scales ? __ldg(scales) : one;
+    return __ldg(scales + (kind == kPerRow ? row : range_of(row)));
+  }
+  // The last range that starts at or before the row: an empty range before it starts there too, and is passed over.
+  __device__ __forceinline__ int range_of(int row) const {
+    int low = 0, high = ranges - 1;
+    while (low < high) {
+      const int middle = (low + high + 1) >> 1;
+      if (__ldg(offsets + middle) <= row) low = middle; else high = middle - 1;
+    }
+    return low;
+  }
+};
+
+// ------------------------------------------------------------------------------------------ scales in memory
+
+// Byte offset of scale (row, column) in the 128x4 layout; `tiles` is the number of columns over 4, rounded up.
+NV_DEVICE u64 offset_128x4(int row, int column, int tiles) {
+  return ((u64)(row >> 7) * tiles + (column >> 2)) * 512 + ((row & 31) << 4) + (((row >> 5) & 3) << 2) + (column & 3);
+}
+
+// In the 128x4 kernels a warp takes 8 columns of the rows r, r + 32, r + 64 and r + 96, whose scales share 16 bytes of
+// each tile, and the eight warps of a block take neighbouring r: whole sectors of scales are written together.  A thread
+// takes two columns, 8 apart.  Grid: (rows / 32, columns / 16), both rounded up to whole tiles.
+struct Tile128x4 {
+  int row, column;
+  __device__ __forceinline__ Tile128x4() {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    row = (blockIdx.x >> 2) * 128 + (blockIdx.x & 3) * 8 + warp + (lane >> 3) * 32;
+    column = blockIdx.y * 16 + (lane & 7);
+  }
+};
+
+}  // namespace nv
