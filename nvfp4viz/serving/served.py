@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, canonical, open_checkpoint
-from nvfp4viz.errors import ServingError
+from nvfp4viz.device.dispatch import CudaExperts, cuda_experts
+from nvfp4viz.errors import DeviceError, ServingError
 from nvfp4viz.moe import Bf16Experts, ExpertsResult, Routing
 from nvfp4viz.moe.dense import k_first
 from nvfp4viz.serving.backends import RUNNERS, BackendInfo, LayerExperts, choose_backend, prepare_layer
@@ -41,13 +42,18 @@ class ServedExperts:
     layers
         Prepared experts by layer number.
     record
-        Whether each call keeps every tensor (`ExpertsResult.trace`).
+        Whether each call keeps every tensor (`ExpertsResult.trace`); recording runs on the CPU.
+    cuda
+        The same experts on the GPU, where one computes.  The bits are equal.
     """
 
     layers: dict[int, LayerExperts] = field(repr=False)
     record: bool = False
+    cuda: CudaExperts | None = field(default=None, repr=False)
 
     def __call__(self, layer: int, x: Array, routing: Routing) -> ExpertsResult:
+        if self.cuda is not None and not self.record and (found := self.cuda(layer, x, routing)) is not None:
+            return found
         experts = self.layers[layer]
         return RUNNERS[type(experts)](x, routing, experts, record=self.record)
 
@@ -76,6 +82,9 @@ class ServedModel:
         The Experts protocol of `nvfp4viz.model.generate`.
     model
         Everything outside the routed experts.
+    on_cpu_because
+        Why the experts are computed on the CPU although a GPU was welcome; ``None`` where one computes, or the CPU was
+        asked for.
     """
 
     name: str
@@ -90,6 +99,12 @@ class ServedModel:
     scales: tuple[ConvertedScales, ...] = field(repr=False)
     experts: ServedExperts = field(repr=False)
     model: TinyMoe = field(repr=False)
+    on_cpu_because: DeviceError | None = None
+
+    @property
+    def computes_on(self) -> str:
+        """What computes the routed experts: ``"cuda"`` or ``"cpu"``.  Everything around them is NumPy's."""
+        return "cuda" if self.experts.cuda is not None and self.experts.cuda.failure is None else "cpu"
 
     def generate(
         self, prompt: str, n: int = 48, *, on_token: Callable[..., Any] | None = None, sampler: Any = None
@@ -138,6 +153,7 @@ def load(
     guard: bool = False,
     *,
     per_token: bool = False,
+    device: str = "auto",
 ) -> ServedModel:
     """Load a tiny-moe checkpoint as a server would.
 
@@ -153,11 +169,16 @@ def load(
         Refuse an incomplete or impossible set of scales instead of serving it.
     per_token
         ``moe.activation="nvfp4_per_token"``: activation scales come from each token, input scales are set to 1.0.
+    device
+        Where the routed experts are computed: ``"auto"`` (a GPU that works and has kernels for the backend), ``"cpu"``
+        or ``"cuda"``.
 
     Raises
     ------
     ServingError
         The server's own refusals (config, backend), and ``serving.guard``.
+    DeviceError
+        For ``device="cuda"``, whatever keeps a GPU from computing; for another name, ``device.unknown``.
     """
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     resolved = resolve_quantization(checkpoint.config, checkpoint.hf_quant_config)
@@ -165,10 +186,12 @@ def load(
     view = canonical(checkpoint)
     model = _dense_model(checkpoint)
     if resolved.scheme == "UNQUANTISED":
-        experts = ServedExperts(_bf16_layers(checkpoint))
+        layers = _bf16_layers(checkpoint)
+        cuda, why = cuda_experts(layers, device)
+        experts = ServedExperts(layers, cuda=cuda)
         report = LoadReport(checkpoint.name, allocator, seed, (), ())
         return ServedModel(
-            checkpoint.name, info, allocator, seed, False, resolved, view, report, (), (), experts, model
+            checkpoint.name, info, allocator, seed, False, resolved, view, report, (), (), experts, model, why
         )
     roles = ROLES if resolved.scheme == "W4A4" else ROLES[:3]
     parameters, report = load_parameters(checkpoint, view, allocator=allocator, seed=seed, roles=roles)
@@ -177,6 +200,7 @@ def load(
         run_guard(parameters, view, tuple(role for role in roles if role != "input_scale" or reads))
     scales = tuple(process_weights_after_loading(p, info.id, per_token=per_token) for p in parameters)
     layers = {p.layer: prepare_layer(p, s, per_token=per_token) for p, s in zip(parameters, scales, strict=True)}
+    cuda, why = cuda_experts(layers, device)
     return ServedModel(
         checkpoint.name,
         info,
@@ -188,8 +212,9 @@ def load(
         report,
         parameters,
         scales,
-        ServedExperts(layers),
+        ServedExperts(layers, cuda=cuda),
         model,
+        why,
     )
 
 

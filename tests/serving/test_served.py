@@ -1,5 +1,7 @@
 """Loading a whole model and running it: fates of the unwritten slots, refusals, loss."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -138,3 +140,43 @@ def test_collapse_counts_silent_and_broken_replies(full, holed):
     assert collapse(load(holed), prompts, 4).silent == 3
     healthy = collapse(load(full), prompts, 4)
     assert (healthy.prompts, healthy.silent, healthy.broken) == (3, 0, 0)
+
+
+def test_without_a_gpu_the_load_says_why(holed, monkeypatch):
+    """The model is served all the same, and a wish that cannot be met is refused."""
+    from nvfp4viz.device import dispatch
+    from nvfp4viz.errors import DeviceError
+
+    def none():
+        raise DeviceError("device.none-found")
+
+    monkeypatch.setattr(dispatch, "require_cuda", none)
+    served = load(holed)
+    assert (served.computes_on, served.on_cpu_because.code) == ("cpu", "device.none-found")
+    asked = load(holed, device="cpu")
+    assert (asked.computes_on, asked.on_cpu_because) == ("cpu", None)
+    for wish, code in (("cuda", "device.none-found"), ("gpu", "device.unknown")):
+        with pytest.raises(DeviceError) as raised:
+            load(holed, device=wish)
+        assert raised.value.code == code
+
+
+def test_experts_elsewhere_are_asked_first_and_need_not_answer(holed, monkeypatch):
+    """What stands in for a GPU answers, or hands a layer back; recording never asks it."""
+    from nvfp4viz.device.dispatch import CudaExperts
+
+    asked = []
+
+    class Elsewhere(CudaExperts):
+        def __call__(self, layer, x, routing):
+            asked.append(layer)
+            return None
+
+    served = load(holed, device="cpu")
+    expected = served.generate("12 + 34 =", 4).token_ids
+    moved = dataclasses.replace(served, experts=dataclasses.replace(served.experts, cuda=Elsewhere({})))
+    assert moved.computes_on == "cuda"
+    assert moved.generate("12 + 34 =", 4).token_ids == expected
+    assert set(asked) == set(served.experts.layers)
+    asked.clear()
+    assert moved.recording().cuda is None

@@ -1,0 +1,237 @@
+"""The one place where the app chooses between CPU and GPU.  The bits are the same; only the speed differs.
+
+``device`` is ``"auto"`` (the GPU where one works, else the CPU), ``"cpu"``, or ``"cuda"`` (an error where none works).
+Arrays come and go as NumPy's; what stays on the GPU are the experts' weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from nvfp4viz import device
+from nvfp4viz.device.probe import require_cuda
+from nvfp4viz.errors import DeviceError
+from nvfp4viz.moe import ExpertsResult, Routing, W4A4Experts
+from nvfp4viz.quant import RECIPES, QuantizedTensor
+
+__all__ = ["CUDA_RECIPES", "DEVICES", "CudaExperts", "choose", "cuda_experts", "dequantize", "quantize"]
+
+DEVICES = ("auto", "cpu", "cuda")
+CUDA_RECIPES = ("ieee", "vllm-cuda", "ocp-floor", "vllm-even", "flashinfer-ceil", "deepgemm-ceil")
+"""Recipes that the kernels compute; the others restate packages that run on the CPU."""
+
+Array = npt.NDArray[Any]
+
+
+def choose(wish: str) -> tuple[str, DeviceError | None]:
+    """``("cuda", None)`` or ``("cpu", why)`` for a wish; ``why`` is ``None`` where the CPU was asked for.
+
+    Raises
+    ------
+    DeviceError
+        ``device.unknown``; for ``"cuda"`` whatever keeps the GPU from computing.
+    """
+    if wish not in DEVICES:
+        raise DeviceError("device.unknown", device=wish)
+    if wish == "cpu":
+        return "cpu", None
+    try:
+        require_cuda()
+    except DeviceError as error:
+        if wish == "cuda":
+            raise
+        return "cpu", error
+    return "cuda", None
+
+
+# ------------------------------------------------------------------------------------- quantise and dequantise
+
+
+def quantize(
+    x: Array, *, recipe: str, global_scale: float | np.float32 | None = None, device: str = "auto"
+) -> tuple[QuantizedTensor, str]:
+    """`nvfp4viz.quant.quantize` on the device that computes, and which one that was.
+
+    Parameters
+    ----------
+    x : (M, K) bfloat16, float16 or float32
+        NumPy.
+    recipe, global_scale
+        As there.  Recipes outside `CUDA_RECIPES`, and arrays of other ranks, are computed on the CPU.
+    device
+        See the module.
+
+    Returns
+    -------
+    The same `QuantizedTensor` either way, and ``"cpu"`` or ``"cuda"``.
+    """
+    from nvfp4viz import quant
+
+    able = recipe in CUDA_RECIPES and x.ndim == 2 and x.size > 0 and x.shape[1] % RECIPES[recipe].block_size == 0
+    if not able or choose(device)[0] == "cpu":
+        return quant.quantize(x, recipe=recipe, global_scale=global_scale), "cpu"
+    from nvfp4viz.device import ops
+
+    found = RECIPES[recipe]
+    if found.scheme == "mxfp4":
+        stored = np.float32(1)
+        q = ops.quantize(to_cuda(x), recipe=recipe)
+    else:
+        stored = quant.global_scale(quant.amax(x), recipe) if global_scale is None else np.float32(global_scale)
+        q = ops.quantize(to_cuda(x), recipe=recipe, global_scale=float(stored))
+    packed, scales = q.packed.cpu().numpy(), q.scales.cpu().numpy()
+    return QuantizedTensor(packed, scales, stored, recipe, found.block_size, x.shape), "cuda"
+
+
+def dequantize(q: QuantizedTensor, dtype: Any = np.float32, device: str = "auto") -> tuple[Array, str]:
+    """`nvfp4viz.quant.dequantize` on the device that computes, and which one that was."""
+    from nvfp4viz import quant
+
+    if q.recipe not in CUDA_RECIPES or len(q.shape) != 2 or choose(device)[0] == "cpu":
+        return quant.dequantize(q, dtype=dtype), "cpu"
+    import torch
+
+    from nvfp4viz.device import ops
+
+    wide = np.dtype(dtype) == np.float32
+    there = ops.DeviceQuantized(
+        to_cuda(q.packed), to_cuda(q.scales), float(q.global_scale), q.recipe, q.shape, "linear"
+    )
+    out = ops.dequantize(there, dtype=torch.float32 if wide else torch.bfloat16)
+    return (out.cpu().numpy() if wide else to_numpy_bf16(out)), "cuda"
+
+
+def to_cuda(array: Array) -> Any:
+    """A NumPy array as a CUDA tensor of the same bits; ``ml_dtypes.bfloat16`` becomes torch's own BF16."""
+    import torch
+
+    array = np.ascontiguousarray(array)
+    if not array.flags.writeable:
+        array = array.copy()  # torch warns about read-only memory, even to copy from it
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).cuda().view(torch.bfloat16)
+    return torch.from_numpy(array).cuda()
+
+
+def to_numpy_bf16(tensor: Any) -> Array:
+    """A BF16 tensor as NumPy, bit for bit."""
+    import torch
+
+    found: Array = tensor.contiguous().view(torch.int16).cpu().numpy().view(ml_dtypes.bfloat16)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------- experts
+
+
+@dataclass(slots=True)
+class CudaExperts:
+    """The W4A4 experts of a model's layers on the GPU: `nvfp4viz.moe.run_w4a4_experts`, the same bits.
+
+    Permute, quantise with ``a1_gscale``, grouped GEMM, activation and quantisation with ``a2_gscale``, grouped GEMM,
+    un-permute.  Nothing leaves the GPU in between.
+
+    Attributes
+    ----------
+    failure
+        Why the GPU stopped computing, if it did.  From then on the CPU goes on, here and everywhere.
+    """
+
+    layers: dict[int, _LayerOnGpu] = field(repr=False)
+    failure: DeviceError | None = None
+
+    def __call__(self, layer: int, x: Array, routing: Routing) -> ExpertsResult | None:
+        """Output of a layer's experts; ``None`` where the CPU must compute it."""
+        if self.failure is not None or len(x) == 0:
+            return None
+        try:
+            return _run(self.layers[layer], x, routing)
+        except DeviceError as error:
+            self.failure = device.outcome.failure = error
+        except RuntimeError as error:  # what torch throws when a kernel of ours, or its own, has failed
+            line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            self.failure = device.outcome.failure = DeviceError("device.launch", kernel="the experts", reason=line)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerOnGpu:
+    """`W4A4Experts` as tensors of torch."""
+
+    w13_packed: Any
+    w13_scales: Any
+    w2_packed: Any
+    w2_scales: Any
+    a1_gscale: Any
+    a2_gscale: Any
+    g1_alphas: Any
+    g2_alphas: Any
+    activation: str
+    count: int
+
+
+def cuda_experts(layers: Mapping[int, object], wish: str) -> tuple[CudaExperts | None, DeviceError | None]:
+    """Put a model's experts on the GPU.
+
+    Parameters
+    ----------
+    layers
+        Prepared experts by layer number.
+    wish
+        ``"auto"``, ``"cpu"`` or ``"cuda"``.
+
+    Returns
+    -------
+    The experts on the GPU, or ``None`` and why (``None`` again where the CPU was asked for).
+
+    Raises
+    ------
+    DeviceError
+        As `choose`; ``device.backend`` where ``"cuda"`` was asked of experts that have no kernels here.
+    """
+    where, why = choose(wish)
+    if where == "cpu":
+        return None, why
+    able = [experts for experts in layers.values() if isinstance(experts, W4A4Experts) and not experts.per_token]
+    if len(able) < len(layers):
+        why = DeviceError("device.backend")
+    else:
+        try:
+            return CudaExperts({layer: _upload(experts) for layer, experts in layers.items()}), None
+        except RuntimeError as error:  # torch.OutOfMemoryError is one
+            why = DeviceError("device.memory", reason=str(error).splitlines()[0])
+    if wish == "cuda":
+        raise why
+    return None, why
+
+
+def _upload(experts: Any) -> _LayerOnGpu:
+    names = ("w13_packed", "w13_scales", "w2_packed", "w2_scales", "a1_gscale", "a2_gscale", "g1_alphas", "g2_alphas")
+    return _LayerOnGpu(*(to_cuda(getattr(experts, name)) for name in names), experts.activation, experts.count)
+
+
+def _run(on: _LayerOnGpu, x: Array, routing: Routing) -> ExpertsResult:
+    import torch
+
+    from nvfp4viz.device import ops
+
+    ids = np.ascontiguousarray(routing.ids, np.int32)
+    assert int(ids.max()) < on.count, "the router chose an expert that does not exist"
+    plan = ops.permute(to_cuda(x), to_cuda(ids), on.count)
+    offsets = plan.offsets
+    how = {"recipe": "vllm-cuda", "offsets": offsets}
+    first = ops.quantize(plan.rows, global_scale=on.a1_gscale, **how)
+    c1 = ops.grouped_gemm_w4a4(first, on.w13_packed, on.w13_scales, offsets, on.g1_alphas, torch.bfloat16)
+    second = ops.activation_quantize(c1, activation=on.activation, global_scale=on.a2_gscale, **how)
+    c3 = ops.grouped_gemm_w4a4(second, on.w2_packed, on.w2_scales, offsets, on.g2_alphas, torch.bfloat16)
+    out = ops.unpermute(c3, plan, to_cuda(np.ascontiguousarray(routing.weights, np.float32)))
+    bad = torch.isnan(c3).any(dim=1)
+    rows = np.flatnonzero(bad.cpu().numpy())
+    owners = np.searchsorted(offsets.cpu().numpy(), rows, side="right") - 1
+    return ExpertsResult(to_numpy_bf16(out), tuple(int(expert) for expert in np.unique(owners)))
