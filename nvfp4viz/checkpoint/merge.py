@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from nvfp4viz.checkpoint.header import Header
 from nvfp4viz.checkpoint.problems import printable, problem
 from nvfp4viz.checkpoint.sidecars import missing_by_number
+from nvfp4viz.checkpoint.table import TensorTable
 
 if TYPE_CHECKING:
     from nvfp4viz.checkpoint.open import Checkpoint
@@ -25,8 +26,8 @@ def merge_shards(checkpoint: Checkpoint, shards: list[str]) -> None:
     foreign = not indexed & set(shards)
     extra = [] if not index or foreign else [header for header in checkpoint.files if header.file not in indexed]
     used = [header for header in checkpoint.files if header not in extra] if extra else list(checkpoint.files)
+    checkpoint.tensors = TensorTable.joined([header.entries for header in used], index or {})
     for header in used:
-        checkpoint.tensors.update(header.entries)
         checkpoint.unreadable.update(dict.fromkeys(header.unreadable, header.file))
     if len(checkpoint.tensors) != sum(len(header.entries) for header in used):
         _settle_duplicates(checkpoint, used)
@@ -40,14 +41,9 @@ def merge_shards(checkpoint: Checkpoint, shards: list[str]) -> None:
 
 
 def _settle_duplicates(checkpoint: Checkpoint, headers: list[Header]) -> None:
-    """The copy that the index names counts, else the last one."""
+    """Report names of which several files have a tensor; `TensorTable.joined` has chosen one already."""
     counts = Counter(name for header in headers for name in header.entries)
     twice = tuple(name for name, count in counts.items() if count > 1)
-    by_file = {header.file: header for header in headers}
-    for name in twice:
-        home = by_file.get((checkpoint.index or {}).get(name, ""))
-        if home and name in home.entries:
-            checkpoint.tensors[name] = home.entries[name]
     files = sorted(header.file for header in headers if not header.entries.keys().isdisjoint(twice))
     params = {"tensor": printable(twice[0]), "count": len(twice), "files": ", ".join(map(printable, files[:3]))}
     checkpoint.problems.append(problem("container.duplicate-tensor", files[0], params, severity="warn", tensors=twice))
@@ -63,7 +59,8 @@ def _compare_with_index(
             params: dict[str, object] = {"count": len(header.entries), "new": new}
             severity = "warn" if new else "info"
             checkpoint.problems.append(problem("container.unindexed-shard", header.file, params, severity=severity))
-    if len(index) == len(found) and all(index.get(name) == entry.file for name, entry in found.items()):
+    homes = [found.files[file] for file in found.file.tolist()]
+    if len(index) == len(found) and homes == list(map(index.get, found.names)):
         return
     by_shard: dict[str, list[str]] = {}
     for name, file in index.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.checkpoint.dtypes import DTYPES
-from nvfp4viz.checkpoint.header import Header, TensorEntry, read_header
+from nvfp4viz.checkpoint.header import Header, TensorEntry, TensorTable, read_header
 from nvfp4viz.checkpoint.merge import merge_shards
 from nvfp4viz.checkpoint.problems import ContainerProblem, from_error, printable
 from nvfp4viz.checkpoint.quantconfig import QuantConfig, read_quant_config
@@ -34,7 +34,7 @@ class Checkpoint:
     files
         One `Header` per shard, in name order: size, header bytes, metadata, problems.
     tensors
-        Every readable tensor by name.
+        Every readable tensor by name: a mapping of `TensorEntry`, kept as columns.
     unreadable
         Names that the headers or the index promise but that cannot be read, and the file that is to blame.
     config, hf_quant_config
@@ -58,7 +58,7 @@ class Checkpoint:
         self.opening_bytes = self.bytes_read
         self.index: dict[str, str] | None = index.weight_map if index else None
         self.index_file = index.file if index else None
-        self.tensors: dict[str, TensorEntry] = {}
+        self.tensors: TensorTable = TensorTable.empty()
         self.unreadable: dict[str, str] = {}
         self.blind_files: tuple[str, ...] = ()
         self.problems: list[ContainerProblem] = []
@@ -75,8 +75,11 @@ class Checkpoint:
 
     def _fetch(self, file: str, begin: int, end: int) -> bytes:
         data = self.source.read_range(file, begin, end)
-        self.bytes_read += len(data)
+        self._count(len(data))
         return data
+
+    def _count(self, size: int) -> None:
+        self.bytes_read += size
 
     @property
     def nbytes(self) -> int:
@@ -137,38 +140,59 @@ class Checkpoint:
         return self.read_scalars([name])[name]
 
     def read_scalars(self, names: Iterable[str]) -> dict[str, np.float32]:
+        """As `scalars`, by name."""
+        wanted = list(dict.fromkeys(names))
+        return dict(zip(wanted, self.scalars(wanted), strict=True))
+
+    def scalars(self, names: Sequence[str]) -> npt.NDArray[np.float32]:
         """Many one-element F32 tensors with few reads: neighbours in a file are fetched together.
 
-        Tensors that are no F32 scalar raise as in `read_scalar`.
+        Returns
+        -------
+        (len(names),) float32
+
+        Raises
+        ------
+        CheckpointError
+            As `entry`; ``checkpoint.not-a-scalar`` for tensors that are no F32 scalar.
         """
-        by_file: dict[str, list[TensorEntry]] = {}
-        for name in names:
-            entry = self.entry(name)
-            if entry.dtype != "F32" or entry.end - entry.begin != 4:
-                shape = list(entry.shape)
-                raise CheckpointError("checkpoint.not-a-scalar", tensor=printable(name), dtype=entry.dtype, shape=shape)
-            by_file.setdefault(entry.file, []).append(entry)
-        values: dict[str, np.float32] = {}
-        for file, entries in by_file.items():
-            values.update(self._gather(file, entries))
+        table = self.tensors
+        known = table.rows
+        try:
+            rows = np.array([known[name] for name in names], np.int64)
+        except KeyError as error:
+            self.entry(error.args[0])
+            raise
+        is_f32 = np.array([dtype == "F32" for dtype, _ in table.kinds] or [False])
+        wrong = np.flatnonzero(~is_f32[table.kind[rows]] | (table.end[rows] - table.begin[rows] != 4))
+        if len(wrong):
+            entry = table.entry_at(int(rows[wrong[0]]))
+            shape, shown = list(entry.shape), printable(entry.name)
+            raise CheckpointError("checkpoint.not-a-scalar", tensor=shown, dtype=entry.dtype, shape=shape)
+        values = np.empty(len(rows), np.float32)
+        order = np.lexsort((table.begin[rows], table.file[rows]))
+        files = table.file[rows[order]]
+        for run in np.split(order, np.flatnonzero(np.diff(files)) + 1) if len(order) else []:
+            values[run] = self._gather(table.files[table.file[rows[run[0]]]], table.begin[rows[run]])
         return values
 
-    def _gather(self, file: str, entries: list[TensorEntry]) -> dict[str, np.float32]:
-        """4-byte values of one file, coalesced into ranges with gaps below `GAP`."""
-        begins = np.array([entry.begin for entry in entries], np.int64)
-        order = np.argsort(begins, kind="stable")
-        begins = begins[order]
-        cuts = np.flatnonzero(np.diff(begins) > GAP + 4) + 1
-        values = np.empty(len(entries), "<f4")
-        ranges = [(int(run[0]), int(run[-1]) + 4) for run in np.split(begins, cuts)]
-        chunks = _read_ranges(self.source, file, ranges)
-        for (begin, end), data, run in zip(ranges, chunks, np.split(np.arange(len(begins)), cuts), strict=True):
-            self.bytes_read += len(data)
-            if len(data) != end - begin:
-                raise CheckpointError("checkpoint.unreadable", tensor="", file=printable(file))
-            raw = np.frombuffer(data, np.uint8)
-            values[run] = raw[(begins[run] - begin)[:, None] + np.arange(4)].view("<f4")[:, 0]
-        return {entries[k].name: value for k, value in zip(order.tolist(), values, strict=True)}
+    def _gather(self, file: str, begins: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """4-byte values of one file at ascending places, coalesced into ranges with gaps below `GAP`."""
+        first = np.concatenate([[True], np.diff(begins) > GAP + 4])
+        starts = begins[first]
+        ends = np.append(begins[np.flatnonzero(first)[1:] - 1], begins[-1]) + 4
+        chunks = _read_ranges(self.source, file, list(zip(starts.tolist(), ends.tolist(), strict=True)))
+        data = b"".join(chunks)
+        self._count(len(data))
+        lengths = ends - starts
+        # Each short answer would shift what follows; none is taken for whole.
+        if len(data) != lengths.sum() or [len(chunk) for chunk in chunks] != lengths.tolist():
+            raise CheckpointError("checkpoint.unreadable", tensor="", file=printable(file))
+        # Where each range landed among the joined bytes.
+        landed = np.cumsum(lengths) - lengths
+        at = begins + (landed - starts)[np.cumsum(first) - 1]
+        gathered = np.frombuffer(data, np.uint8)[at[:, None] + np.arange(4)]
+        return np.frombuffer(gathered.tobytes(), "<f4")
 
     def entry(self, name: str) -> TensorEntry:
         """Where a tensor lies.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +27,17 @@ class SideFile:
     problems: tuple[ContainerProblem, ...] = ()
 
 
-def read_side_file(source: Source, file: str, code: str = "config.invalid") -> SideFile:
+def read_side_file(
+    source: Source, file: str, code: str = "config.invalid", decode: Callable[[bytes], Any] = msgspec.json.decode
+) -> SideFile:
     """Read one JSON object; says what the file is where it is none.
 
     Parameters
     ----------
     code
         ``"config.invalid"``, or ``"container.index-invalid"`` for an index: the texts have the same last parts.
+    decode
+        The object's bytes to a dict; what raises ``msgspec.DecodeError`` is read by the standard library instead.
     """
     try:
         size = source.size(file)
@@ -53,7 +58,7 @@ def read_side_file(source: Source, file: str, code: str = "config.invalid") -> S
     try:
         # msgspec is the fast reader; the standard one says where a text goes wrong.
         try:
-            content = msgspec.json.decode(data)
+            content: Any = decode(data)
         except msgspec.DecodeError:
             content = json.loads(data.decode("utf-8"))
     except json.JSONDecodeError as error:
@@ -85,6 +90,22 @@ class Index:
     problems: tuple[ContainerProblem, ...] = ()
 
 
+class _IndexFile(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+_INDEX = msgspec.json.Decoder(_IndexFile)
+
+
+def _decode_index(data: bytes) -> dict[str, Any]:
+    """Decoding into typed dicts is twice as fast as into any; what is not of the usual form comes as it is."""
+    try:
+        return {"weight_map": _INDEX.decode(data).weight_map}
+    except msgspec.ValidationError:
+        content: Any = msgspec.json.decode(data)
+        return content  # type: ignore[no-any-return]
+
+
 def read_index(source: Source, files: list[str]) -> Index | None:
     """The folder's index, or None where it has none."""
     found = [name for name in files if name.endswith(INDEX_SUFFIX)]
@@ -92,7 +113,7 @@ def read_index(source: Source, files: list[str]) -> Index | None:
         return None
     # A repo may carry a second one (a consolidated or diffusers copy); this is the one that loaders take.
     file = "model" + INDEX_SUFFIX if "model" + INDEX_SUFFIX in found else found[0]
-    side = read_side_file(source, file, "container.index-invalid")
+    side = read_side_file(source, file, "container.index-invalid", _decode_index)
     problems = list(side.problems)
     weight_map: dict[str, str] = {}
     if side.content is not None:

@@ -111,6 +111,7 @@ class LocalSource:
             if not given.name.endswith(INDEX_SUFFIX):
                 self.only = given.name
         self._root = self._folder.resolve()
+        self._checked: dict[str, Path] = {}
         self.name = given.name if self.only else self._root.name
 
     def files(self) -> list[str]:
@@ -121,6 +122,11 @@ class LocalSource:
 
     def path(self, file: str) -> Path:
         """The file's place on this machine, checked.  For hard links and copies; never for messages."""
+        if file not in self._checked:
+            self._checked[file] = self._check(file)
+        return self._checked[file]
+
+    def _check(self, file: str) -> Path:
         if not is_confined(file):
             raise CheckpointError("source.outside-folder", name=printable(file))
         path = self._folder / file
@@ -140,7 +146,11 @@ class LocalSource:
         return self._root.parent.name == "snapshots" and target.parent == self._root.parent.parent / "blobs"
 
     def size(self, file: str) -> int:
-        return self.path(file).stat().st_size
+        path = self.path(file)
+        try:
+            return path.stat().st_size
+        except OSError as error:
+            raise _unreadable(file, error) from None
 
     def read_range(self, file: str, begin: int, end: int) -> bytes:
         return self.read_ranges(file, [(begin, end)])[0]

@@ -9,7 +9,7 @@ import pytest
 import safetensors
 
 from nvfp4viz import errors
-from nvfp4viz.checkpoint import Tensor, file_bytes, read_header, tensor
+from nvfp4viz.checkpoint import Tensor, columns, file_bytes, read_header, tensor
 from nvfp4viz.checkpoint.header import HEADER_LIMIT
 from tests.checkpoint.checkpoint_fixtures import base, entry, raw_file
 
@@ -299,8 +299,34 @@ def mutate(rng: np.random.Generator, data: bytes) -> bytes:
         numbers = list(re.finditer(rb"\d+", text))
         if numbers:
             number = numbers[int(rng.integers(0, len(numbers)))]
-            text = text[: number.start()] + str(rng.integers(0, 9)).encode() + text[number.end() :]
+            wild = [b"00", b"07", b"9" * 15, b"9" * 16, b"1" * 17, b"9" * 19, b"%d" % 2**64, b"1e2", b":", b"/"]
+            new = wild[rng.integers(0, 10)] if rng.integers(0, 4) == 0 else str(rng.integers(0, 9)).encode()
+            text = text[: number.start()] + new + text[number.end() :]
     return struct.pack("<Q", len(text)) + text + data[header_end:]
+
+
+def assert_both_ways_agree(text: bytes) -> None:
+    """What the fast way takes, the strict way takes and reads the same."""
+    found = columns._fast(text)
+    if found is not None:
+        strict = columns._strict(text)
+        assert (found.names, found.metadata) == (strict.names, strict.metadata)
+        assert [found.kinds[k] for k in found.kind] == [strict.kinds[k] for k in strict.kind]
+        assert found.begin.tolist() == strict.begin.tolist()
+        assert found.end.tolist() == strict.end.tolist()
+        assert not strict.duplicates
+        assert not strict.oddities
+
+
+def test_the_fast_way_takes_what_writers_write():
+    """Both spellings, with and without metadata; else every checkpoint would be read the slow way unnoticed."""
+    plain = file_bytes(base(), {"format": "pt"})
+    headers = [plain[8 : 8 + struct.unpack("<Q", plain[:8])[0]]]
+    headers += [json.dumps(json.loads(headers[0])).encode(), b"{}", b'{"__metadata__":{"k":"v"}}']
+    headers.append(b'{"a":{"dtype":"F32","shape":[],"data_offsets":[1234567890123452,1234567890123456]}}')
+    for text in headers:
+        assert columns._fast(text) is not None, text[:80]
+        assert_both_ways_agree(text)
 
 
 def fuzz(count: int, seed: int) -> int:
@@ -314,6 +340,8 @@ def fuzz(count: int, seed: int) -> int:
             {"x": Tensor("U8", (3,), b"abc"), "y": Tensor("I64", (), b"\0" * 8), "z": Tensor("BF16", (0,), b"")}
         ),
         raw_file({"a": entry(), "__metadata__": {"k": "v"}, "b": entry(offsets=(4, 8), extra=[1, "é"])}, FOUR * 2),
+        raw_file({"a": entry(), "b": entry("U8", (1, 2, 2), offsets=(4, 8))}, FOUR * 2),
+        file_bytes({f"layers.{k}": Tensor("F32", (k, 5), bytes(20 * k)) for k in range(12)}),
     ]
     accepted = 0
     for number in range(count):
@@ -323,6 +351,8 @@ def fuzz(count: int, seed: int) -> int:
                 mutate(rng, data) if len(data) > 10 and 0 < struct.unpack("<Q", data[:8])[0] <= len(data) - 8 else data
             )
         ours, theirs = read(data), reference_accepts(data)
+        if ours.readable:
+            assert_both_ways_agree(data[8 : ours.header_bytes])
         assert ours.valid == theirs, (data, ours.problems)
         if theirs:
             accepted += 1
@@ -333,9 +363,9 @@ def fuzz(count: int, seed: int) -> int:
 
 def test_two_thousand_mutated_files_get_the_reference_verdict():
     """No exceptions are needed: accept and refuse agree on every one."""
-    assert 50 < fuzz(2_000, seed=1) < 1_500
+    assert 30 < fuzz(2_000, seed=1) < 1_500
 
 
 @pytest.mark.slow
 def test_twenty_thousand_mutated_files_get_the_reference_verdict():
-    assert 500 < fuzz(20_000, seed=2) < 15_000
+    assert 300 < fuzz(20_000, seed=2) < 15_000
