@@ -61,10 +61,11 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A generation and how long it took when it was computed, in seconds."""
+    """A generation, how long it took when it was computed, in seconds, and what computed its experts."""
 
     generation: Generation
     seconds: float
+    computed_on: str  # "cpu" or "cuda"
 
 
 def sample_path(sample: str) -> Path:
@@ -132,7 +133,8 @@ def _served(build: Build, path: str, identity: Stamp) -> ServedModel:
 def _generation(build: Build, prompt: str, n: int, path: str, identity: Stamp) -> Timed:
     model = _served(build, path, identity)
     start = perf_counter()
-    return Timed(model.generate(prompt, n), perf_counter() - start)
+    generation = model.generate(prompt, n)
+    return Timed(generation, perf_counter() - start, model.computes_on)
 
 
 def calibration_counts(run: str) -> NDArray[np.int32]:

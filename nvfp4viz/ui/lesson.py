@@ -22,6 +22,7 @@ import streamlit as st
 
 from nvfp4viz.ui import export, i18n, snippets, state
 from nvfp4viz.ui.components import load
+from nvfp4viz.ui.device_line import device_line
 from nvfp4viz.ui.errors import escape
 from nvfp4viz.ui.i18n import t
 
@@ -162,7 +163,7 @@ class Lesson:
         code: Mapping[str, Any],
         data: Mapping[str, Rows | Callable[[], Rows]],
     ) -> None:
-        """Show me the code, Sources, Download data, Copy link; and the address bar is brought up to date.
+        """Show me the code, Sources, Download data, Copy link, what computes; the address bar is brought up to date.
 
         ``code`` fills the page's snippet ``content/code/<id>.py``; ``data`` maps a file's stem to its rows (or a
         function that computes them when somebody downloads).
@@ -194,6 +195,7 @@ class Lesson:
                 data={"label": t("ui.copy.label"), "copied": t("ui.copy.copied"), "byHand": t("ui.copy.by_hand")},
                 width="content",
             )
+        st.caption(device_line())
 
     def _downloads(self, data: Mapping[str, Rows | Callable[[], Rows]]) -> None:
         for stem, rows in data.items():

@@ -57,6 +57,7 @@ def replies(seed: int) -> Rows:
                     "tokens": len(reply.token_ids),
                     "padding": reply.pads,
                     "seconds": timed.seconds,
+                    "experts_computed_on": timed.computed_on,
                 }
             )
     return rows

@@ -10,6 +10,7 @@ from nvfp4viz.errors import NvError
 from nvfp4viz.figures.coverage import STATUSES, CoverageGrid, describe_coverage, describe_routes, meet
 from nvfp4viz.ui import errors, predict, story_runs
 from nvfp4viz.ui.coverage_map import coverage_map
+from nvfp4viz.ui.device_line import name_of
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.numbers import four, hex_f32
 from nvfp4viz.ui.story import workshop
@@ -31,7 +32,8 @@ def _pair(page: Lesson, prompt_id: str, text: str | None = None, *, kind: str = 
         with place:
             cards(parts, tall=workshop(), kind=kind)
         reply, timed = story_runs.run(build, prompt_id, text)
-        foot = page.t("card.foot", n=len(reply.token_ids), pads=reply.pads, seconds=four(timed.seconds))
+        seconds, device = four(timed.seconds), name_of(timed.computed_on)
+        foot = page.t("card.foot", n=len(reply.token_ids), pads=reply.pads, seconds=seconds, device=device)
         parts[index] = card(page.t(f"card.{title}"), page.t("card.status"), reply, foot)
         found.append(reply)
     with place:
