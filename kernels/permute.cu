@@ -1,17 +1,20 @@
 // How routed tokens travel to their experts and back: nvfp4viz/moe/dataflow.py on the device, in the same order and bits.
 //
-// plan    counts and offsets of every expert; source[r], the token of permuted row r; target[t, j], the row of route j
+// plan    offsets of every expert; source[r], the token of permuted row r; target[t, j], the row of route j
 //         of token t, or T*k for a route whose expert is not here.  Rows of one expert lie by token, then by rank.
 // gather  permuted rows of x, 16 bytes at a time
 // combine out[t] = bf16(Σ_j f32(bf16(y[target[t, j]] * bf16(w[t, j])))), j ascending
 //
-// A stable order needs no atomics: one warp an expert walks over all routes in order and counts by ballot.  Ids are
-// read E/warps times from the cache, which for any batch a router sees costs less than a sort.
+// A stable order needs no atomics.  The routes are cut into chunks; one warp for every (expert, chunk) counts by ballot.
+// The counts, expert by expert and chunk by chunk, are in the order of the rows, so a warp's first row is the sum of all
+// counts before its own.
 #include "nvfp4_math.cuh"
 
 #include "warp.cuh"
 
 namespace nv {
+
+constexpr int kChunk = 1024;  // routes that one warp looks at
 
 // The expert of route i as this rank numbers it; -1 where it is not here.
 NV_DEV int local_expert(const int* ids, const int* expert_map, int i) {
@@ -21,34 +24,35 @@ NV_DEV int local_expert(const int* ids, const int* expert_map, int i) {
 
 }  // namespace nv
 
-// counts[e] of every expert.  Grid experts / 4 up, block 128: a warp an expert.
-extern "C" __global__ void nv_count_routes(const int* ids, const int* expert_map, int* counts, int routes, int experts) {
-  const int expert = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / 32);
-  const int lane = static_cast<int>(threadIdx.x % 32);
+// counts[e, c]: routes of chunk c to expert e.  Grid experts * chunks / 4 up, block 128: a warp for each count.
+extern "C" __global__ void nv_count_routes(const int* ids, const int* expert_map, int* counts, int routes, int experts,
+                                           int chunks) {
+  const int index = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / 32);
+  const int lane = static_cast<int>(threadIdx.x % 32), expert = index / chunks, first = index % chunks * nv::kChunk;
   if (expert >= experts) return;
   int count = 0;
-  for (int i = lane; i < routes; i += 32) count += nv::local_expert(ids, expert_map, i) == expert;
+#pragma unroll 8
+  for (int i = first + lane; i < first + nv::kChunk; i += 32)
+    count += i < routes && nv::local_expert(ids, expert_map, i) == expert;
   for (int step = 16; step > 0; step /= 2) count += __shfl_xor_sync(nv::kAllLanes, count, step);
-  if (lane == 0) counts[expert] = count;
+  if (lane == 0) counts[index] = count;
 }
 
 // Offsets, and each expert's share of `source` and `target`.  Same grid; `source` and `target` are filled beforehand
 // with -1 and T*k.
 extern "C" __global__ void nv_plan_routes(const int* ids, const int* expert_map, const int* counts, int* offsets,
-                                          int* source, int* target, int routes, int top_k, int experts) {
-  const int expert = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / 32);
-  const int lane = static_cast<int>(threadIdx.x % 32);
+                                          int* source, int* target, int routes, int top_k, int experts, int chunks) {
+  const int index = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / 32);
+  const int lane = static_cast<int>(threadIdx.x % 32), expert = index / chunks, first = index % chunks * nv::kChunk;
   if (expert >= experts) return;
-  int first = 0;  // rows of the experts before this one
-  for (int e = lane; e < expert; e += 32) first += counts[e];
-  for (int step = 16; step > 0; step /= 2) first += __shfl_xor_sync(nv::kAllLanes, first, step);
-  if (lane == 0) {
-    offsets[expert] = first;
-    if (expert == experts - 1) offsets[experts] = first + counts[expert];
-  }
-  int row = first;
-  for (int base = 0; base < routes; base += 32) {
-    const int i = base + lane;
+  int row = 0;
+#pragma unroll 8
+  for (int i = lane; i < index; i += 32) row += counts[i];
+  for (int step = 16; step > 0; step /= 2) row += __shfl_xor_sync(nv::kAllLanes, row, step);
+  if (lane == 0 && first == 0) offsets[expert] = row;
+  if (lane == 0 && index == experts * chunks - 1) offsets[experts] = row + counts[index];
+#pragma unroll 8
+  for (int i = first + lane; i < first + nv::kChunk; i += 32) {
     const bool mine = i < routes && nv::local_expert(ids, expert_map, i) == expert;
     const unsigned who = __ballot_sync(nv::kAllLanes, mine);
     if (mine) {

@@ -69,15 +69,17 @@ def routed(tokens: int, experts: int, top_k: int, seed: int) -> np.ndarray:
 
 def run_plan(permute: HostKernels, ids: np.ndarray, experts: int, expert_map: np.ndarray | None):
     routes, top_k = ids.size, ids.shape[1]
-    counts, offsets = np.full(experts, -7, np.int32), np.full(experts + 1, -7, np.int32)
+    chunks = -(-routes // 1024)
+    counts, offsets = np.full((experts, chunks), -7, np.int32), np.full(experts + 1, -7, np.int32)
     source, target = np.full(routes, -1, np.int32), np.full(routes, routes, np.int32)
-    sizes = (np.int32(routes), np.int32(top_k), np.int32(experts))
-    permute("nv_count_routes", -(-experts // 4), 128, ids, expert_map, counts, sizes[0], sizes[2])
-    permute("nv_plan_routes", -(-experts // 4), 128, ids, expert_map, counts, offsets, source, target, *sizes)
-    return counts, offsets, source, target
+    sizes = (np.int32(routes), np.int32(top_k), np.int32(experts), np.int32(chunks))
+    grid = -(-experts * chunks // 4)
+    permute("nv_count_routes", grid, 128, ids, expert_map, counts, sizes[0], *sizes[2:])
+    permute("nv_plan_routes", grid, 128, ids, expert_map, counts, offsets, source, target, *sizes)
+    return counts.sum(axis=1), offsets, source, target
 
 
-@pytest.mark.parametrize(("tokens", "experts", "top_k"), [(1, 5, 1), (7, 4, 2), (50, 37, 8)])
+@pytest.mark.parametrize(("tokens", "experts", "top_k"), [(1, 5, 1), (7, 4, 2), (50, 37, 8), (530, 5, 4)])
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_plan(permute: HostKernels, tokens: int, experts: int, top_k: int, elsewhere: bool) -> None:
     ids = routed(tokens, experts, top_k, 3)

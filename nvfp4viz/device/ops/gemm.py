@@ -1,0 +1,308 @@
+"""Grouped GEMMs of a mixture-of-experts layer: rows sorted by expert, each range times its own expert's FP4 weight.
+
+``grouped_gemm_w4a4``   both sides FP4, on the tensor core where there is one for it, else its bit-exact step in the
+                        same kernel (`kernels/gemm_w4a4.cu`); equals `nvfp4viz.quant.mma_grouped` in every bit
+``grouped_gemm_w4a16``  BF16 activations: a kernel that widens FP4 as it multiplies (`kernels/gemm_w4a16.cu`), or the
+                        weight decoded to BF16 first and ``torch._grouped_mm``
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+
+from nvfp4viz.device.load import kernel
+from nvfp4viz.device.ops.checks import check, check_multiple
+from nvfp4viz.device.ops.layout import scale_tile_offsets
+from nvfp4viz.errors import DeviceError, FormatError
+from nvfp4viz.quant import RECIPES
+
+if TYPE_CHECKING:
+    from nvfp4viz.device.ops.quantize import DeviceQuantized
+
+__all__ = ["PackedW4A16", "grouped_gemm_w4a4", "grouped_gemm_w4a16", "pack_w4a16", "widened_weight"]
+
+THREADS = 128
+COLUMNS = 128  # of the result, a block
+W4A4_ROWS = 32  # of the result, a block
+STAGES, STAGE_BYTES, ROW_BYTES = 4, 4608, 128  # of gemm_w4a16.cu: pipeline, weight and scales of a stage, a row of x
+METHODS = ("fused", "dequantize")
+_OUT = {torch.bfloat16: "bf16", torch.float32: "f32"}
+
+
+# ------------------------------------------------------------------------------------------------------ W4A4
+
+
+def grouped_gemm_w4a4(
+    a: DeviceQuantized,
+    b_packed: torch.Tensor,
+    b_scales: torch.Tensor,
+    offsets: torch.Tensor,
+    alphas: torch.Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+    *,
+    row_alphas: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``round(alpha * A[m] · B[expert of m])``, the dot by the block-scaled tensor core in steps of 64, increasing k.
+
+    Parameters
+    ----------
+    a
+        (R, K) activations, NVFP4 or MXFP4, sorted by expert.  Swizzled scales hold each expert's rows in tiles of 128
+        of their own, as :func:`nvfp4viz.device.ops.swizzle` writes them with `offsets`.
+    b_packed, b_scales : (E, N, K//2), (E, N, K//block) uint8
+        Weights.  With swizzled activations: scales swizzled for each expert, flat.
+    offsets : (E+1,) int32
+        First row of each expert.
+    alphas : (E,) float32
+        The epilogue's factor, multiplied in f32 before the only rounding.
+    out_dtype
+        bfloat16, or float32 for the scaled accumulator.
+    row_alphas : (R,) float32, optional
+        Factors of rows instead (per-token scaling).
+
+    Returns
+    -------
+    (R, N); rows outside every expert's range are zero.
+
+    Raises
+    ------
+    FormatError
+        ``ops.tensor``, ``ops.multiple``, ``quantize.dtype``
+    """
+    op = "grouped_gemm_w4a4"
+    if out_dtype not in _OUT:
+        raise FormatError("quantize.dtype", dtype=out_dtype)
+    kind = RECIPES[a.recipe].scheme
+    block = RECIPES[a.recipe].block_size
+    rows, k = a.shape
+    check_multiple(op, "K", k, block)
+    check(op, "offsets", offsets, torch.int32, None)
+    experts = len(offsets) - 1
+    check(op, "a.packed", a.packed, torch.uint8, rows, k // 2)
+    check(op, "b_packed", b_packed, torch.uint8, experts, None, k // 2)
+    check(op, "alphas", alphas, torch.float32, experts)
+    if row_alphas is not None:
+        check(op, "row_alphas", row_alphas, torch.float32, rows)
+    n, scale_offsets = b_packed.shape[1], None
+    if a.layout == "swizzled":
+        padded = -(-k // block // 4) * 4
+        check(op, "a.scales", a.scales, torch.uint8, None)
+        check(op, "b_scales", b_scales, torch.uint8, experts * -(-n // 128) * 128 * padded)
+        scale_offsets = scale_tile_offsets(offsets)
+    else:
+        check(op, "a.scales", a.scales, torch.uint8, rows, k // block)
+        check(op, "b_scales", b_scales, torch.uint8, experts, n, k // block)
+    out = torch.zeros(rows, n, dtype=out_dtype, device=a.packed.device)
+    grid = (-(-n // COLUMNS), rows // W4A4_ROWS + experts if rows else 0)
+    arguments = (a.packed, a.scales, b_packed, b_scales, offsets, scale_offsets, alphas, row_alphas, out)
+    sizes = (np.int32(experts), np.int32(n), np.int32(k))
+    kernel("gemm_w4a4.cu", f"nv_grouped_w4a4_{kind}_{a.layout}_{_OUT[out_dtype]}")(grid, THREADS, (*arguments, *sizes))
+    return out
+
+
+# ----------------------------------------------------------------------------------------------------- W4A16
+
+
+@dataclass(frozen=True, slots=True)
+class PackedW4A16:
+    """An NVFP4 weight in the order of the fused kernel's registers: nibbles moved, none changed, the same size.
+
+    Attributes
+    ----------
+    words : (pieces, 32, 4) int32
+        16 rows x 64 k to a piece, one 16-byte word for each lane.
+    scales : (pieces, 8, 2) int32
+        E4M3 bytes of the piece, four k-blocks to a word, rows g and g+8 side by side.
+    row_nan : (E, N) uint8
+        1 where a row holds a NaN scale: its outputs are NaN.
+    shape
+        (E, N, K)
+    """
+
+    words: torch.Tensor
+    scales: torch.Tensor
+    row_nan: torch.Tensor
+    shape: tuple[int, int, int]
+
+
+def pack_w4a16(packed: torch.Tensor, scales: torch.Tensor) -> PackedW4A16:
+    """Prepare a weight for ``method="fused"``, once after loading.
+
+    Parameters
+    ----------
+    packed, scales : (E, N, K//2), (E, N, K//16) uint8
+        NVFP4 weights of all experts, E4M3 block scales.
+
+    Raises
+    ------
+    FormatError
+        ``ops.tensor``, ``ops.multiple``
+    """
+    check("pack_w4a16", "packed", packed, torch.uint8, None, None, None)
+    experts, n, half = packed.shape
+    check_multiple("pack_w4a16", "K", 2 * half, 16)
+    check("pack_w4a16", "scales", scales, torch.uint8, experts, n, half // 8)
+    pieces = experts * -(-n // 16) * -(-half // 32)
+    options = {"dtype": torch.int32, "device": packed.device}
+    words, moved = torch.empty(pieces, 32, 4, **options), torch.empty(pieces, 8, 2, **options)
+    row_nan = torch.zeros(experts, n, dtype=torch.uint8, device=packed.device)
+    sizes = (np.int32(experts), np.int32(n), np.int32(2 * half))
+    _w4a16("nv_w4a16_prepack")(-(-pieces // 4), THREADS, (packed, scales, words, moved, row_nan, *sizes))
+    return PackedW4A16(words, moved, row_nan, (experts, n, 2 * half))
+
+
+def widened_weight(weight: PackedW4A16) -> torch.Tensor:
+    """(E, N, K) bfloat16: what the fused kernel multiplies, ``code * block scale``, exact.  NaN scales read as 480."""
+    experts, n, k = weight.shape
+    out = torch.empty(experts, n, k, dtype=torch.bfloat16, device=weight.words.device)
+    sizes = (np.int32(experts), np.int32(n), np.int32(k))
+    pieces = len(weight.words)
+    _w4a16("nv_w4a16_widen")(-(-pieces // 4), THREADS, (weight.words, weight.scales, out, *sizes))
+    return out
+
+
+def grouped_gemm_w4a16(
+    x: torch.Tensor,
+    packed: torch.Tensor | PackedW4A16,
+    scales: torch.Tensor | None,
+    decode_scales: torch.Tensor,
+    offsets: torch.Tensor,
+    method: Literal["fused", "dequantize"] = "fused",
+) -> torch.Tensor:
+    """``bf16(decode[e] * x[m] · W[e])`` with BF16 activations and NVFP4 weights; activations are never quantised.
+
+    Parameters
+    ----------
+    x : (R, K) bfloat16
+        Sorted by expert.
+    packed, scales : (E, N, K//2), (E, N, K//16) uint8
+        The weight; or a `PackedW4A16` and None, which saves packing it in every call.
+    decode_scales : (E,) float32
+        One factor for each expert, ``weight_scale_2``.
+    offsets : (E+1,) int32
+        First row of each expert.
+    method
+        ``"fused"`` reads the FP4 bytes once and widens them in registers.  ``"dequantize"`` writes the weight out in
+        BF16 first, needs 3.6 times its memory, and rounds to BF16 before the factor as well as after it.
+
+    Returns
+    -------
+    (R, N) bfloat16; sums in f32, in the hardware's order.
+
+    Raises
+    ------
+    FormatError
+        ``ops.tensor``, ``ops.multiple``, ``ops.method``
+    DeviceError
+        ``device.memory``
+    """
+    op = "grouped_gemm_w4a16"
+    if method not in METHODS:
+        raise FormatError("ops.method", op=op, method=method, known=", ".join(METHODS))
+    ready = isinstance(packed, PackedW4A16)
+    experts, n, k = packed.shape if ready else (*packed.shape[:2], packed.shape[2] * 2)
+    check(op, "x", x, torch.bfloat16, None, k)
+    check(op, "decode_scales", decode_scales, torch.float32, experts)
+    check(op, "offsets", offsets, torch.int32, experts + 1)
+    check_multiple(op, "K", k, 16)
+    check_multiple(op, "N", n, 8)
+    if method == "fused":
+        return _fused(x, packed if ready else pack_w4a16(packed, scales), decode_scales, offsets)
+    if ready:
+        raise FormatError("ops.tensor", op=op, name="packed", expected="uint8 (E, N, K/2)", got="PackedW4A16")
+    check(op, "packed", packed, torch.uint8, experts, n, k // 2)
+    check(op, "scales", scales, torch.uint8, experts, n, k // 16)
+    return _dequantized(x, packed, scales, decode_scales, offsets)
+
+
+def _w4a16(name: str):
+    return kernel("gemm_w4a16.cu", name)
+
+
+def _tokens_of_a_block(rows: int, experts: int) -> int:
+    """The tile's height: room for what an expert usually gets, since a second tile widens the weight again."""
+    mean = rows / max(experts, 1)
+    return 16 if mean <= 8 else 32 if mean <= 18 else 64
+
+
+def _fused(x: torch.Tensor, weight: PackedW4A16, decode_scales: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    experts, n, k = weight.shape
+    rows = x.shape[0]
+    out = torch.zeros(rows, n, dtype=torch.bfloat16, device=x.device)
+    tokens = _tokens_of_a_block(rows, experts)
+    grid = (-(-n // COLUMNS), rows // tokens + experts if rows else 0)
+    arguments = (x, weight.words, weight.scales, weight.row_nan, decode_scales, offsets, out)
+    sizes = (np.int32(experts), np.int32(n), np.int32(k))
+    shared = STAGES * (STAGE_BYTES + ROW_BYTES * tokens)
+    _w4a16(f"nv_grouped_w4a16_{tokens}")(grid, THREADS, (*arguments, *sizes), shared)
+    return out
+
+
+# ------------------------------------------------------------------------------------------- decode, then multiply
+
+
+def _dequantized(
+    x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, decode_scales: torch.Tensor, offsets: torch.Tensor
+) -> torch.Tensor:
+    """All experts at once; where memory does not suffice, fewer at a time."""
+    experts, chunk = len(packed), len(packed)
+    while True:
+        try:
+            return _dequantized_by(chunk, x, packed, scales, decode_scales, offsets)
+        except torch.OutOfMemoryError as error:
+            if chunk == 1:
+                raise DeviceError("device.memory", reason=str(error).splitlines()[0]) from error
+        torch.cuda.empty_cache()
+        chunk = min(experts, chunk + 1) // 2
+
+
+def _dequantized_by(
+    chunk: int,
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    scales: torch.Tensor,
+    decode_scales: torch.Tensor,
+    offsets: torch.Tensor,
+) -> torch.Tensor:
+    from nvfp4viz.device.ops.quantize import DeviceQuantized, dequantize
+
+    experts, n, half = packed.shape
+    rows = x.shape[0]
+    out = torch.zeros(rows, n, dtype=torch.bfloat16, device=x.device)
+    starts = None if chunk >= experts else offsets.tolist()  # only cutting into chunks has to wait for the device
+    for first in range(0, experts, chunk):
+        last = min(first + chunk, experts)
+        q = DeviceQuantized(
+            packed[first:last].reshape(-1, half), scales[first:last].reshape(-1, half // 8), 1.0, "ieee",
+            ((last - first) * n, half * 2), "linear",
+        )  # fmt: skip
+        weight = dequantize(q, dtype=torch.bfloat16).view(last - first, n, half * 2)
+        low, high = (0, rows) if starts is None else (starts[first], starts[last])
+        if low == high:
+            continue
+        ends = offsets[first + 1 : last + 1] - low
+        product = _grouped_mm(x[low:high], weight, ends)
+        owner = torch.bucketize(torch.arange(high - low, dtype=torch.int32, device=x.device), ends, right=True)
+        owned = owner < last - first  # rows behind the last expert are not written by torch: anything may be there
+        factor = decode_scales[first:last][owner.clamp(max=last - first - 1)]
+        scaled = (product.float() * factor[:, None]).to(torch.bfloat16)
+        out[low:high] = torch.where(owned[:, None], scaled, out[low:high])
+    return out
+
+
+def _grouped_mm(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """``x[rows of e] @ weight[e].T`` by torch's own grouped product, or expert by expert where there is none."""
+    own = getattr(torch, "_grouped_mm", None)
+    if own is not None and torch.cuda.get_device_capability(x.device) >= (9, 0):
+        return own(x, weight.transpose(-2, -1), offs=ends)
+    out = torch.zeros(x.shape[0], weight.shape[1], dtype=x.dtype, device=x.device)
+    low = 0
+    for expert, high in enumerate(ends.tolist()):
+        if high > low:
+            torch.mm(x[low:high], weight[expert].T, out=out[low:high])
+        low = high
+    return out
