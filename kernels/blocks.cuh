@@ -151,15 +151,15 @@ NV_DEVICE u64 offset_128x4(int row, int column, int tiles) {
   return ((u64)(row >> 7) * tiles + (column >> 2)) * 512 + ((row & 31) << 4) + (((row >> 5) & 3) << 2) + (column & 3);
 }
 
-// In the 128x4 kernels a warp takes 8 columns of the rows r, r + 32, r + 64 and r + 96, whose scales share 16 bytes of
+// In the 128x4 kernels, of 256 threads a block, a warp takes 8 columns of the rows r, r + 32, r + 64 and r + 96, whose scales share 16 bytes of
 // each tile, and the eight warps of a block take neighbouring r: whole sectors of scales are written together.  A thread
 // takes two columns, 8 apart.  Grid: (rows / 32, columns / 16), both rounded up to whole tiles.
 struct Tile128x4 {
   int row, column;
-  __device__ __forceinline__ Tile128x4() {
+  __device__ __forceinline__ Tile128x4(int x, int y) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    row = (blockIdx.x >> 2) * 128 + (blockIdx.x & 3) * 8 + warp + (lane >> 3) * 32;
-    column = blockIdx.y * 16 + (lane & 7);
+    row = (x >> 2) * 128 + (x & 3) * 8 + warp + (lane >> 3) * 32;
+    column = y * 16 + (lane & 7);
   }
 };
 

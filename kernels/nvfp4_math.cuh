@@ -464,12 +464,15 @@ NV_HD u8 quantize32(const float (&x)[32], const i8* table, u64& low, u64& high) 
     high = (u64)e2m1_pack8(y + 16) | ((u64)e2m1_pack8(y + 24) << 32);
     return (u8)byte;
   }
-  low = high = 0;
+  u32 word[4];
   NV_UNROLL
-  for (int i = 0; i < 16; ++i) {
-    low |= (u64)Rule::code(x[i], o) << (4 * i);
-    high |= (u64)Rule::code(x[16 + i], o) << (4 * i);
+  for (int w = 0; w < 4; ++w) {
+    word[w] = 0;
+    NV_UNROLL
+    for (int i = 0; i < 8; ++i) word[w] |= Rule::code(x[8 * w + i], o) << (4 * i);
   }
+  low = (u64)word[0] | ((u64)word[1] << 32);
+  high = (u64)word[2] | ((u64)word[3] << 32);
   return (u8)byte;
 }
 

@@ -57,7 +57,7 @@ NV_DEVICE void quantize_linear(const void* x, u64* packed, u8* scales, int rows,
 
 template <class T, class Recipe>
 NV_DEVICE void quantize_swizzled(const void* x, u64* packed, u8* scales, int rows, int columns, Globals globals, const i8* table) {
-  const Tile128x4 at;
+  const Tile128x4 at(blockIdx.x, blockIdx.y);
   const int tiles = (columns + 3) >> 2;
   const u64 start = (u64)at.row * columns;
   Raw<16 / T::kPerWord> raw[2];

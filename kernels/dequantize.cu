@@ -1,0 +1,165 @@
+// Packed E2M1 codes and block scales back to BF16 or float32: code * (block scale * decode scale), in this order, as
+// nvfp4viz/quant/decode.py has it.
+//
+//   nv_dequantize_{bf16,f32}_{flat,linear,swizzled}    one decode scale, or one for rows or ranges of rows
+//
+// A thread writes 16 bytes, so a warp writes whole lines: 8 codes to BF16, 4 codes to float32; four such units a thread.
+
+#include "blocks.cuh"
+
+namespace nv {
+
+// How a block's multiplier comes from its scale byte and the stored global scale.
+enum Decoding {
+  kEncodeScale = 0,   // s * (1 / G)
+  kDecodeScale = 1,   // s * g
+  kDivides = 2,       // s / G                           (compressed-tensors)
+  kMx = 3,            // 2^(byte - 127)
+  kMxInfinite = 4,    // the same, but byte 255 is infinity (ModelOpt)
+};
+
+struct Decoder {
+  int decoding, block_shift;  // a block holds 2^block_shift elements
+  bool unsigned_zero;         // ModelOpt reads code 8 as +0
+
+  NV_HD float multiplier(u32 byte, float global) const {
+    if (decoding >= kMx) return byte == 255u && decoding == kMxInfinite ? value(kInf) : ue8m0_value(byte);
+    const float s = e4m3_value(byte);
+    return decoding == kDivides ? divide(s, global) : multiply(s, global);
+  }
+  NV_HD float global(float stored) const { return decoding == kEncodeScale ? divide(1.0f, stored) : stored; }
+};
+
+struct ToBf16 {
+  static const int kCodes = 8;
+  typedef u32 Packed;
+  static __device__ __forceinline__ uint4 store(const float (&y)[8]) {
+    uint4 out;
+    out.x = pair(y[0], y[1]), out.y = pair(y[2], y[3]), out.z = pair(y[4], y[5]), out.w = pair(y[6], y[7]);
+    return out;
+  }
+  // Two numbers; what a NaN becomes is settled in `decode`.
+  static __device__ __forceinline__ u32 pair(float low, float high) {
+#if __CUDA_ARCH__ >= 800
+    u32 r;
+    asm("cvt.rn.bf16x2.f32 %0, %2, %1;" : "=r"(r) : "f"(low), "f"(high));
+    return r;
+#else
+    return to_bf16(low) | (u32)to_bf16(high) << 16;
+#endif
+  }
+  static __device__ __forceinline__ u32 rare(float low, float high) {
+    return (is_nan(low) ? 0x7FC0u : to_bf16(low)) | (is_nan(high) ? 0x7FC0u : to_bf16(high)) << 16;
+  }
+  static __device__ __forceinline__ uint4 store_rare(const float (&y)[8]) {
+    uint4 out;
+    out.x = rare(y[0], y[1]), out.y = rare(y[2], y[3]), out.z = rare(y[4], y[5]), out.w = rare(y[6], y[7]);
+    return out;
+  }
+};
+
+struct ToF32 {
+  static const int kCodes = 4;
+  typedef u16 Packed;
+  static __device__ __forceinline__ uint4 store(const float (&y)[4]) {
+    return make_uint4(bits(y[0]), bits(y[1]), bits(y[2]), bits(y[3]));
+  }
+  static __device__ __forceinline__ u32 rare(float y) { return is_nan(y) ? kQuietNan : bits(y); }
+  static __device__ __forceinline__ uint4 store_rare(const float (&y)[4]) {
+    return make_uint4(rare(y[0]), rare(y[1]), rare(y[2]), rare(y[3]));
+  }
+};
+
+// The same codes with every 8 (-0) made 0: a nibble whose low bits are 0 loses its sign.
+NV_DEVICE u32 without_minus_zero(u32 codes) {
+  const u32 not_zero = ((codes & 0x77777777u) + 0x77777777u) & 0x88888888u;
+  return codes & (not_zero | 0x77777777u);
+}
+
+// One unit of kCodes codes.  Every NaN is written as the quiet one; there can be one only where the multiplier is not
+// finite.
+template <class Out>
+NV_DEVICE uint4 decode(u32 codes, float multiplier, bool unsigned_zero) {
+  if (unsigned_zero) codes = without_minus_zero(codes);
+  float y[Out::kCodes];
+  NV_UNROLL
+  for (int i = 0; i < Out::kCodes; i += 2) {
+    e2m1_pair((codes >> (4 * i)) & 0xFFu, y[i], y[i + 1]);
+    y[i] = multiply(y[i], multiplier), y[i + 1] = multiply(y[i + 1], multiplier);
+  }
+  return is_finite(multiplier) ? Out::store(y) : Out::store_rare(y);
+}
+
+const int kUnits = 4;
+
+template <class Out>
+NV_DEVICE void dequantize_flat(const void* packed, const u8* scales, uint4* out, u64 units, Globals globals, Decoder decoder) {
+  typedef typename Out::Packed Packed;
+  const int shift = decoder.block_shift - (Out::kCodes == 8 ? 3 : 2);  // units in a block, as a power of two
+  const u64 first = (u64)blockIdx.x * (kUnits * blockDim.x) + threadIdx.x;
+  u32 codes[kUnits], bytes[kUnits];
+  NV_UNROLL
+  for (int i = 0; i < kUnits; ++i) {
+    const u64 unit = first + i * blockDim.x;
+    if (unit < units) codes[i] = __ldg(static_cast<const Packed*>(packed) + unit), bytes[i] = __ldg(scales + (unit >> shift));
+  }
+  const float global = decoder.global(globals.of(0));
+  NV_UNROLL
+  for (int i = 0; i < kUnits; ++i) {
+    const u64 unit = first + i * blockDim.x;
+    if (unit < units) out[unit] = decode<Out>(codes[i], decoder.multiplier(bytes[i], global), decoder.unsigned_zero);
+  }
+}
+
+// Grid (rows / blockDim.y, units of a row / (4 blockDim.x)).
+template <class Out, bool kSwizzled>
+NV_DEVICE void dequantize_rows(const void* packed, const u8* scales, uint4* out, int rows, int units, Globals globals, Decoder decoder) {
+  typedef typename Out::Packed Packed;
+  const int shift = decoder.block_shift - (Out::kCodes == 8 ? 3 : 2);
+  const int columns = units >> shift, tiles = (columns + 3) >> 2;
+  const int row = blockIdx.x * blockDim.y + threadIdx.y;
+  const int first = blockIdx.y * (kUnits * blockDim.x) + threadIdx.x;
+  if (row >= rows) return;
+  const u64 start = (u64)row * units;
+  u32 codes[kUnits], bytes[kUnits];
+  NV_UNROLL
+  for (int i = 0; i < kUnits; ++i) {
+    const int unit = first + i * blockDim.x, column = unit >> shift;
+    if (unit < units) {
+      codes[i] = __ldg(static_cast<const Packed*>(packed) + start + unit);
+      bytes[i] = __ldg(scales + (kSwizzled ? offset_128x4(row, column, tiles) : (u64)row * columns + column));
+    }
+  }
+  const float global = decoder.global(globals.of(row));
+  NV_UNROLL
+  for (int i = 0; i < kUnits; ++i) {
+    const int unit = first + i * blockDim.x;
+    if (unit < units) out[start + unit] = decode<Out>(codes[i], decoder.multiplier(bytes[i], global), decoder.unsigned_zero);
+  }
+}
+
+}  // namespace nv
+
+#define NV_DEQUANTIZE_ROWS(dtype, Out, layout, swizzled)                                                             \
+  extern "C" __global__ void __launch_bounds__(256) nv_dequantize_##dtype##_##layout(                                \
+      const void* __restrict__ packed, const nv::u8* __restrict__ scales, uint4* __restrict__ out, int rows,         \
+      int units, const float* __restrict__ global_scales, float global_scale, const int* __restrict__ offsets,       \
+      int ranges, int kind, int decoding, int block_shift, int unsigned_zero) {                                      \
+    nv::dequantize_rows<nv::Out, swizzled>(packed, scales, out, rows, units,                                         \
+                                           {global_scales, global_scale, offsets, ranges, kind},                     \
+                                           {decoding, block_shift, unsigned_zero != 0});                             \
+  }
+
+#define NV_DEQUANTIZE(dtype, Out)                                                                                    \
+  extern "C" __global__ void __launch_bounds__(256) nv_dequantize_##dtype##_flat(                                    \
+      const void* __restrict__ packed, const nv::u8* __restrict__ scales, uint4* __restrict__ out, nv::u64 units,    \
+      const float* __restrict__ global_scales, float global_scale, int decoding, int block_shift,                    \
+      int unsigned_zero) {                                                                                           \
+    nv::dequantize_flat<nv::Out>(packed, scales, out, units, {global_scales, global_scale, 0, 0, nv::kOne},          \
+                                 {decoding, block_shift, unsigned_zero != 0});                                       \
+  }                                                                                                                  \
+  NV_DEQUANTIZE_ROWS(dtype, Out, linear, false)                                                                      \
+  NV_DEQUANTIZE_ROWS(dtype, Out, swizzled, true)
+
+NV_DEQUANTIZE(bf16, ToBf16)
+NV_DEQUANTIZE(f32, ToF32)
