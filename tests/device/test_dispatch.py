@@ -39,19 +39,24 @@ def as_torch(array):
     return torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).view(torch.bfloat16)
 
 
+def owners_of(offsets):
+    """The expert of every row."""
+    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets.numpy()))
+
+
 class FakeOps(types.ModuleType):
     """The operators of ``nvfp4viz.device.ops`` by their contract, on torch's CPU tensors."""
 
     @staticmethod
     def permute(x, ids, experts):
-        plan = plan_dispatch(ids.numpy(), experts, n1=2 * INNER, n=INNER, k=H)
+        plan = plan_dispatch(ids.numpy(), experts, n1=0, n=0, k=0)  # sizes alone
         rows = shuffle_rows(bf16(x), plan.a_map[: plan.rows])
         return types.SimpleNamespace(rows=as_torch(rows), offsets=torch.from_numpy(plan.expert_offsets), plan=plan)
 
     @staticmethod
     def quantize(x, *, recipe, global_scale, offsets):
         assert recipe == "vllm-cuda"
-        owners = np.repeat(np.arange(E), np.diff(offsets.numpy()))
+        owners = owners_of(offsets)
         return quantize_rows(bf16(x), global_scale.numpy()[owners], path="numpy")
 
     @classmethod
@@ -61,13 +66,13 @@ class FakeOps(types.ModuleType):
     @staticmethod
     def grouped_gemm_w4a4(a, packed, scales, offsets, alphas, out_dtype):
         assert out_dtype == torch.bfloat16
-        owners = np.repeat(np.arange(E), np.diff(offsets.numpy()))
+        owners = owners_of(offsets)
         acc = quant.mma_grouped(*a, owners, packed.numpy(), scales.numpy(), path="numpy")
         return as_torch(epilogue(acc, alphas.numpy()[owners]))
 
     @staticmethod
     def unpermute(y, permuted, weights):
-        routes = shuffle_rows(bf16(y), permuted.plan.c_map).reshape(T, K, H)
+        routes = shuffle_rows(bf16(y), permuted.plan.c_map).reshape(*weights.shape, -1)
         return as_torch(combine_routes(routes, weights.numpy()))
 
 
