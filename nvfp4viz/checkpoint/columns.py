@@ -158,20 +158,40 @@ def _entries(body: bytes) -> Columns | None:
     names = [text[a:b] for a, b in zip((first + 1).tolist(), name_end.tolist(), strict=True)]
     if len(set(names)) != count or "__metadata__" in names:
         return None
-    codes = _Codes()
-    kind = [codes[text[a:b]] for a, b in zip((type_begin + 1).tolist(), third.tolist(), strict=True)]
-    kinds = [_kind(spelling) for spelling in codes]
+    alike = _alike(words, type_begin + 1, third)
+    if alike is None:
+        return None
+    firsts, kind = alike
+    kinds = [_kind(text[type_begin[row] + 1 : third[row]]) for row in firsts.tolist()]
     if None in kinds:
         return None
-    return Columns(names, [k for k in kinds if k], np.array(kind, np.int64), begin, end)
+    return Columns(names, [k for k in kinds if k], kind, begin, end)
 
 
-class _Codes(dict[str, int]):
-    """Numbers texts in the order in which they are first asked for."""
+# Longest spelling of a type and shape that is grouped, in words; odd factors that mix them.
+_LONGEST = 8
+_MIX = [_U(pow(0x9E3779B97F4A7C15, k, 2**64)) for k in range(1, _LONGEST + 1)]
 
-    def __missing__(self, text: str) -> int:
-        self[text] = len(self)
-        return self[text]
+
+def _alike(words: Words, begin: Ints, end: Ints) -> tuple[Ints, Ints] | None:
+    """Group equal texts: the first row of each group, and the group of each row; None where they are too long."""
+    size = end - begin
+    if size.max() > 8 * _LONGEST:
+        return None
+    pieces = []
+    for k in range(-(-int(size.max()) // 8)):
+        # Characters beyond the text's end become zero.
+        beyond = (np.clip(8 * (k + 1) - size, 0, 8) * 8).astype(np.uint64)
+        keep = np.where(beyond < 64, ~_U(0) >> np.minimum(beyond, _U(63)), _U(0))
+        pieces.append(words[np.minimum(begin + 8 * k, len(words) - 1)] & keep)
+    mixed = pieces[0] * _MIX[0]
+    for piece, factor in zip(pieces[1:], _MIX[1:], strict=False):
+        mixed += piece * factor
+    _, firsts, group = np.unique(mixed, return_index=True, return_inverse=True)
+    # Equal sums are no proof: the texts themselves must be equal.
+    if not all((piece == piece[firsts][group]).all() for piece in pieces):
+        return None
+    return firsts, group
 
 
 def _kind(spelling: str) -> Kind | None:

@@ -26,9 +26,14 @@ def merge_shards(checkpoint: Checkpoint, shards: list[str]) -> None:
     foreign = not indexed & set(shards)
     extra = [] if not index or foreign else [header for header in checkpoint.files if header.file not in indexed]
     used = [header for header in checkpoint.files if header not in extra] if extra else list(checkpoint.files)
-    checkpoint.tensors = TensorTable.joined([header.entries for header in used], index or {})
+    tables = [header.entries for header in used]
     for header in used:
         checkpoint.unreadable.update(dict.fromkeys(header.unreadable, header.file))
+    if index and not extra and _is_as_indexed(used, index):
+        # Each name has one home, so none occurs twice.
+        checkpoint.tensors = TensorTable.joined(tables, unique=True)
+        return
+    checkpoint.tensors = TensorTable.joined(tables, index or {})
     if len(checkpoint.tensors) != sum(len(header.entries) for header in used):
         _settle_duplicates(checkpoint, used)
     if index:
@@ -38,6 +43,17 @@ def merge_shards(checkpoint: Checkpoint, shards: list[str]) -> None:
         for file in missing:
             checkpoint.problems.append(problem("container.missing-shard.by-number", file))
         checkpoint.blind_files = (*missing, *(header.file for header in checkpoint.files if not header.readable))
+
+
+def _is_as_indexed(headers: list[Header], index: dict[str, str]) -> bool:
+    """Do the headers and the index say the same, name by name?"""
+    if len(index) != sum(len(header.entries) for header in headers):
+        return False
+    for header in headers:
+        homes = list(map(index.get, header.entries.names))
+        if homes.count(header.file) != len(homes):
+            return False
+    return True
 
 
 def _settle_duplicates(checkpoint: Checkpoint, headers: list[Header]) -> None:
@@ -59,9 +75,6 @@ def _compare_with_index(
             params: dict[str, object] = {"count": len(header.entries), "new": new}
             severity = "warn" if new else "info"
             checkpoint.problems.append(problem("container.unindexed-shard", header.file, params, severity=severity))
-    homes = [found.files[file] for file in found.file.tolist()]
-    if len(index) == len(found) and homes == list(map(index.get, found.names)):
-        return
     by_shard: dict[str, list[str]] = {}
     for name, file in index.items():
         by_shard.setdefault(file, []).append(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,11 @@ class Checkpoint:
         except KeyError as error:
             self.entry(error.args[0])
             raise
+        return self.scalars_at(rows)
+
+    def scalars_at(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """As `scalars`, for rows of `tensors`."""
+        table = self.tensors
         is_f32 = np.array([dtype == "F32" for dtype, _ in table.kinds] or [False])
         wrong = np.flatnonzero(~is_f32[table.kind[rows]] | (table.end[rows] - table.begin[rows] != 4))
         if len(wrong):
@@ -175,6 +181,12 @@ class Checkpoint:
         for run in np.split(order, np.flatnonzero(np.diff(files)) + 1) if len(order) else []:
             values[run] = self._gather(table.files[table.file[rows[run[0]]]], table.begin[rows[run]])
         return values
+
+    def scalar_rows(self) -> npt.NDArray[np.int64]:
+        """Rows of `tensors` that are one F32 number, whatever its shape."""
+        return self.tensors.rows_where(
+            [dtype == "F32" and math.prod(shape) == 1 for dtype, shape in self.tensors.kinds]
+        )
 
     def _gather(self, file: str, begins: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """4-byte values of one file at ascending places, coalesced into ranges with gaps below `GAP`."""

@@ -75,8 +75,13 @@ class TensorTable(Mapping[str, TensorEntry]):
         return cls([], [], none, [], none, none, none)
 
     @classmethod
-    def joined(cls, tables: Sequence[TensorTable], home: Mapping[str, str] | None = None) -> TensorTable:
-        """All rows of several tables; where they share a name, the row in its ``home`` file counts, else the last."""
+    def joined(
+        cls, tables: Sequence[TensorTable], home: Mapping[str, str] | None = None, unique: bool = False
+    ) -> TensorTable:
+        """All rows of several tables; where they share a name, the row in its ``home`` file counts, else the last.
+
+        ``unique`` is the caller's word that they share none.
+        """
         tables = [table for table in tables if len(table.names)]
         if len(tables) == 1:
             return tables[0]
@@ -94,7 +99,7 @@ class TensorTable(Mapping[str, TensorEntry]):
             np.concatenate([table.begin for table in tables]),
             np.concatenate([table.end for table in tables]),
         )
-        if len(table.rows) == len(table.names):
+        if unique or len(table.rows) == len(table.names):
             return table
         home, chosen = home or {}, dict[str, int]()
         for row, name in enumerate(table.names):
