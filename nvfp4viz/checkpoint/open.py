@@ -188,6 +188,10 @@ class Checkpoint:
             [dtype == "F32" and math.prod(shape) == 1 for dtype, shape in self.tensors.kinds]
         )
 
+    def all_scalars(self) -> npt.NDArray[np.float32]:
+        """Every one-number F32 tensor's value, in the order of `scalar_rows`."""
+        return self.scalars_at(self.scalar_rows())
+
     def _gather(self, file: str, begins: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """4-byte values of one file at ascending places, coalesced into ranges with gaps below `GAP`."""
         first = np.concatenate([[True], np.diff(begins) > GAP + 4])
