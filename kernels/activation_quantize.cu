@@ -2,43 +2,14 @@
 //
 //   nv_activation_quantize_{ieee,vllm}_{linear,swizzled}_{shared,global}
 //
-// **The activation is a table.**  A BF16 gate has 65536 values, and what vLLM's kernels do with it before they meet `up`
-// depends on it alone; so nvfp4viz.moe computes it, for every gate from 2^-24 to 2^7 of both signs (7936 floats in 31.5 KiB),
-// and this kernel looks it up: the CPU's bits on every GPU, whatever its exp and tanh are.  Outside of that range both
-// functions are simple (`outside`).  ops/activation.py builds the table and checks these rules for all gates.
-//
+// The activation is a table made by nvfp4viz.moe (activation.cuh), so its bits are the CPU's on every GPU.
 // The `shared` kernels copy the table into every block's shared memory and stay on their multiprocessors; the `global`
 // ones read it through the cache, for inputs too small to repay the copy.
 
+#include "activation.cuh"
 #include "blocks.cuh"
 
 namespace nv {
-
-const u32 kFirstMagnitude = 103u << 7;    // BF16 pattern of 2^-24
-const u32 kPerSign = 31u << 7;            // patterns from there to below 2^7
-const u32 kNegative = 4096u;              // where the negative gates begin in the table
-const u32 kTableSize = kNegative + kPerSign;
-
-struct Activation {
-  const float* table;
-  bool rounds_tiny;  // GELU is rounded to BF16 before it meets `up`; the fused SiLU is not
-
-  // `moved` is the pattern less kFirstMagnitude: the sign stays where it was, three bits above the place in the table.
-  __device__ __forceinline__ float inside(u32 moved) const {
-    return table[(moved & 0xFFFu) + ((moved & 0x8000u) >> 3)];
-  }
-  // Below 2^-24 half the gate; from 2^7 on the gate itself, -0 if negative; NaN for minus infinity and NaN.
-  __device__ __forceinline__ float outside(u32 gate) const {
-    const u32 size = gate & 0x7FFFu;
-    const float x = value(gate << 16), half = multiply(x, 0.5f);
-    if (size < kFirstMagnitude) return rounds_tiny ? from_bf16(to_bf16(half)) : half;
-    if (size > 0x7F80u || gate == 0xFF80u) return value(kNan);
-    return gate >> 15 ? value(0x80000000u) : x;
-  }
-  __device__ __forceinline__ float of(u32 gate) const {
-    return (gate & 0x7FFFu) - kFirstMagnitude < kPerSign ? inside(gate - kFirstMagnitude) : outside(gate);
-  }
-};
 
 NV_DEVICE u32 pair_bf16(float low, float high) {
 #if __CUDA_ARCH__ >= 800
@@ -82,25 +53,31 @@ NV_DEVICE Raw<8> gated(const Raw<8>& gates, const Raw<8>& ups, const Activation&
   return out;
 }
 
-// `columns` blocks of 16 outputs a row.  A tile is what one block of threads takes: in the linear layout blockDim.y rows of
-// blockDim.x columns, in the 128x4 layout half of Tile128x4, of which `across` lie in a row.  Blocks of threads go from
-// tile to tile.
+// `columns` blocks of 16 outputs a row.  A tile is what one block of threads takes, and `across` of them lie in a row: in
+// the linear layout blockDim.y rows of blockDim.x columns, in the 128x4 layout a quarter's rows of 8 columns.  Blocks of
+// threads go from tile to tile.
 template <class Recipe, bool kSwizzled>
 NV_DEVICE void activation_quantize(const void* x, u64* packed, u8* scales, int rows, int columns, int across, int tiles_of_all,
                                    const Globals& globals, const i8* reciprocals, const Activation& activation) {
   const int tiles = (columns + 3) >> 2;
   for (int tile = blockIdx.x; tile < tiles_of_all; tile += gridDim.x) {
     const int down = tile / across, right = tile - down * across;
-    const Tile128x4 at(down, 0);
-    const int row = kSwizzled ? at.row : down * (int)blockDim.y + (int)threadIdx.y;
-    const int column = kSwizzled ? at.column + 8 * right : right * (int)blockDim.x + (int)threadIdx.x;
+    int row, column, place = 0, range = -1;
+    if (kSwizzled) {
+      const Tile128x4 at(down, rows, globals.offsets, globals.ranges);
+      row = at.row, place = at.place, range = at.range;
+      column = right * 8 + at.column();
+    } else {
+      row = down * (int)blockDim.y + (int)threadIdx.y;
+      column = right * (int)blockDim.x + (int)threadIdx.x;
+    }
     u8 byte = 0;
-    if (row < rows && column < columns) {
+    if (row >= 0 && row < rows && column < columns) {
       const u64 start = (u64)row * columns;
       Raw<8> gates, ups;
       gates.load(x, 2 * start + column);
       ups.load(x, 2 * start + columns + column);
-      const Recipe recipe(globals.of(row), reciprocals);
+      const Recipe recipe(kSwizzled ? globals.of(row, range) : globals.of(row), reciprocals);
       const Raw<8> products = gated(gates, ups, activation);
       float y[16];
       Bf16::widen(products, y);
@@ -109,7 +86,7 @@ NV_DEVICE void activation_quantize(const void* x, u64* packed, u8* scales, int r
       packed[start + column] = codes;
       if (!kSwizzled) scales[start + column] = byte;
     }
-    if (kSwizzled && column < 4 * tiles) scales[offset_128x4(row, column, tiles)] = byte;
+    if (kSwizzled && column < 4 * tiles) scales[offset_128x4(place, column, tiles)] = byte;
   }
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "nvfp4_math.cuh"
+#include "warp.cuh"
 
 #define NV_DEVICE static __device__ __forceinline__
 
@@ -129,9 +130,10 @@ struct Globals {
   const int* offsets;
   int ranges, kind;
 
-  __device__ __forceinline__ float of(int row) const {
+  __device__ __forceinline__ float of(int row) const { return of(row, kind == kPerRange ? range_of(row) : 0); }
+  __device__ __forceinline__ float of(int row, int range) const {
     if (kind == kOne) return scales ? __ldg(scales) : one;
-    return __ldg(scales + (kind == kPerRow ? row : range_of(row)));
+    return __ldg(scales + (kind == kPerRow ? row : range));
   }
   // The last range that starts at or before the row: an empty range before it starts there too, and is passed over.
   __device__ __forceinline__ int range_of(int row) const {
@@ -151,16 +153,27 @@ NV_DEVICE u64 offset_128x4(int row, int column, int tiles) {
   return ((u64)(row >> 7) * tiles + (column >> 2)) * 512 + ((row & 31) << 4) + (((row >> 5) & 3) << 2) + (column & 3);
 }
 
-// In the 128x4 kernels, of 256 threads a block, a warp takes 8 columns of the rows r, r + 32, r + 64 and r + 96, whose scales share 16 bytes of
-// each tile, and the eight warps of a block take neighbouring r: whole sectors of scales are written together.  A thread
-// takes two columns, 8 apart.  Grid: (rows / 32, columns / 16), both rounded up to whole tiles.
+// In the 128x4 kernels, of 256 threads a block, a warp takes 8 columns of the rows r, r + 32, r + 64 and r + 96 of a tile,
+// whose scales share 16 bytes of each 512, and the eight warps of a block take neighbouring r: whole sectors of scales are
+// written together.  A tile is 128 rows of x, or of one range of rows where there are offsets: then every range is padded
+// to tiles of its own, as grouped GEMMs read them.  Grid: x counts quarters of tiles.
 struct Tile128x4 {
-  int row, column;
-  __device__ __forceinline__ Tile128x4(int x, int y) {
+  int place;  // row of the 128x4 layout
+  int row;    // row of x, or -1 for padding
+  int range;
+
+  __device__ __forceinline__ Tile128x4(int quarter, int rows, const int* offsets, int ranges) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    row = (x >> 2) * 128 + (x & 3) * 8 + warp + (lane >> 3) * 32;
-    column = y * 16 + (lane & 7);
+    const int within = (quarter & 3) * 8 + warp + (lane >> 3) * 32;
+    place = (quarter >> 2) * 128 + within;
+    row = place < rows ? place : -1;
+    range = 0;
+    if (offsets == 0) return;
+    const Tile tile = find_tile(offsets, ranges, 128, quarter >> 2);
+    row = within < tile.rows ? tile.first + within : -1;
+    range = tile.expert;
   }
+  static __device__ __forceinline__ int column() { return threadIdx.x & 7; }
 };
 
 }  // namespace nv

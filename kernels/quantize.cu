@@ -55,29 +55,30 @@ NV_DEVICE void quantize_linear(const void* x, u64* packed, u8* scales, int rows,
   }
 }
 
+// Grid (tiles of 128 rows * 4, columns / 16); two columns a thread, 8 apart.
 template <class T, class Recipe>
 NV_DEVICE void quantize_swizzled(const void* x, u64* packed, u8* scales, int rows, int columns, Globals globals, const i8* table) {
-  const Tile128x4 at(blockIdx.x, blockIdx.y);
-  const int tiles = (columns + 3) >> 2;
+  const Tile128x4 at(blockIdx.x, rows, globals.offsets, globals.ranges);
+  const int tiles = (columns + 3) >> 2, first = blockIdx.y * 16 + at.column();
   const u64 start = (u64)at.row * columns;
   Raw<16 / T::kPerWord> raw[2];
   NV_UNROLL
   for (int i = 0; i < 2; ++i)
-    if (at.row < rows && at.column + 8 * i < columns) raw[i].load(x, start + at.column + 8 * i);
-  const Recipe recipe(globals.of(at.row < rows ? at.row : 0), table);
+    if (at.row >= 0 && first + 8 * i < columns) raw[i].load(x, start + first + 8 * i);
+  const Recipe recipe(globals.of(at.row >= 0 ? at.row : 0, at.range), table);
   NV_UNROLL
   for (int i = 0; i < 2; ++i) {
-    const int column = at.column + 8 * i;
+    const int column = first + 8 * i;
     if (column >= 4 * tiles) return;
     u8 byte = 0;
-    if (at.row < rows && column < columns) {
+    if (at.row >= 0 && column < columns) {
       float y[16];
       T::widen(raw[i], y);
       u64 codes;
       byte = quantize16(y, T::top(raw[i], y), recipe, codes);
       packed[start + column] = codes;
     }
-    scales[offset_128x4(at.row, column, tiles)] = byte;
+    scales[offset_128x4(at.place, column, tiles)] = byte;
   }
 }
 

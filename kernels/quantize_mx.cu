@@ -28,21 +28,21 @@ NV_DEVICE void quantize_mx_flat(const void* x, u64* packed, u8* scales, u64 bloc
 }
 
 template <class T, class Rule>
-NV_DEVICE void quantize_mx_swizzled(const void* x, u64* packed, u8* scales, int rows, int columns, const i8* table) {
-  const Tile128x4 at(blockIdx.x, blockIdx.y);
-  const int tiles = (columns + 3) >> 2;
-  for (int column = at.column; column < at.column + 16 && column < 4 * tiles; column += 8) {
-    u8 byte = 0;
-    if (at.row < rows && column < columns) {
-      const u64 block = (u64)at.row * columns + column;
-      Raw<32 / T::kPerWord> raw;
-      raw.load(x, block);
-      float y[32];
-      T::widen(raw, y);
-      byte = quantize_one<Rule>(y, packed, block, table);
-    }
-    scales[offset_128x4(at.row, column, tiles)] = byte;
+NV_DEVICE void quantize_mx_swizzled(const void* x, u64* packed, u8* scales, int rows, int columns, const int* offsets, int ranges,
+                                    const i8* table) {
+  const Tile128x4 at(blockIdx.x, rows, offsets, ranges);
+  const int tiles = (columns + 3) >> 2, column = blockIdx.y * 8 + at.column();
+  if (column >= 4 * tiles) return;
+  u8 byte = 0;
+  if (at.row >= 0 && column < columns) {
+    const u64 block = (u64)at.row * columns + column;
+    Raw<32 / T::kPerWord> raw;
+    raw.load(x, block);
+    float y[32];
+    T::widen(raw, y);
+    byte = quantize_one<Rule>(y, packed, block, table);
   }
+  scales[offset_128x4(at.place, column, tiles)] = byte;
 }
 
 }  // namespace nv
@@ -55,8 +55,8 @@ NV_DEVICE void quantize_mx_swizzled(const void* x, u64* packed, u8* scales, int 
   }                                                                                                              \
   extern "C" __global__ void __launch_bounds__(256) nv_quantize_mx_##dtype##_##rule##_swizzled(                  \
       const void* __restrict__ x, nv::u64* __restrict__ packed, nv::u8* __restrict__ scales, int rows,           \
-      int columns, const nv::i8* __restrict__ table) {                                                           \
-    nv::quantize_mx_swizzled<nv::T, nv::Rule>(x, packed, scales, rows, columns, table);                          \
+      int columns, const int* __restrict__ offsets, int ranges, const nv::i8* __restrict__ table) {              \
+    nv::quantize_mx_swizzled<nv::T, nv::Rule>(x, packed, scales, rows, columns, offsets, ranges, table);         \
   }
 
 #define NV_QUANTIZE_MX_DTYPES(rule, Rule, Half)  \

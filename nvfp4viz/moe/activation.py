@@ -30,20 +30,35 @@ def _gated(activated: npt.NDArray[np.float32], up: npt.NDArray[np.float32]) -> A
     return f32_to_bf16(bf16_to_f32(f32_to_bf16(activated)) * up)
 
 
+def gelu_tanh(gate: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """``0.5·f·(1 + tanh(√(2/π)·(f + 0.044715·f³)))`` in f32.
+
+    The hyperbolic tangent is taken in float64 and rounded, so that every machine gives the same bits; CUDA's ``tanhf``
+    may differ from that by an ulp.
+    """
+    with np.errstate(all="ignore"):
+        inner = SQRT_2_OVER_PI * (gate + CUBIC * gate * gate * gate)
+        tanh = np.tanh(inner.astype(np.float64)).astype(np.float32)
+        activated: npt.NDArray[np.float32] = HALF * gate * (ONE + tanh)
+        return activated
+
+
+def fused_silu(gate: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """``f / (1 + exp(−f))`` rounded to f32 once: the CUTLASS path's kernel, its fast exponential taken as exact."""
+    with np.errstate(all="ignore"):
+        activated: npt.NDArray[np.float32] = (gate / (1.0 + np.exp(-gate.astype(np.float64)))).astype(np.float32)
+        return activated
+
+
 def gelu_tanh_and_mul(x: Array) -> Array:
     """``gelu_tanh(gate) * up`` of ``x (T, 2I)`` BF16, gate first; ``(T, I)`` BF16.
-
-    ``0.5·f·(1 + tanh(√(2/π)·(f + 0.044715·f³)))`` in f32.  The hyperbolic tangent is taken in float64 and rounded, so
-    that every machine gives the same bits; CUDA's ``tanhf`` may differ from that by an ulp.
 
     >>> gelu_tanh_and_mul(np.array([[1.0, 2.0]], ml_dtypes.bfloat16)).tolist()
     [[1.6796875]]
     """
     with np.errstate(all="ignore"):
         gate, up = _halves(x)
-        inner = SQRT_2_OVER_PI * (gate + CUBIC * gate * gate * gate)
-        tanh = np.tanh(inner.astype(np.float64)).astype(np.float32)
-        return _gated(HALF * gate * (ONE + tanh), up)
+        return _gated(gelu_tanh(gate), up)
 
 
 def silu_and_mul(x: Array) -> Array:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from nvfp4viz.moe.activation import gelu_tanh_and_mul, silu_and_mul
+from nvfp4viz.moe.activation import fused_silu, gelu_tanh_and_mul, silu_and_mul
 from nvfp4viz.moe.dataflow import Dispatch, combine_routes, nan_rows, plan_dispatch, round_bf16, shuffle_rows
 from nvfp4viz.moe.experts_quant import per_token_scales, quantize_rows
 from nvfp4viz.moe.routing import Routing
@@ -253,11 +253,10 @@ def activate(c1: Array, activation: Activation, *, fused: bool = False) -> Array
 
 
 def _fused_silu_and_mul(c1: Array) -> Array:
-    """``bf16(gate / (1 + exp(-gate)) * up)`` in f32; the kernel's fast exponential and division are taken as exact."""
+    """``bf16(gate / (1 + exp(-gate)) * up)`` in f32; see `fused_silu`."""
     gate, up = np.split(c1.astype(np.float32), 2, axis=1)
     with np.errstate(over="ignore", invalid="ignore"):
-        silu = (gate / (1.0 + np.exp(-gate.astype(np.float64)))).astype(np.float32)
-        return round_bf16(silu * up)
+        return round_bf16(fused_silu(gate) * up)
 
 
 def nan_experts_of(c3: Array, row_expert: Array) -> tuple[int, ...]:

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "activation.cuh"
 #include "nvfp4_math.cuh"
 
 namespace {
@@ -145,6 +146,10 @@ void decode_f16(const std::uint16_t* x, std::size_t n, float* out) {
 }
 void reciprocals(const float* x, std::size_t n, const nv::i8* table, std::uint32_t* out) {
   for (std::size_t i = 0; i < n; ++i) out[i] = nv::bits(nv::rcp_approx_ftz(x[i], table));
+}
+// What each of the 65536 BF16 patterns becomes as a gate.
+void activate_all(const float* table, int rounds_tiny, float* out) {
+  for (unsigned gate = 0; gate < 65536; ++gate) out[gate] = nv::Activation{table, rounds_tiny != 0}.of(gate);
 }
 // Every code's value: 16 of E2M1, 256 of E4M3, 256 of UE8M0.
 void decode_all(float* e2m1_values, float* e4m3_values, float* ue8m0_values) {

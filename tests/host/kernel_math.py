@@ -78,3 +78,9 @@ class KernelMath:
         tables = np.zeros(16, np.float32), np.zeros(256, np.float32), np.zeros(256, np.float32)
         self.library.decode_all(*map(_at, tables))
         return tables
+
+    def activated(self, table: npt.NDArray[np.float32], rounds_tiny: bool) -> npt.NDArray[np.float32]:
+        """What each of the 65536 BF16 patterns becomes as a gate, given the table of an activation."""
+        out = np.zeros(1 << 16, np.float32)
+        self.library.activate_all(_at(table), int(rounds_tiny), _at(out))
+        return out

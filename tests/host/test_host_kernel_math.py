@@ -61,6 +61,26 @@ def test_decoding_gives_the_values_of_the_format_cards(math: KernelMath) -> None
     assert ue8m0[255] == 0x7FC00000
 
 
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_the_activation_of_every_gate_is_that_of_moe(math: KernelMath, activation: str) -> None:
+    """Inside of the table and outside: 65536 gates, and ``up`` as a BF16 that keeps the last bits apart."""
+    pytest.importorskip("torch", reason="the table is made beside the op, which is torch's")
+    from nvfp4viz.device.ops.activation import activation_table
+    from nvfp4viz.moe.experts import activate
+
+    found = math.activated(activation_table(activation), activation == "gelu_tanh")
+    gates = np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16)
+    for factor in (1.0, 0.66015625, -197.0, 2.0**-120, 3e38):
+        up = np.full_like(gates, factor)
+        x = np.stack([gates, up], axis=1)
+        expected = activate(x, activation, fused=True)[:, 0]
+        with np.errstate(all="ignore"):
+            product = formats.f32_to_bf16(found * up.astype(np.float32))
+        nan = np.isnan(expected.astype(np.float32))
+        assert (nan == np.isnan(product.astype(np.float32))).all()
+        assert (product.view(np.uint16) == expected.view(np.uint16))[~nan].all()
+
+
 def some_floats() -> np.ndarray:
     """Every top half of a float32 with low halves that matter for a rounding to 16 bits, and a million at random."""
     top = np.arange(1 << 16, dtype=np.uint32)[:, None] << 16

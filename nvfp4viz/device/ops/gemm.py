@@ -268,7 +268,8 @@ def _dequantized_by(
     decode_scales: torch.Tensor,
     offsets: torch.Tensor,
 ) -> torch.Tensor:
-    from nvfp4viz.device.ops.quantize import DeviceQuantized, dequantize
+    from nvfp4viz.device.ops.dequantize import dequantize
+    from nvfp4viz.device.ops.quantize import DeviceQuantized
 
     experts, n, half = packed.shape
     rows = x.shape[0]

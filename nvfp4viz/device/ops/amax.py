@@ -1,0 +1,73 @@
+"""Largest magnitudes on the GPU: `nvfp4viz.quant.amax` of a tensor, of its rows, or of ranges of rows."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+
+from nvfp4viz.device.load import kernel
+from nvfp4viz.device.ops.checks import check, check_multiple
+from nvfp4viz.device.ops.groups import aligned
+from nvfp4viz.device.ops.quantize import DTYPES, THREADS
+from nvfp4viz.errors import FormatError
+
+__all__ = ["amax"]
+
+PER = ("tensor", "expert", "token")
+VECTORS = 4  # loads of 16 bytes that a thread has under way
+
+
+def amax(
+    x: torch.Tensor, offsets: torch.Tensor | None = None, per: Literal["tensor", "expert", "token"] | None = None
+) -> torch.Tensor:
+    """Largest magnitude, NaN where there is one; 0 for nothing.
+
+    Parameters
+    ----------
+    x : (M, K) bfloat16, float16 or float32
+        Any shape ``per="tensor"``; else rows of whole 16 bytes.
+    offsets : (E+1,) int32
+        First row of each expert, for ``per="expert"``; rows past the last offset are counted to the last one.
+    per
+        By default ``"expert"`` with `offsets`, else ``"tensor"``.
+
+    Returns
+    -------
+    float32 (1,), (E,) or (M,)
+
+    Raises
+    ------
+    FormatError
+        ``ops.tensor``, ``ops.multiple``, ``ops.method``
+    """
+    op = "amax"
+    per = per or ("tensor" if offsets is None else "expert")
+    if per not in PER:
+        raise FormatError("ops.method", op=op, method=per, known=", ".join(PER))
+    check(op, "x", x, tuple(DTYPES), *(None,) * (x.dim() if per == "tensor" else 2))
+    x, name = aligned(x), DTYPES[x.dtype]
+    if per == "tensor":
+        out = torch.zeros(1, dtype=torch.float32, device=x.device)
+        wanted = -(-x.numel() * x.element_size() // (16 * VECTORS * THREADS))
+        grid = min(wanted, 8 * _multiprocessors(x.device))
+        kernel("amax.cu", f"nv_amax_{name}")(grid, THREADS, (x, np.uint64(x.numel()), out))
+        return out
+    rows, k = x.shape
+    check_multiple(op, "K", k, 16 // x.element_size())
+    ranges = 0
+    if per == "expert":
+        check(op, "offsets", offsets, torch.int32, None)
+        assert offsets is not None
+        ranges = offsets.numel() - 1
+    else:
+        offsets = None
+    out = torch.zeros(ranges if per == "expert" else rows, dtype=torch.float32, device=x.device)
+    sizes = (np.int32(rows), np.int32(k), offsets, np.int32(ranges))
+    kernel("amax.cu", f"nv_amax_rows_{name}")(-(-rows // (THREADS // 32)), THREADS, (x, *sizes, out))
+    return out
+
+
+def _multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -1,0 +1,82 @@
+"""Back from bytes to values on the GPU: `nvfp4viz.quant.dequantize`, the same bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from nvfp4viz.device.load import kernel
+from nvfp4viz.device.ops.checks import check, check_multiple
+from nvfp4viz.device.ops.groups import ONE, aligned, empty, scale_arguments
+from nvfp4viz.device.ops.layout import unswizzle
+from nvfp4viz.device.ops.quantize import THREADS, DeviceQuantized, row_grid, scale_shape
+from nvfp4viz.errors import FormatError
+from nvfp4viz.quant.recipes import find_recipe
+
+__all__ = ["dequantize"]
+
+OUT = {torch.bfloat16: ("bf16", 8), torch.float32: ("f32", 4)}
+"""Name in the kernels, and codes that make 16 bytes."""
+UNITS = 4  # of 16 bytes, a thread
+
+
+def decoding(recipe: str) -> int:
+    """``Decoding`` of ``kernels/dequantize.cu``: how a block's multiplier comes from its byte and the global scale."""
+    found = find_recipe(recipe)
+    if found.scheme == "mxfp4":
+        return 4 if recipe == "modelopt-mxfp4" else 3
+    if recipe == "compressed-tensors":
+        return 2
+    return 1 if found.stores == "decode" else 0
+
+
+def dequantize(q: DeviceQuantized, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """Values of a quantised matrix: ``code · (block scale · decode scale)``, every NaN the quiet one.
+
+    Parameters
+    ----------
+    q
+        Of any recipe; its global scale as the recipe stores it, one, one for each row, or one for each range.
+    dtype
+        bfloat16 (the float32 value rounded once), or float32.
+
+    Returns
+    -------
+    (M, K)
+
+    Raises
+    ------
+    FormatError
+        ``quantize.dtype``, ``recipe.unknown``, ``ops.tensor``, ``ops.multiple``, ``ops.global-scales``
+    DeviceError
+        ``ops.memory``
+    """
+    op = "dequantize"
+    if dtype not in OUT:
+        raise FormatError("quantize.dtype", dtype=dtype)
+    block = find_recipe(q.recipe).block_size
+    rows, k = q.shape
+    check_multiple(op, "K", k, block)
+    check(op, "packed", q.packed, torch.uint8, rows, k // 2)
+    device, columns, scales, layout = q.packed.device, k // block, q.scales, q.layout
+    check(op, "scales", scales, torch.uint8, *scale_shape(rows, columns, layout, q.offsets))
+    if layout == "swizzled" and q.offsets is not None:
+        scales, layout = unswizzle(scales, (rows, columns), q.offsets), "linear"
+    kind, scale, ranges = scale_arguments(op, q.global_scale, q.offsets, rows, device)
+    out = empty(op, (rows, k), dtype, device)
+    name, codes = OUT[dtype]
+    units = k // codes
+    how = (np.int32(decoding(q.recipe)), np.int32(block.bit_length() - 1), np.int32(q.recipe == "modelopt"))
+    packed = aligned(q.packed)
+    if layout == "linear" and kind == ONE:
+        grid = -(-rows * units // (UNITS * THREADS))
+        kernel("dequantize.cu", f"nv_dequantize_{name}_flat")(
+            grid, THREADS, (packed, scales, out, np.uint64(rows * units), *scale, *how)
+        )
+    else:
+        grid, threads = row_grid(rows, units, UNITS)
+        sizes = (np.int32(rows), np.int32(units))
+        kernel("dequantize.cu", f"nv_dequantize_{name}_{layout}")(
+            grid, threads, (packed, scales, out, *sizes, *scale, *ranges, np.int32(kind), *how)
+        )
+    return out
