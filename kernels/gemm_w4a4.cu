@@ -45,34 +45,41 @@ NV_DEV void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], u
 }
 #else
 // The same registers in, the same bits out: every lane collects the two rows and two columns of its four outputs.
+// A call, not inlined: 8 copies of it in each kernel would take the compiler a quarter of a minute.
 template <MmaKind kKind>
-NV_DEV void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], unsigned a_scales,
-                unsigned b_scales) {
+NV_OUTLINE float4 mma_soft(float4 sums, uint4 a, uint2 b, unsigned a_scales, unsigned b_scales) {
   const unsigned lane = threadIdx.x & 31, quad = lane & ~3u, p = lane & 3;
   unsigned rows[2][8], column[8];
 #pragma unroll
   for (int q = 0; q < 4; ++q) {
-    rows[0][q] = __shfl_sync(kAllLanes, a[0], quad + q);
-    rows[1][q] = __shfl_sync(kAllLanes, a[1], quad + q);
-    rows[0][4 + q] = __shfl_sync(kAllLanes, a[2], quad + q);
-    rows[1][4 + q] = __shfl_sync(kAllLanes, a[3], quad + q);
+    rows[0][q] = __shfl_sync(kAllLanes, a.x, quad + q);
+    rows[1][q] = __shfl_sync(kAllLanes, a.y, quad + q);
+    rows[0][4 + q] = __shfl_sync(kAllLanes, a.z, quad + q);
+    rows[1][4 + q] = __shfl_sync(kAllLanes, a.w, quad + q);
   }
   const unsigned row_scales[2] = {__shfl_sync(kAllLanes, a_scales, quad), __shfl_sync(kAllLanes, a_scales, quad + 1)};
+  float d[4] = {sums.x, sums.y, sums.z, sums.w};
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
     const unsigned owner = 4 * (2 * p + j);  // the quad that holds column 2p+j
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
-      column[q] = __shfl_sync(kAllLanes, b[0], owner + q);
-      column[4 + q] = __shfl_sync(kAllLanes, b[1], owner + q);
+      column[q] = __shfl_sync(kAllLanes, b.x, owner + q);
+      column[4 + q] = __shfl_sync(kAllLanes, b.y, owner + q);
     }
     const unsigned column_scales = __shfl_sync(kAllLanes, b_scales, owner);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float& sum = d[2 * i + j];
-      sum = value(mma_step_codes(rows[i], column, row_scales[i], column_scales, bits(sum), kKind));
-    }
+    for (int i = 0; i < 2; ++i)
+      d[2 * i + j] = value(mma_step_codes(rows[i], column, row_scales[i], column_scales, bits(d[2 * i + j]), kKind));
   }
+  return float4{d[0], d[1], d[2], d[3]};
+}
+
+template <MmaKind kKind>
+NV_DEV void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], unsigned a_scales, unsigned b_scales) {
+  const uint4 rows{a[0], a[1], a[2], a[3]};
+  const float4 sums = mma_soft<kKind>(float4{d[0], d[1], d[2], d[3]}, rows, uint2{b[0], b[1]}, a_scales, b_scales);
+  d[0] = sums.x, d[1] = sums.y, d[2] = sums.z, d[3] = sums.w;
 }
 #endif
 

@@ -8,9 +8,11 @@
 
 #ifdef __CUDACC__
 #define NV_DEV __device__ __forceinline__
+#define NV_OUTLINE __device__ __noinline__
 #define NV_SHARED_MEMORY(TYPE, NAME) extern __shared__ TYPE NAME[]
 #else
 #define NV_DEV inline
+#define NV_OUTLINE inline
 #endif
 
 namespace nv {
@@ -79,8 +81,33 @@ NV_DEV unsigned multiply_bf16x2(unsigned a, unsigned b) {
 #endif
 }
 
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 800
+// mma_bf16 without the instruction.  A call, not inlined: dozens of copies would take the compiler half a minute.
+NV_OUTLINE float4 mma_bf16_soft(float4 sums, uint4 a, uint2 b) {
+  float d[4] = {sums.x, sums.y, sums.z, sums.w};
+  const unsigned fragment[4] = {a.x, a.y, a.z, a.w};
+  const unsigned lane = threadIdx.x & 31, quad = lane & ~3u, p = lane & 3;
+  for (unsigned q = 0; q < 4; ++q) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const unsigned upper = __shfl_sync(kAllLanes, fragment[2 * half], quad + q);
+      const unsigned lower = __shfl_sync(kAllLanes, fragment[2 * half + 1], quad + q);
+#pragma unroll
+      for (int column = 0; column < 2; ++column) {
+        const unsigned other = __shfl_sync(kAllLanes, half ? b.y : b.x, 4 * (2 * p + column) + q);
+        d[column] = fmaf(bf16_low(upper), bf16_low(other), d[column]);
+        d[column] = fmaf(bf16_high(upper), bf16_high(other), d[column]);
+        d[2 + column] = fmaf(bf16_low(lower), bf16_low(other), d[2 + column]);
+        d[2 + column] = fmaf(bf16_high(lower), bf16_high(other), d[2 + column]);
+      }
+    }
+  }
+  return float4{d[0], d[1], d[2], d[3]};
+}
+#endif
+
 // d += A (16x16, row major) * B (16x8, column major), BF16 with f32 sums.  With g = lane/4, p = lane%4:
-// a = rows g, g+8, g, g+8 at k 2p, 2p, 2p+8, 2p+8; b = column g at k 2p, 2p+8; d = (g, 2p), (g, 2p+1), (g+8, …).
+// a = rows g, g+8, g, g+8 at k 2p, 2p, 2p+8, 2p+8; b = column g at k 2p, 2p+8; d = (g, 2p), (g, 2p+1), (g+8, ...).
 NV_DEV void mma_bf16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile(
@@ -88,20 +115,8 @@ NV_DEV void mma_bf16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigne
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else
-  const unsigned lane = threadIdx.x & 31, g4 = lane & ~3u, p = lane & 3;
-  for (unsigned q = 0; q < 4; ++q) {
-    for (int half = 0; half < 2; ++half) {
-      const unsigned upper = __shfl_sync(kAllLanes, a[2 * half], g4 + q);
-      const unsigned lower = __shfl_sync(kAllLanes, a[2 * half + 1], g4 + q);
-      for (int column = 0; column < 2; ++column) {
-        const unsigned b = __shfl_sync(kAllLanes, half ? b1 : b0, 4 * (2 * p + column) + q);
-        d[column] = fmaf(bf16_low(upper), bf16_low(b), d[column]);
-        d[column] = fmaf(bf16_high(upper), bf16_high(b), d[column]);
-        d[2 + column] = fmaf(bf16_low(lower), bf16_low(b), d[2 + column]);
-        d[2 + column] = fmaf(bf16_high(lower), bf16_high(b), d[2 + column]);
-      }
-    }
-  }
+  const float4 sums = mma_bf16_soft(float4{d[0], d[1], d[2], d[3]}, uint4{a[0], a[1], a[2], a[3]}, uint2{b0, b1});
+  d[0] = sums.x, d[1] = sums.y, d[2] = sums.z, d[3] = sums.w;
 #endif
 }
 

@@ -29,6 +29,7 @@
 
 struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(16) float4 { float x, y, z, w; };
 struct dim3 { unsigned x = 1, y = 1, z = 1; };
 
 namespace on_host {
