@@ -78,7 +78,7 @@ struct GroupedW4A16 {
   const float* decode;
   const int* offsets;
   u16* out;
-  int experts, n, k;
+  int rows, experts, n, k;
 };
 
 // Where this thread's share of every stage comes from; `fill` moves along k.
@@ -195,7 +195,10 @@ NV_DEV void grouped_w4a16(const GroupedW4A16& p, void* shared) {
   static_assert(kTokens * (kFeatures + 8) * 2 <= kStages * static_cast<int>(sizeof(Stage<kTokens>)), "no room to turn");
   Stage<kTokens>* stages = static_cast<Stage<kTokens>*>(shared);
   const Tile tile = find_tile(p.offsets, p.experts, kTokens, static_cast<int>(blockIdx.y));
-  if (tile.rows == 0) return;
+  if (tile.rows == 0) {
+    clear_rows(p.out, p.offsets[p.experts], p.rows, p.n, static_cast<int>(blockIdx.x) * kFeatures, kFeatures);
+    return;
+  }
   const int steps = (p.k + kStep - 1) / kStep, token_tiles = (tile.rows + 7) / 8;
   const Feed<kTokens> feed(p, tile);
   float acc[kRowTiles][kTokens / 8][4] = {};
@@ -288,13 +291,13 @@ extern "C" __global__ void nv_w4a16_widen(const uint4* words, const uint2* scale
   nv::widen_all(words, scales, out, experts, n, k);
 }
 
-// Grid: (N / 128 up, rows / TOKENS down + experts); block 128; dynamic shared memory 4 * (4608 + 128 * TOKENS) bytes.
+// Grid: (N / 128 up, rows / TOKENS down + experts + 1); block 128; dynamic shared memory 4 * (4608 + 128 * TOKENS) bytes.
 #define NV_GROUPED_W4A16(TOKENS, BLOCKS)                                                                              \
   extern "C" __global__ void __launch_bounds__(128, BLOCKS) nv_grouped_w4a16_##TOKENS(                                \
       const nv::u16* x, const uint4* words, const uint2* scales, const nv::u8* row_nan,                               \
-      const float* decode, const int* offsets, nv::u16* out, int experts, int n, int k) {                      \
+      const float* decode, const int* offsets, nv::u16* out, int rows, int experts, int n, int k) {        \
     NV_SHARED_MEMORY(uint4, nv_shared);                                                                               \
-    nv::grouped_w4a16<TOKENS>({x, words, scales, row_nan, decode, offsets, out, experts, n, k}, nv_shared);           \
+    nv::grouped_w4a16<TOKENS>({x, words, scales, row_nan, decode, offsets, out, rows, experts, n, k}, nv_shared);     \
   }
 
 NV_GROUPED_W4A16(16, 6)

@@ -125,13 +125,21 @@ struct GroupedW4A4 {
   const int *offsets, *scale_offsets;  // of rows; of rows of swizzled scales, where each expert starts a tile of 128
   const float *alphas, *row_alphas;  // of experts; of rows (per-token scaling), or null
   void* out;
-  int experts, n, k;
+  int rows, experts, n, k;
 };
 
 template <MmaKind kKind, bool kSwizzled, bool kBf16>
 NV_DEV void grouped_w4a4(const GroupedW4A4& p) {
   const Tile tile = find_tile(p.offsets, p.experts, kTileRows, static_cast<int>(blockIdx.y));
-  if (tile.rows == 0) return;
+  if (tile.rows == 0) {
+    constexpr int kColumns = kWarps * kWarpColumns;
+    const int last = p.offsets[p.experts], column = static_cast<int>(blockIdx.x) * kColumns;
+    if constexpr (kBf16)
+      clear_rows(static_cast<u16*>(p.out), last, p.rows, p.n, column, kColumns);
+    else
+      clear_rows(static_cast<float*>(p.out), last, p.rows, p.n, column, kColumns);
+    return;
+  }
   const int lane = static_cast<int>(threadIdx.x & 31), g = lane / 4, q = lane % 4;
   const int warp = static_cast<int>(threadIdx.x / 32);
   const int first_column = (static_cast<int>(blockIdx.x) * kWarps + warp) * kWarpColumns;
@@ -198,14 +206,14 @@ NV_DEV void grouped_w4a4(const GroupedW4A4& p) {
 
 }  // namespace nv
 
-// Grid: (N / 128 up, rows / 32 down + experts); block 128.  `scale_offsets` is read by the swizzled kernels only.
+// Grid: (N / 128 up, rows / 32 down + experts + 1); block 128.  `scale_offsets` is read by the swizzled kernels only.
 #define NV_GROUPED_W4A4(NAME, KIND, SWIZZLED, BF16)                                                                  \
   extern "C" __global__ void __launch_bounds__(128)                                                                  \
       NAME(const unsigned char* a, const unsigned char* a_scales, const unsigned char* b,                            \
            const unsigned char* b_scales, const int* offsets, const int* scale_offsets, const float* alphas,         \
-           const float* row_alphas, void* out, int experts, int n, int k) {                                          \
+           const float* row_alphas, void* out, int rows, int experts, int n, int k) {                                \
     nv::grouped_w4a4<nv::KIND, SWIZZLED, BF16>(                                                                      \
-        {a, a_scales, b, b_scales, offsets, scale_offsets, alphas, row_alphas, out, experts, n, k});                 \
+        {a, a_scales, b, b_scales, offsets, scale_offsets, alphas, row_alphas, out, rows, experts, n, k});           \
   }
 
 NV_GROUPED_W4A4(nv_grouped_w4a4_nvfp4_linear_bf16, kNvfp4, false, true)

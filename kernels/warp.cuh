@@ -155,4 +155,14 @@ NV_DEV Tile find_tile(const int* offsets, int experts, int height, int index) {
   return {0, 0, 0};
 }
 
+// Rows behind the last expert's belong to nobody.  The blocks of the grid's last row, which never have a tile, write
+// zeros there: `columns` of them from `column` on.
+template <class T>
+NV_DEV void clear_rows(T* out, int first, int rows, int n, int column, int columns) {
+  if (blockIdx.y != gridDim.y - 1) return;
+  for (int row = first; row < rows; ++row)
+    for (int i = static_cast<int>(threadIdx.x); i < columns && column + i < n; i += static_cast<int>(blockDim.x))
+      out[static_cast<long long>(row) * n + column + i] = T{};
+}
+
 }  // namespace nv

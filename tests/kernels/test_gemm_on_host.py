@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -31,15 +33,15 @@ def w4a16(tmp_path_factory: pytest.TempPathFactory) -> HostKernels:
 
 def run_w4a4(kernels: HostKernels, case: W4A4Case, layout: str, dtype, row_alphas=None) -> np.ndarray:
     rows, n, k = len(case.a), case.b.shape[1], case.a.shape[1] * 2
-    out = np.zeros((rows, n), dtype)
+    out = np.full((rows, n), np.nan, dtype)
     a_scales, b_scales, scale_offsets = case.a_scales, case.b_scales, None
     if layout == "swizzled":
         a_scales, b_scales, scale_offsets = case.swizzled(padding=0x7F)  # a NaN that must not be looked at
     name = f"nv_grouped_w4a4_{case.kind}_{layout}_{'f32' if dtype == np.float32 else 'bf16'}"
-    grid = (-(-n // FEATURES), rows // 32 + len(case.counts))
+    grid = (-(-n // FEATURES), rows // 32 + len(case.counts) + 1)
     kernels(
         name, grid, 128, case.a, a_scales, case.b, b_scales, case.offsets, scale_offsets, case.alphas, row_alphas, out,
-        np.int32(len(case.counts)), np.int32(n), np.int32(k),
+        np.int32(rows), np.int32(len(case.counts)), np.int32(n), np.int32(k),
     )  # fmt: skip
     return out
 
@@ -66,6 +68,19 @@ def test_w4a4_with_an_alpha_for_each_row(w4a4: HostKernels) -> None:
     row_alphas = np.linspace(-1, 1, 7, dtype=np.float32)
     expected = case.expected(np.float32, row_alphas)
     np.testing.assert_array_equal(bits(run_w4a4(w4a4, case, "linear", np.float32, row_alphas)), bits(expected))
+
+
+def test_rows_behind_the_last_expert_are_zero(w4a4: HostKernels, w4a16: HostKernels) -> None:
+    case = w4a4_case("nvfp4", (3, 4), 160, 64, seed=7)
+    shorter = replace(case, counts=(3, 2))
+    for dtype in (np.float32, BFLOAT16):
+        out = run_w4a4(w4a4, shorter, "linear", dtype)
+        np.testing.assert_array_equal(bits(out[:3]), bits(case.expected(dtype)[:3]))
+        assert not bits(out[5:]).any()
+    x = w4a16_case((3, 4), 160, 64, seed=7)
+    out = run_w4a16(w4a16, replace(x, counts=(3, 2)), 16)
+    assert not bits(out[5:]).any()
+    assert bits(out[:5]).any(axis=1).all()
 
 
 @pytest.mark.slow
@@ -107,10 +122,10 @@ def run_w4a16(kernels: HostKernels, case, tokens: int) -> np.ndarray:
     words, lifted, row_nan = prepacked(kernels, case.packed, case.scales)
     rows, (experts, n, half) = len(case.x), case.packed.shape
     out = np.full((rows, n), np.nan, BFLOAT16)
-    grid = (-(-n // FEATURES), rows // tokens + experts)
+    grid = (-(-n // FEATURES), rows // tokens + experts + 1)
     kernels(
         f"nv_grouped_w4a16_{tokens}", grid, 128, case.x, words, lifted, row_nan, case.decode, case.offsets, out,
-        np.int32(experts), np.int32(n), np.int32(2 * half),
+        np.int32(rows), np.int32(experts), np.int32(n), np.int32(2 * half),
     )  # fmt: skip
     return out
 

@@ -6,13 +6,19 @@ Importing this package imports torch.  Nothing here waits for the device, but wh
 from nvfp4viz.device.ops.activation import activation_quantize
 from nvfp4viz.device.ops.amax import amax
 from nvfp4viz.device.ops.dequantize import dequantize
-from nvfp4viz.device.ops.gemm import grouped_gemm_w4a4, grouped_gemm_w4a16
+from nvfp4viz.device.ops.gemm import (
+    PackedW4A16,
+    grouped_gemm_w4a4,
+    grouped_gemm_w4a16,
+    pack_w4a16,
+    widened_weight,
+)
 from nvfp4viz.device.ops.layout import interleave_gate_up, pack_ue8m0, scale_tile_offsets, swizzle, unswizzle
 from nvfp4viz.device.ops.permute import Permuted, permute, unpermute
 from nvfp4viz.device.ops.quantize import DeviceQuantized, quantize
 
 __all__ = [
-    "DeviceQuantized", "Permuted", "activation_quantize", "amax", "dequantize", "grouped_gemm_w4a4",
-    "grouped_gemm_w4a16", "interleave_gate_up", "pack_ue8m0", "permute", "quantize", "scale_tile_offsets", "swizzle",
-    "unpermute", "unswizzle",
+    "DeviceQuantized", "PackedW4A16", "Permuted", "activation_quantize", "amax", "dequantize", "grouped_gemm_w4a4",
+    "grouped_gemm_w4a16", "interleave_gate_up", "pack_ue8m0", "pack_w4a16", "permute", "quantize",
+    "scale_tile_offsets", "swizzle", "unpermute", "unswizzle", "widened_weight",
 ]  # fmt: skip

@@ -16,6 +16,7 @@ import torch
 
 from nvfp4viz.device.load import kernel
 from nvfp4viz.device.ops.checks import check, check_multiple
+from nvfp4viz.device.ops.groups import aligned, empty
 from nvfp4viz.device.ops.layout import scale_tile_offsets
 from nvfp4viz.errors import DeviceError, FormatError
 from nvfp4viz.quant import RECIPES
@@ -51,8 +52,8 @@ def grouped_gemm_w4a4(
     Parameters
     ----------
     a
-        (R, K) activations, NVFP4 or MXFP4, sorted by expert.  Swizzled scales hold each expert's rows in tiles of 128
-        of their own, as :func:`nvfp4viz.device.ops.swizzle` writes them with `offsets`.
+        (R, K) activations, NVFP4 or MXFP4, sorted by expert; scales linear or swizzled, quantised with offsets (each
+        expert's rows in tiles of their own, as vLLM has them) or without.
     b_packed, b_scales : (E, N, K//2), (E, N, K//block) uint8
         Weights.  With swizzled activations: scales swizzled for each expert, flat.
     offsets : (E+1,) int32
@@ -66,7 +67,7 @@ def grouped_gemm_w4a4(
 
     Returns
     -------
-    (R, N); rows outside every expert's range are zero.
+    (R, N); rows behind the last expert's are zero.
 
     Raises
     ------
@@ -92,14 +93,15 @@ def grouped_gemm_w4a4(
         padded = -(-k // block // 4) * 4
         check(op, "a.scales", a.scales, torch.uint8, None)
         check(op, "b_scales", b_scales, torch.uint8, experts * -(-n // 128) * 128 * padded)
-        scale_offsets = scale_tile_offsets(offsets)
+        scale_offsets = offsets if a.offsets is None else scale_tile_offsets(a.offsets)
     else:
         check(op, "a.scales", a.scales, torch.uint8, rows, k // block)
         check(op, "b_scales", b_scales, torch.uint8, experts, n, k // block)
-    out = torch.zeros(rows, n, dtype=out_dtype, device=a.packed.device)
-    grid = (-(-n // COLUMNS), rows // W4A4_ROWS + experts if rows else 0)
-    arguments = (a.packed, a.scales, b_packed, b_scales, offsets, scale_offsets, alphas, row_alphas, out)
-    sizes = (np.int32(experts), np.int32(n), np.int32(k))
+    out = empty(op, (rows, n), out_dtype, a.packed.device)
+    grid = (-(-n // COLUMNS), rows // W4A4_ROWS + experts + 1 if rows else 0)
+    operands = (aligned(a.packed), aligned(a.scales), aligned(b_packed), aligned(b_scales))
+    arguments = (*operands, offsets, scale_offsets, alphas, row_alphas, out)
+    sizes = (np.int32(rows), np.int32(experts), np.int32(n), np.int32(k))
     kernel("gemm_w4a4.cu", f"nv_grouped_w4a4_{kind}_{a.layout}_{_OUT[out_dtype]}")(grid, THREADS, (*arguments, *sizes))
     return out
 
@@ -198,7 +200,7 @@ def grouped_gemm_w4a16(
     FormatError
         ``ops.tensor``, ``ops.multiple``, ``ops.method``
     DeviceError
-        ``device.memory``
+        ``ops.memory``: not even one expert's weight fits in BF16.
     """
     op = "grouped_gemm_w4a16"
     if method not in METHODS:
@@ -232,11 +234,11 @@ def _tokens_of_a_block(rows: int, experts: int) -> int:
 def _fused(x: torch.Tensor, weight: PackedW4A16, decode_scales: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     experts, n, k = weight.shape
     rows = x.shape[0]
-    out = torch.zeros(rows, n, dtype=torch.bfloat16, device=x.device)
+    out = empty("grouped_gemm_w4a16", (rows, n), torch.bfloat16, x.device)
     tokens = _tokens_of_a_block(rows, experts)
-    grid = (-(-n // COLUMNS), rows // tokens + experts if rows else 0)
-    arguments = (x, weight.words, weight.scales, weight.row_nan, decode_scales, offsets, out)
-    sizes = (np.int32(experts), np.int32(n), np.int32(k))
+    grid = (-(-n // COLUMNS), rows // tokens + experts + 1 if rows else 0)
+    arguments = (aligned(x), weight.words, weight.scales, weight.row_nan, decode_scales, offsets, out)
+    sizes = (np.int32(rows), np.int32(experts), np.int32(n), np.int32(k))
     shared = STAGES * (STAGE_BYTES + ROW_BYTES * tokens)
     _w4a16(f"nv_grouped_w4a16_{tokens}")(grid, THREADS, (*arguments, *sizes), shared)
     return out
@@ -255,7 +257,13 @@ def _dequantized(
             return _dequantized_by(chunk, x, packed, scales, decode_scales, offsets)
         except torch.OutOfMemoryError as error:
             if chunk == 1:
-                raise DeviceError("device.memory", reason=str(error).splitlines()[0]) from error
+                reason = str(error).splitlines()[0]
+                raise DeviceError(
+                    "ops.memory", op="grouped_gemm_w4a16", shape=tuple(packed.shape[1:]), reason=reason
+                ) from error
+        except DeviceError as error:
+            if chunk == 1 or error.code != "ops.memory":
+                raise
         torch.cuda.empty_cache()
         chunk = min(experts, chunk + 1) // 2
 

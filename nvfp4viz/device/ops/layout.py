@@ -10,6 +10,7 @@ import torch
 
 from nvfp4viz.device.load import kernel
 from nvfp4viz.device.ops.checks import check, check_multiple
+from nvfp4viz.device.ops.groups import aligned
 from nvfp4viz.errors import FormatError
 
 __all__ = ["interleave_gate_up", "pack_ue8m0", "scale_tile_offsets", "swizzle", "unswizzle"]
@@ -107,7 +108,7 @@ def _launch(
 ) -> None:
     grid = (-(-_padded(columns) // (4 * THREADS // 32)), tiles)
     sizes = (np.int32(ranges), np.int32(rows), np.int32(columns))
-    kernel("layout.cu", name)(grid, THREADS, (source, target, offsets, *sizes))
+    kernel("layout.cu", name)(grid, THREADS, (aligned(source), target, offsets, *sizes))
 
 
 def interleave_gate_up(w: torch.Tensor, group: int = 8) -> torch.Tensor:
@@ -127,7 +128,7 @@ def interleave_gate_up(w: torch.Tensor, group: int = 8) -> torch.Tensor:
     pieces = columns // 16 if whole else columns
     name = "nv_interleave_gate_up" if whole else "nv_interleave_gate_up_bytes"
     grid = (-(-pieces // THREADS), rows, w.numel() // (rows * columns) if columns else 0)
-    kernel("layout.cu", name)(grid, THREADS, (w, out, np.int32(rows), np.int32(pieces), np.int32(group)))
+    kernel("layout.cu", name)(grid, THREADS, (aligned(w), out, np.int32(rows), np.int32(pieces), np.int32(group)))
     return out
 
 

@@ -9,6 +9,7 @@ import torch
 
 from nvfp4viz.device.load import kernel
 from nvfp4viz.device.ops.checks import check, check_multiple
+from nvfp4viz.device.ops.groups import aligned, empty
 
 __all__ = ["Permuted", "permute", "unpermute"]
 
@@ -72,7 +73,7 @@ def permute(x: torch.Tensor, ids: torch.Tensor, experts: int, expert_map: torch.
     options = {"dtype": torch.int32, "device": x.device}
     offsets = torch.zeros(experts + 1, **options)
     source, target = torch.full((routes,), -1, **options), torch.full(ids.shape, routes, **options)
-    rows = torch.empty(routes, x.shape[1], dtype=x.dtype, device=x.device)
+    rows = empty("permute", (routes, x.shape[1]), x.dtype, x.device)
     chunks = -(-routes // CHUNK)
     counts = torch.empty(experts, chunks, **options)
     sizes = (np.int32(experts), np.int32(chunks))
@@ -81,7 +82,7 @@ def permute(x: torch.Tensor, ids: torch.Tensor, experts: int, expert_map: torch.
     plan = (ids, expert_map, counts, offsets, source, target, np.int32(routes), np.int32(top_k), *sizes)
     _kernel("nv_plan_routes")(grid, THREADS, plan)
     pieces = x.shape[1] * x.element_size() // 16
-    _kernel("nv_gather_rows")((routes, -(-pieces // THREADS)), THREADS, (x, source, rows, np.int32(pieces)))
+    _kernel("nv_gather_rows")((routes, -(-pieces // THREADS)), THREADS, (aligned(x), source, rows, np.int32(pieces)))
     return Permuted(rows, offsets, source, target)
 
 
@@ -108,10 +109,12 @@ def unpermute(y: torch.Tensor, permuted: Permuted, weights: torch.Tensor) -> tor
     check("unpermute", "y", y, torch.bfloat16, None, None)
     check("unpermute", "weights", weights, torch.float32, tokens, top_k)
     check_multiple("unpermute", "columns of y", y.shape[1], 8)
-    out = torch.empty(tokens, y.shape[1], dtype=torch.bfloat16, device=y.device)
+    out = empty("unpermute", (tokens, y.shape[1]), torch.bfloat16, y.device)
     pieces = y.shape[1] // 8
     sizes = (np.int32(top_k), np.int32(pieces), np.int32(y.shape[0]))
-    _kernel("nv_combine_routes")((tokens, -(-pieces // THREADS)), THREADS, (y, permuted.target, weights, out, *sizes))
+    _kernel("nv_combine_routes")(
+        (tokens, -(-pieces // THREADS)), THREADS, (aligned(y), permuted.target, weights, out, *sizes)
+    )
     return out
 
 
