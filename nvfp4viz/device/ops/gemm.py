@@ -46,6 +46,7 @@ def grouped_gemm_w4a4(
     out_dtype: torch.dtype = torch.bfloat16,
     *,
     row_alphas: torch.Tensor | None = None,
+    soft: bool = False,
 ) -> torch.Tensor:
     """``round(alpha * A[m] · B[expert of m])``, the dot by the block-scaled tensor core in steps of 64, increasing k.
 
@@ -64,6 +65,8 @@ def grouped_gemm_w4a4(
         bfloat16, or float32 for the scaled accumulator.
     row_alphas : (R,) float32, optional
         Factors of rows instead (per-token scaling).
+    soft
+        Compute the steps in software also where the GPU has the instruction: the self-test compares both.
 
     Returns
     -------
@@ -102,7 +105,8 @@ def grouped_gemm_w4a4(
     operands = (aligned(a.packed), aligned(a.scales), aligned(b_packed), aligned(b_scales))
     arguments = (*operands, offsets, scale_offsets, alphas, row_alphas, out)
     sizes = (np.int32(rows), np.int32(experts), np.int32(n), np.int32(k))
-    kernel("gemm_w4a4.cu", f"nv_grouped_w4a4_{kind}_{a.layout}_{_OUT[out_dtype]}")(grid, THREADS, (*arguments, *sizes))
+    name = f"nv_grouped_w4a4_{kind}_{a.layout}_{_OUT[out_dtype]}"
+    kernel("gemm_w4a4.cu", name, ("NV_FORCE_SOFT",) if soft else ())(grid, THREADS, (*arguments, *sizes))
     return out
 
 
@@ -111,14 +115,14 @@ def grouped_gemm_w4a4(
 
 @dataclass(frozen=True, slots=True)
 class PackedW4A16:
-    """An NVFP4 weight in the order of the fused kernel's registers: nibbles moved, none changed, the same size.
+    """An NVFP4 weight in the order of the fused kernel's registers: bits moved, none lost, the same size.
 
     Attributes
     ----------
     words : (pieces, 32, 4) int32
         16 rows x 64 k to a piece, one 16-byte word for each lane.
     scales : (pieces, 8, 2) int32
-        E4M3 bytes of the piece, four k-blocks to a word, rows g and g+8 side by side.
+        E4M3 magnitudes of the piece; their signs are in the codes.
     row_nan : (E, N) uint8
         1 where a row holds a NaN scale: its outputs are NaN.
     shape

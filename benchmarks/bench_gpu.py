@@ -1,0 +1,223 @@
+"""The streaming kernels on a GPU: how near to memory bandwidth they come, and how far from torch.compile and torchao.
+
+8192 x 16384 elements (268 MB in BF16), a ring of inputs so that no call finds its own in the cache, medians of GPU
+events, all candidates in turn in one process.  A kernel's rate counts what it must read and write once; *of copy* is
+that rate over the rate of torch's own copy of a tensor of the same size.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.bench_gpu_moe import gpu_times
+from benchmarks.harness import Goal, Row, Section, installed, main
+
+ROWS, COLUMNS = 8192, 16384
+EXPERTS = 128
+RING = 6  # inputs of a candidate
+PACKED = 9 / 16  # bytes written for an NVFP4 element: a nibble and a sixteenth of a scale
+PACKED_MX = 17 / 32
+
+GOALS = {
+    "quantise bf16, ieee": 0.92,
+    "quantise bf16, vllm-cuda": 0.92,
+    "quantise bf16, vllm-cuda, 128 ranges": 0.85,
+    "quantise bf16, vllm-cuda, 128x4": 0.85,
+    "quantise bf16, vllm-cuda, 128 ranges, 128x4": 0.85,
+    "dequantise to bf16": 0.95,
+    "silu*up + quantise": 0.85,
+    "gelu_tanh*up + quantise": 0.85,
+}
+"""Of the copy's rate."""
+FASTER = {"torch.compile": 3.5, "torchao 0.18 compiled": 4.5}
+
+
+def measure(quick: bool = False) -> list[Section]:
+    from nvfp4viz import device
+    from nvfp4viz.device.probe import require_cuda
+    from nvfp4viz.errors import DeviceError
+
+    try:
+        require_cuda()
+    except DeviceError as error:
+        return [Section("Streaming kernels on the GPU", f"Not measured: {error.what} {error.why}", [])]
+    gpu = ", ".join(found.name for found in device.describe_device().gpus)
+    shape = (256, 2048) if quick else (ROWS, COLUMNS)
+    repeats = 3 if quick else 40
+    return [_bandwidth(shape, repeats, gpu), _rivals(shape, repeats, gpu), _resources()]
+
+
+def _inputs(shape: tuple[int, int], dtype: Any, count: int = RING) -> list[Any]:
+    import torch
+
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    return [torch.randn(shape, device="cuda", generator=generator).to(dtype) for _ in range(count)]
+
+
+def _bandwidth(shape: tuple[int, int], repeats: int, gpu: str) -> Section:
+    import torch
+
+    from nvfp4viz.device import ops
+
+    rows, columns = shape
+    elements = rows * columns
+    bf16 = _inputs(shape, torch.bfloat16)
+    f16, f32 = [x.half() for x in bf16], [x.float() for x in bf16[:3]]
+    cuts = torch.randint(0, rows + 1, (EXPERTS - 1,), generator=torch.Generator().manual_seed(1)).sort().values
+    offsets = torch.cat([torch.tensor([0]), cuts, torch.tensor([rows])]).to(torch.int32).cuda()
+    of_range = torch.linspace(200, 600, EXPERTS, device="cuda")
+    of_row = torch.linspace(200, 600, rows, device="cuda")
+    ranged = {"global_scale": of_range, "offsets": offsets}
+
+    def quantise(inputs: list[Any], **how: Any) -> Callable[[], object]:
+        ring = itertools.cycle(inputs)
+        return lambda: ops.quantize(next(ring), **how)
+
+    def fused(**how: Any) -> Callable[[], object]:
+        ring = itertools.cycle(bf16)
+        return lambda: ops.activation_quantize(next(ring), **how)
+
+    def copied(inputs: list[Any]) -> Callable[[], object]:
+        ring, out = itertools.cycle(inputs), torch.empty_like(inputs[0])
+        return lambda: out.copy_(next(ring))
+
+    def decoded(dtype: Any, **how: Any) -> Callable[[], object]:
+        ring = itertools.cycle([ops.quantize(x, recipe="vllm-cuda", **how) for x in bf16])
+        return lambda: ops.dequantize(next(ring), dtype)
+
+    def topped(**how: Any) -> Callable[[], object]:
+        ring = itertools.cycle(bf16)
+        return lambda: ops.amax(next(ring), **how)
+
+    one, vllm = {"global_scale": 448.0}, {"recipe": "vllm-cuda"}
+    narrow, wide = 2 + PACKED, 4 + PACKED
+    candidates: dict[str, tuple[Callable[[], object], float]] = {
+        "copy bf16": (copied(bf16), 4),
+        "copy f32": (copied(f32), 8),
+        "quantise bf16, ieee": (quantise(bf16, recipe="ieee", **one), narrow),
+        "quantise bf16, vllm-cuda": (quantise(bf16, **vllm, **one), narrow),
+        "quantise f16, vllm-cuda": (quantise(f16, **vllm, **one), narrow),
+        "quantise f32, vllm-cuda": (quantise(f32, **vllm, **one), wide),
+        "quantise bf16, vllm-cuda, 128 ranges": (quantise(bf16, **vllm, **ranged), narrow),
+        "quantise bf16, vllm-cuda, a scale a row": (quantise(bf16, **vllm, global_scale=of_row), narrow),
+        "quantise bf16, vllm-cuda, 128x4": (quantise(bf16, **vllm, **one, layout="swizzled"), narrow),
+        "quantise bf16, vllm-cuda, 128 ranges, 128x4": (quantise(bf16, **vllm, **ranged, layout="swizzled"), narrow),
+        "quantise bf16, ieee, 128 ranges": (quantise(bf16, recipe="ieee", **ranged), narrow),
+        "quantise bf16, vllm-even (MXFP4)": (quantise(bf16, recipe="vllm-even"), 2 + PACKED_MX),
+        "quantise bf16, deepgemm-ceil (MXFP4)": (quantise(bf16, recipe="deepgemm-ceil"), 2 + PACKED_MX),
+        "dequantise to bf16": (decoded(torch.bfloat16, **one), narrow),
+        "dequantise to bf16, 128 ranges": (decoded(torch.bfloat16, **ranged), narrow),
+        "dequantise to bf16, 128x4": (decoded(torch.bfloat16, **one, layout="swizzled"), narrow),
+        "dequantise to f32": (decoded(torch.float32, **one), wide),
+        "amax": (topped(), 2),
+        "amax of every row": (topped(per="token"), 2),
+        "silu*up + quantise": (fused(activation="silu", **ranged), 2 + PACKED / 2),
+        "gelu_tanh*up + quantise": (fused(activation="gelu_tanh", **ranged), 2 + PACKED / 2),
+        "silu*up + quantise, 128x4": (fused(activation="silu", **ranged, layout="swizzled"), 2 + PACKED / 2),
+    }
+    times = gpu_times(torch, {name: call for name, (call, _) in candidates.items()}, repeats)
+    rates = {n: candidates[n][1] * elements / statistics.median(v) / 1e9 for n, v in times.items()}
+    found = []
+    for name, values in times.items():
+        copy = "copy f32" if "f32" in name else "copy bf16"
+        middle = statistics.median(values)
+        found.append(Row(name, middle, min(values), max(values), rates[name], rates[name] / rates[copy]))
+    goals = [Goal(f"{name}, of copy", rates[name] / rates["copy bf16"], least) for name, least in GOALS.items()]
+    note = (
+        f"{gpu}; {rows} x {columns}, {RING} inputs in a ring, medians of {repeats}. GB/s counts each byte that must be "
+        "read or written once; the last column is that rate over the rate of torch's copy of the same tensor."
+    )
+    return Section("Streaming kernels, of copy", note, found, "copy", goals)
+
+
+def _rivals(shape: tuple[int, int], repeats: int, gpu: str) -> Section:
+    """`ieee` at G = 1 by torch.compile, and torchao's own function, on the same tensors; their bytes are ours."""
+    import torch
+
+    from nvfp4viz.device import ops
+
+    bf16 = _inputs(shape, torch.bfloat16)
+
+    def turning(call: Callable[[Any], object]) -> Callable[[], object]:
+        ring = itertools.cycle(bf16)
+        return lambda: call(next(ring))
+
+    ours = ops.quantize(bf16[0], recipe="ieee", global_scale=1.0)
+    compiled = torch.compile(torch_quantize)
+    scales, packed = compiled(bf16[0])
+    assert torch.equal(packed, ours.packed)
+    assert torch.equal(scales.view(torch.uint8), ours.scales)
+    candidates = {
+        "ours, ieee": turning(lambda x: ops.quantize(x, recipe="ieee", global_scale=1.0)),
+        "torch.compile": turning(compiled),
+    }
+    version = installed(("torchao",)).get("torchao")
+    note = f"{gpu}; {shape[0]} x {shape[1]} BF16, {RING} inputs in a ring, medians of {repeats}."
+    if version:
+        from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize
+
+        package = torch.compile(nvfp4_quantize)
+        scales, packed = package(bf16[0], 16)
+        same = torch.equal(packed.view(torch.uint8).reshape(ours.packed.shape), ours.packed)
+        assert same, "torchao gives other codes"
+        candidates[f"torchao {version.rsplit('.', 1)[0]} compiled"] = turning(lambda x: package(x, 16))
+    else:
+        note += " torchao is not installed on this machine and was not measured."
+    times = gpu_times(torch, candidates, repeats)
+    middle = {name: statistics.median(values) for name, values in times.items()}
+    elements = shape[0] * shape[1]
+    found = [
+        Row(n, middle[n], min(v), max(v), (2 + PACKED) * elements / middle[n] / 1e9, middle[n] / middle["ours, ieee"])
+        for n, v in times.items()
+    ]
+    goals = [
+        Goal(f"times as fast as {n}", middle[n] / middle["ours, ieee"], f) for n, f in FASTER.items() if n in middle
+    ]
+    return Section("Against torch.compile and torchao (ratio: our speed over theirs)", note, found, "", goals)
+
+
+def torch_quantize(x: Any) -> tuple[Any, Any]:
+    """`ieee` at G = 1 in plain torch: E4M3 scales and packed codes."""
+    import torch
+
+    blocks = x.float().view(*x.shape[:-1], -1, 16)
+    scales = (blocks.abs().amax(-1) / 6).clamp(max=448.0).to(torch.float8_e4m3fn)
+    s = scales.float()
+    factor = torch.where(s == 0, torch.zeros_like(s), 1 / s)
+    y = blocks * factor.unsqueeze(-1)
+    size = y.abs()
+    code = torch.zeros_like(size, dtype=torch.uint8)
+    for midpoint, inclusive in ((0.25, 0), (0.75, 1), (1.25, 0), (1.75, 1), (2.5, 0), (3.5, 1), (5.0, 0)):
+        code = code + (size >= midpoint if inclusive else size > midpoint).to(torch.uint8)
+    code = code | (torch.signbit(y).to(torch.uint8) << 3)
+    code = code.view(*x.shape[:-1], -1)
+    return scales, code[..., 0::2] | (code[..., 1::2] << 4)
+
+
+def _resources() -> Section:
+    """Registers and occupancy of the kernels that the goals are about."""
+    from nvfp4viz.device.load import kernel
+
+    lines = []
+    for source, name, threads in (
+        ("quantize.cu", "nv_quantize_bf16_ieee_flat", 256),
+        ("quantize.cu", "nv_quantize_bf16_vllm_flat", 256),
+        ("quantize.cu", "nv_quantize_bf16_vllm_linear", 256),
+        ("quantize.cu", "nv_quantize_bf16_vllm_swizzled", 256),
+        ("dequantize.cu", "nv_dequantize_bf16_flat", 256),
+        ("activation_quantize.cu", "nv_activation_quantize_vllm_linear_shared", 256),
+    ):
+        found = kernel(source, name)
+        taken, blocks = found.resources(), found.blocks_per_multiprocessor(threads)
+        lines.append(
+            f"{name}: {taken.registers} registers, {taken.local_bytes} bytes spilled, {taken.static_shared_bytes} "
+            f"bytes shared, {blocks} blocks of {threads} threads a multiprocessor ({blocks * threads / 2048:.0%})"
+        )
+    return Section("Resources", "; ".join(lines) + ".", [])
+
+
+if __name__ == "__main__":
+    main(measure)
