@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # One thread per BLAS call: two test workers or two kernels share two cores, and sums stay in one order.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-.PHONY: help app test test-rest test-gpu lint samples sass bench golden clean
+.PHONY: help app test test-rest test-gpu selftest lint samples sass bench golden clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ test-rest: $(VENV)/.dev  ## the slow tests and those that drive Chromium (needs 
 GPU_PYTHON ?=
 test-gpu: $(if $(GPU_PYTHON),,$(VENV)/.dev)  ## the tests that need a CUDA GPU; without one they fail, saying why
 	NVFP4VIZ_REQUIRE_GPU=1 $(or $(GPU_PYTHON),$(BIN)/python) -m pytest tests/gpu -m gpu
+
+selftest: $(if $(GPU_PYTHON),,$(VENV)/.app)  ## compare this machine's GPU with the documented bits; writes selftest-<gpu>.md
+	$(or $(GPU_PYTHON),$(BIN)/python) -m nvfp4viz.device.selftest
 
 lint: $(VENV)/.dev  ## ruff and mypy
 	$(BIN)/ruff check .
