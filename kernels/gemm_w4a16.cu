@@ -7,14 +7,18 @@
 // 8-column side (B), so that an expert with 4 rows wastes half a tile and not three quarters.
 //
 // `prepack` brings a weight into the order of those registers, once: 16 rows x 64 k become one 16-byte word per lane
-// (four fragments of m16n8k16) and 64 bytes of scales.  It moves nibbles and changes none.
+// (four fragments of m16n8k16) and 64 bytes of scales.  It moves bits; the sign of a block scale goes to its codes.
 //
 // Widening needs no table.  The bits of a code, put at sign, two lowest exponent bits and first fraction bit of a
 // BF16, read as its value * 2^-126, 0 and 0.5 included; an E4M3 byte moved likewise reads as its value * 2^-120.  One
 // product of the two, with the scale lifted to s * 2^118 beforehand, is w * 2^-8: exact, and nowhere near BF16's ends.
 // A NaN scale would read as 480, so rows that hold one are marked when packing and answer NaN.
+//
+// Per 16 x 16 piece of the weight that is 21 integer and BF16 instructions a lane, for 256 elements and up to 8 MMAs.
+// A warp can issue no more than memory feeds it, so a few instructions matter: hence the odd places of the bits.
 #include "nvfp4_math.cuh"
 
+#include "bytes.cuh"
 #include "warp.cuh"
 
 namespace nv {
@@ -27,29 +31,34 @@ constexpr int kThreads = 32 * kWarps;
 
 // ------------------------------------------------------------------------------------------------ widening
 
-// Four pairs of BF16, the A fragment of m16n8k16, from one word: pair r is nibbles r and 4+r.  Value * 2^-126.
-NV_DEV void spread_codes(unsigned (&pairs)[4], unsigned word) {
-  pairs[0] = ((word << 6) & 0x01C001C0u) | ((word << 12) & 0x80008000u);
-  pairs[1] = ((word << 2) & 0x01C001C0u) | ((word << 8) & 0x80008000u);
-  pairs[2] = ((word >> 2) & 0x01C001C0u) | ((word << 4) & 0x80008000u);
-  pairs[3] = ((word >> 6) & 0x01C001C0u) | (word & 0x80008000u);
+// Where a code lies in its 16-bit half of a word: place r of four.  Two are masked out as they are or after one shift;
+// the 16 bits do not allow that for more, so two have their sign apart.  Even k in the low half, odd k in the high one.
+NV_DEV unsigned place_code(unsigned code, int r) {
+  const unsigned sign = code >> 3 & 1u, size = code & 7u;
+  const int sign_at[4] = {15, 11, 9, 10}, size_at[4] = {6, 3, 0, 12};
+  return sign << sign_at[r] | size << size_at[r];
 }
 
-// Byte `block` of the scales of row g (`upper`) and row g+8 (`lower`) as a pair of BF16, times 2^118.
-NV_DEV unsigned lift_scales(unsigned upper, unsigned lower, int block) {
-#ifdef __CUDA_ARCH__
-  const unsigned pair = __byte_perm(upper, lower, (4 + block) << 12 | block << 4);
-#else
-  const unsigned pair = (upper >> (8 * block) & 0xFFu) << 8 | (lower >> (8 * block) & 0xFFu) << 24;
-#endif
-  const unsigned small = ((pair >> 4) & 0x07F007F0u) | (pair & 0x80008000u);
+// Four pairs of BF16, the A fragment of m16n8k16, from one word.  Value * 2^-126.
+NV_DEV void spread_codes(unsigned (&pairs)[4], unsigned word) {
+  pairs[0] = word & 0x81C081C0u;
+  pairs[1] = ((word << 3) & 0x01C001C0u) | ((word << 4) & 0x80008000u);
+  pairs[2] = (word << 6) & 0x81C081C0u;
+  pairs[3] = ((word >> 6) & 0x01C001C0u) | ((word << 5) & 0x80008000u);
+}
+
+// The scales of rows g (low half) and g+8 (high half) in k-block `block` of a piece as a pair of BF16, times 2^118.
+// x holds blocks 0 and 1, y blocks 2 and 3; each of them rows g, g in its low half and g+8, g+8 in its high half.
+NV_DEV unsigned lift_scales(const uint2& scales, int block) {
+  const unsigned two = block < 2 ? scales.x : scales.y;
+  const unsigned small = (block % 2 ? two >> 4 : two << 4) & 0x07F007F0u;
   return multiply_bf16x2(multiply_bf16x2(small, 0x7F007F00u), 0x77007700u);  // * 2^127 * 2^111
 }
 
 // The A fragment of one 16x16 piece of the weight, times 2^-8.
-NV_DEV void widen(unsigned (&fragment)[4], unsigned word, unsigned upper, unsigned lower, int block) {
-  const unsigned scales = lift_scales(upper, lower, block);
-  const unsigned for_g = (scales & 0xFFFFu) * 0x10001u, for_g8 = (scales >> 16) * 0x10001u;
+NV_DEV void widen(unsigned (&fragment)[4], unsigned word, const uint2& scales, int block) {
+  const unsigned lifted = lift_scales(scales, block);
+  const unsigned for_g = pick_bytes(lifted, 0u, 0x1010u), for_g8 = pick_bytes(lifted, 0u, 0x3232u);
   spread_codes(fragment, word);
   fragment[0] = multiply_bf16x2(fragment[0], for_g);
   fragment[1] = multiply_bf16x2(fragment[1], for_g8);
@@ -57,7 +66,9 @@ NV_DEV void widen(unsigned (&fragment)[4], unsigned word, unsigned upper, unsign
   fragment[3] = multiply_bf16x2(fragment[3], for_g8);
 }
 
-NV_DEV unsigned component(const uint4& word, int i) { return i == 0 ? word.x : i == 1 ? word.y : i == 2 ? word.z : word.w; }
+NV_DEV unsigned component(const uint4& word, int i) {
+  return i == 0 ? word.x : i == 1 ? word.y : i == 2 ? word.z : word.w;
+}
 
 // ------------------------------------------------------------------------------------------------- the GEMM
 
@@ -141,7 +152,7 @@ NV_DEV void multiply_stage(float (&acc)[kRowTiles][kTokens / 8][4], const Stage<
     for (int f = 0; f < 2; ++f)
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m)
-        widen(a[f][m], component(words[m], 2 * half + f), scales[m].x, scales[m].y, 2 * half + f);
+        widen(a[f][m], component(words[m], 2 * half + f), scales[m], 2 * half + f);
 #pragma unroll
     for (int j = 0; j < kTokens / 8; ++j) {
       if (j >= token_tiles) break;
@@ -236,22 +247,24 @@ NV_DEV void prepack(const u8* packed, const u8* scales, uint4* words, uint2* lif
     unsigned word = 0;
     for (int r = 0; r < 4; ++r) {  // register r of the fragment: rows g, g+8, g, g+8; k 2p and 2p+8
       const int row = 16 * tile + g + 8 * (r % 2), byte = (kStep * step + 16 * f) / 2 + p + 4 * (r / 2);
-      const unsigned codes = row < n && byte < k / 2 ? packed[(expert * n + row) * (k / 2) + byte] : 0;
-      word |= (codes & 15u) << (4 * r) | (codes >> 4) << (16 + 4 * r);
+      if (row >= n || byte >= k / 2) continue;
+      const unsigned flip = scales[(expert * n + row) * (k / 16) + byte / 8] >> 7 ? 8u : 0u;
+      const unsigned codes = packed[(expert * n + row) * (k / 2) + byte];
+      word |= place_code((codes & 15u) ^ flip, r) | place_code((codes >> 4) ^ flip, r) << 16;
     }
     out[f] = word;
   }
   words[at * 32 + lane] = uint4{out[0], out[1], out[2], out[3]};
   if (lane >= 8) return;
   unsigned both[2] = {0, 0};
-  for (int half = 0; half < 2; ++half) {
-    const int row = 16 * tile + lane + 8 * half;
+  for (int lower = 0; lower < 2; ++lower) {
+    const int row = 16 * tile + lane + 8 * lower;
     for (int block = 0; block < 4; ++block) {
       const int column = 4 * step + block;
       if (row >= n || column >= k / 16) continue;
-      const unsigned byte = scales[(expert * n + row) * (k / 16) + column];
-      both[half] |= byte << (8 * block);
-      if ((byte & 0x7Fu) == 0x7Fu) row_nan[expert * n + row] = 1;
+      const unsigned size = scales[(expert * n + row) * (k / 16) + column] & 0x7Fu;
+      both[block / 2] |= size << (8 * (block % 2) + 16 * lower);
+      if (size == 0x7Fu) row_nan[expert * n + row] = 1;
     }
   }
   lifted[at * 8 + lane] = uint2{both[0], both[1]};
@@ -269,7 +282,7 @@ NV_DEV void widen_all(const uint4* words, const uint2* scales, u16* out, int exp
   const uint2 both = scales[at * 8 + g];
   for (int f = 0; f < 4; ++f) {
     unsigned fragment[4];
-    widen(fragment, component(word, f), both.x, both.y, f);
+    widen(fragment, component(word, f), both, f);
     for (int r = 0; r < 4; ++r) {
       const int row = 16 * tile + g + 8 * (r % 2), column = kStep * step + 16 * f + 2 * p + 8 * (r / 2);
       if (row >= n || column >= k) continue;

@@ -169,13 +169,16 @@ NV_DEV void grouped_w4a4(const GroupedW4A4& p) {
         a[i][2 + half] = code_word(p.a, tile.first + row, k + 32, p.k, row < tile.rows);
       }
       const int row = 16 * i + g + 8 * (q & 1);  // lanes 4g and 4g+1 are the ones read
-      a_scales[i] = row < tile.rows ? scale_word<kKind, kSwizzled>(p.a_scales, scale_row0 + row, step, scale_columns) : 0;
+      a_scales[i] = 0;
+      if (row < tile.rows)
+        a_scales[i] = scale_word<kKind, kSwizzled>(p.a_scales, scale_row0 + row, step, scale_columns);
     }
 #pragma unroll
     for (int j = 0; j < kColumnTiles; ++j) {
       const int column = first_column + 8 * j + g;
       const bool present = column < p.n;
-      const unsigned b[2] = {code_word(weight, column, k, p.k, present), code_word(weight, column, k + 32, p.k, present)};
+      const unsigned b[2] = {code_word(weight, column, k, p.k, present),
+                             code_word(weight, column, k + 32, p.k, present)};
       const unsigned b_scales = present ? scale_word<kKind, kSwizzled>(weight_scales, column, step, scale_columns) : 0;
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i)

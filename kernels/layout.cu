@@ -52,7 +52,8 @@ NV_DEV void swizzle(const u8* from, u8* to, const int* offsets, int ranges, int 
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int row = lane + 32 * i;
-      word[i] = read4(from + static_cast<long long>(tile.first + row) * columns, 4 * column_tile, columns, row < tile.rows);
+      const u8* scales = from + static_cast<long long>(tile.first + row) * columns;
+      word[i] = read4(scales, 4 * column_tile, columns, row < tile.rows);
     }
     reinterpret_cast<uint4*>(to)[piece] = uint4{word[0], word[1], word[2], word[3]};
   } else {
@@ -61,7 +62,8 @@ NV_DEV void swizzle(const u8* from, u8* to, const int* offsets, int ranges, int 
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int row = lane + 32 * i;
-      if (row < tile.rows) write4(to + static_cast<long long>(tile.first + row) * columns, 4 * column_tile, columns, word[i]);
+      u8* scales = to + static_cast<long long>(tile.first + row) * columns;
+      if (row < tile.rows) write4(scales, 4 * column_tile, columns, word[i]);
     }
   }
 }

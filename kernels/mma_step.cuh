@@ -7,6 +7,7 @@
 // nibble.  Scales travel as one word a side: byte g belongs to k 16g … 16g+15 (UE4M3), or to k 32g … 32g+31 (UE8M0).
 #pragma once
 
+#include "bytes.cuh"
 #include "nvfp4_math.cuh"
 
 namespace nv {
@@ -16,20 +17,6 @@ enum MmaKind { kNvfp4 = 0, kMxfp4 = 1 };  // UE4M3 scales of 16 elements; UE8M0 
 constexpr unsigned kMmaNan = 0x7FFFFFFFu;   // the only NaN a tensor core writes
 constexpr int kMmaFractionBits = 35;        // where rule 6 cuts an aligned term
 constexpr int kMmaZeroExponent = -126;      // of every operand that is zero
-
-// The bytes of {low, high} that the low three bits of each nibble of `selector` name, four at a time.
-NV_HD unsigned pick_bytes(unsigned low, unsigned high, unsigned selector) {
-#ifdef __CUDA_ARCH__
-  return __byte_perm(low, high, selector);
-#else
-  unsigned picked = 0;
-  for (int i = 0; i < 4; ++i) {
-    const unsigned index = (selector >> (4 * i)) & 7u;
-    picked |= (((index < 4 ? low : high) >> (8 * (index & 3u))) & 0xFFu) << (8 * i);
-  }
-  return picked;
-#endif
-}
 
 // Twice the values of four E2M1 codes (the low 16 bits) as signed bytes: ±{0, 1, 2, 3, 4, 6, 8, 12}.
 NV_HD unsigned doubled_e2m1x4(unsigned codes) {

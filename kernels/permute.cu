@@ -1,4 +1,4 @@
-// How routed tokens travel to their experts and back: nvfp4viz/moe/dataflow.py on the device, in the same order and bits.
+// How routed tokens travel to their experts and back: nvfp4viz/moe/dataflow.py on the device, same order, same bits.
 //
 // plan    offsets of every expert; source[r], the token of permuted row r; target[t, j], the row of route j
 //         of token t, or T*k for a route whose expert is not here.  Rows of one expert lie by token, then by rank.
@@ -70,12 +70,13 @@ extern "C" __global__ void nv_gather_rows(const uint4* x, const int* source, uin
   if (piece >= row_pieces) return;
   const long long row = blockIdx.x;
   const int token = source[row];
-  rows[row * row_pieces + piece] = token < 0 ? uint4{0, 0, 0, 0} : x[static_cast<long long>(token) * row_pieces + piece];
+  const uint4 nothing{0, 0, 0, 0};
+  rows[row * row_pieces + piece] = token < 0 ? nothing : x[static_cast<long long>(token) * row_pieces + piece];
 }
 
 // Grid (tokens, H / 1024 up), block 128: eight BF16 a thread.
-extern "C" __global__ void nv_combine_routes(const uint4* y, const int* target, const float* weights, uint4* out, int top_k,
-                                             int row_pieces, int rows) {
+extern "C" __global__ void nv_combine_routes(const uint4* y, const int* target, const float* weights, uint4* out,
+                                             int top_k, int row_pieces, int rows) {
   const int piece = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
   if (piece >= row_pieces) return;
   const long long token = blockIdx.x;
