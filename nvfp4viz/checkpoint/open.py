@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from nvfp4viz.checkpoint.writer import Tensor, file_bytes, json_bytes
 from nvfp4viz.errors import CheckpointError
 
 Array = npt.NDArray[Any]
+# Told of a stage's name, how many files or ranges are done, and of how many.
+Progress = Callable[[str, int, int], None]
 # Reads that lie closer than this are one read: a seek costs more than 4 KiB of data.
 GAP = 4096
 
@@ -46,16 +48,19 @@ class Checkpoint:
         Shard by tensor name, or None where the checkpoint has no index.
     problems
         All that is wrong with the files.
-    bytes_read, opening_bytes, side_bytes
-        Bytes fetched from shards until now, those of opening alone, and those of side files and index.
+    opening_bytes
+        Bytes fetched from shards on opening; see also `bytes_read` and `side_bytes`.
     """
 
     def __init__(self, source: Source, shards: list[str], index: Index | None) -> None:
         self.source = source
         self.name = printable(source.name)
-        self.bytes_read = 0
-        self.side_bytes = index.nbytes if index else 0
+        self._shards = shards
+        self._asked = 0
+        self._side_asked = index.nbytes if index else 0
+        _call(source, "prefetch", shards)
         self.files = tuple(self._header(file) for file in shards)
+        _call(source, "forget")
         self.opening_bytes = self.bytes_read
         self.index: dict[str, str] | None = index.weight_map if index else None
         self.index_file = index.file if index else None
@@ -80,7 +85,19 @@ class Checkpoint:
         return data
 
     def _count(self, size: int) -> None:
-        self.bytes_read += size
+        self._asked += size
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes fetched from shards until now; where a source counts what it received, that."""
+        received = getattr(self.source, "received", None)
+        return self._asked if received is None else sum(received.get(file, 0) for file in self._shards)
+
+    @property
+    def side_bytes(self) -> int:
+        """The same of side files, the index, and a server's list of files."""
+        received = getattr(self.source, "received", None)
+        return self._side_asked if received is None else sum(received.values()) - self.bytes_read
 
     @property
     def nbytes(self) -> int:
@@ -178,8 +195,15 @@ class Checkpoint:
         values = np.empty(len(rows), np.float32)
         order = np.lexsort((table.begin[rows], table.file[rows]))
         files = table.file[rows[order]]
-        for run in np.split(order, np.flatnonzero(np.diff(files)) + 1) if len(order) else []:
-            values[run] = self._gather(table.files[table.file[rows[run[0]]]], table.begin[rows[run]])
+        runs = np.split(order, np.flatnonzero(np.diff(files)) + 1) if len(order) else []
+        plan = {table.files[table.file[rows[run[0]]]]: _Gather(table.begin[rows[run]]) for run in runs}
+        chunks = _read_many(self.source, {file: gather.ranges for file, gather in plan.items()})
+        for run, (file, gather) in zip(runs, plan.items(), strict=True):
+            data = b"".join(chunks[file])
+            self._count(len(data))
+            if list(map(len, chunks[file])) != gather.lengths.tolist():
+                raise CheckpointError("checkpoint.unreadable", tensor="", file=printable(file))
+            values[run] = gather.values(data)
         return values
 
     def scalar_rows(self) -> npt.NDArray[np.int64]:
@@ -191,24 +215,6 @@ class Checkpoint:
     def all_scalars(self) -> npt.NDArray[np.float32]:
         """Every one-number F32 tensor's value, in the order of `scalar_rows`."""
         return self.scalars_at(self.scalar_rows())
-
-    def _gather(self, file: str, begins: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """4-byte values of one file at ascending places, coalesced into ranges with gaps below `GAP`."""
-        first = np.concatenate([[True], np.diff(begins) > GAP + 4])
-        starts = begins[first]
-        ends = np.append(begins[np.flatnonzero(first)[1:] - 1], begins[-1]) + 4
-        chunks = _read_ranges(self.source, file, list(zip(starts.tolist(), ends.tolist(), strict=True)))
-        data = b"".join(chunks)
-        self._count(len(data))
-        lengths = ends - starts
-        # Each short answer would shift what follows; none is taken for whole.
-        if len(data) != lengths.sum() or [len(chunk) for chunk in chunks] != lengths.tolist():
-            raise CheckpointError("checkpoint.unreadable", tensor="", file=printable(file))
-        # Where each range landed among the joined bytes.
-        landed = np.cumsum(lengths) - lengths
-        at = begins + (landed - starts)[np.cumsum(first) - 1]
-        gathered = np.frombuffer(data, np.uint8)[at[:, None] + np.arange(4)]
-        return np.frombuffer(gathered.tobytes(), "<f4")
 
     def entry(self, name: str) -> TensorEntry:
         """Where a tensor lies.
@@ -227,16 +233,58 @@ class Checkpoint:
         return entry
 
 
-def _read_ranges(source: Source, file: str, ranges: list[tuple[int, int]]) -> list[bytes]:
-    many = getattr(source, "read_ranges", None)
+class _Gather:
+    """4-byte values of one file at ascending places, coalesced into ranges with gaps below `GAP`."""
+
+    def __init__(self, begins: npt.NDArray[np.int64]) -> None:
+        self._begins = begins
+        self._first = np.concatenate([[True], np.diff(begins) > GAP + 4])
+        self._starts = begins[self._first]
+        ends = np.append(begins[np.flatnonzero(self._first)[1:] - 1], begins[-1]) + 4
+        self.lengths = ends - self._starts
+        self.ranges = list(zip(self._starts.tolist(), ends.tolist(), strict=True))
+
+    def values(self, data: bytes) -> npt.NDArray[np.float32]:
+        """The values out of the ranges' bytes, one after the other."""
+        # Where each range landed among the joined bytes.
+        landed = np.cumsum(self.lengths) - self.lengths
+        at = self._begins + (landed - self._starts)[np.cumsum(self._first) - 1]
+        gathered = np.frombuffer(data, np.uint8)[at[:, None] + np.arange(4)]
+        return np.frombuffer(gathered.tobytes(), "<f4")
+
+
+def _read_many(source: Source, plan: dict[str, list[tuple[int, int]]]) -> dict[str, list[bytes]]:
+    """All ranges of all files, at a time where the source can do that."""
+    many = getattr(source, "read_many", None)
     if many is not None:
-        result: list[bytes] = many(file, ranges)
-        return result
-    return [source.read_range(file, begin, end) for begin, end in ranges]
+        chunks: dict[str, list[bytes]] = many(plan)
+        return chunks
+    some = getattr(source, "read_ranges", None)
+    if some is not None:
+        return {file: some(file, ranges) for file, ranges in plan.items()}
+    return {file: [source.read_range(file, *ends) for ends in ranges] for file, ranges in plan.items()}
 
 
-def open_checkpoint(source: str | Path | Source) -> Checkpoint:
-    """Open a folder, a ``.safetensors`` file, an ``*.index.json`` or any `Source`; reads headers, never weights.
+def _call(source: Source, method: str, *arguments: object) -> None:
+    """Tell a source what only some kinds want to know."""
+    wanted = getattr(source, method, None)
+    if wanted is not None:
+        wanted(*arguments)
+
+
+def open_checkpoint(
+    source: str | Path | Source, *, revision: str | None = None, progress: Progress | None = None
+) -> Checkpoint:
+    """Open a folder, a file, an ``*.index.json``, an address or any `Source`; reads headers, never weights.
+
+    Parameters
+    ----------
+    source
+        A path, ``http(s)://…`` of a folder or file, or ``hf://owner/name[@revision]``.
+    revision
+        Of a repository on the hub.
+    progress
+        Is told how far a remote source has come, until the source is done with.
 
     Raises
     ------
@@ -244,21 +292,26 @@ def open_checkpoint(source: str | Path | Source) -> Checkpoint:
         Where nothing at all can be read: ``source.*``, or the first file's ``container.*``.  A checkpoint of which
         some part can be read opens, with the rest in ``problems``.
     """
-    checkpoint = inspect(source)
+    checkpoint = inspect(source, revision=revision, progress=progress)
     if not any(header.readable for header in checkpoint.files):
         raise next(item for item in checkpoint.problems if item.severity == "error").error()
     return checkpoint
 
 
-def inspect(source: str | Path | Source) -> Checkpoint:
+def inspect(
+    source: str | Path | Source, *, revision: str | None = None, progress: Progress | None = None
+) -> Checkpoint:
     """As `open_checkpoint`, but a checkpoint of which nothing can be read comes back with its problems.
 
     Raises
     ------
     CheckpointError
-        ``source.*``: there is no such place, or no safetensors file and no index in it.
+        ``source.*``: there is no such place, or no safetensors file and no index in it; of a remote source also
+        where no shard can be had at all.
     """
-    place = open_source(source)
+    place = open_source(source, revision)
+    if progress is not None and hasattr(place, "progress"):
+        place.progress = progress
     names = place.files()
     index = read_index(place, names)
     shards = [place.only] if place.only else [name for name in names if name.endswith(".safetensors")]
@@ -269,9 +322,18 @@ def inspect(source: str | Path | Source) -> Checkpoint:
         checkpoint.problems += index.problems
     for header in checkpoint.files:
         checkpoint.problems += header.problems
+    _raise_if_cut_off(checkpoint)
     merge_shards(checkpoint, shards)
     _read_configs(checkpoint, names)
     return checkpoint
+
+
+def _raise_if_cut_off(checkpoint: Checkpoint) -> None:
+    """One server that gives no shard is one error, not one a shard."""
+    heads = [header.problems[0] for header in checkpoint.files if header.problems]
+    lost = [head for head in heads if head.code == "container.unreadable"]
+    if hasattr(checkpoint.source, "received") and lost and len(lost) == len(checkpoint.files):
+        raise lost[0].error()
 
 
 def memory_checkpoint(
@@ -301,7 +363,7 @@ def _read_configs(checkpoint: Checkpoint, names: list[str]) -> None:
     for file in (CONFIG, HF_QUANT_CONFIG):
         if file in names:
             side = read_side_file(checkpoint.source, file)
-            checkpoint.side_bytes += side.nbytes
+            checkpoint._side_asked += side.nbytes
             checkpoint.problems += side.problems
             contents[file] = side.content
     checkpoint.config = contents.get(CONFIG)

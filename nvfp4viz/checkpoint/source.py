@@ -1,4 +1,4 @@
-"""Where a checkpoint's bytes come from.  A small protocol, so that a server or a hub can stand in for a folder.
+"""Where a checkpoint's bytes come from.  A small protocol, so that a server or the hub (`remote`) stands for a folder.
 
 Names inside a source are relative (``model-00001-of-00003.safetensors``); no absolute path leaves this module, neither
 in a name nor in a message.  Names that come out of an index are untrusted and are confined to the folder.
@@ -7,6 +7,7 @@ in a name nor in a message.  Names that come out of an index are untrusted and a
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -216,16 +217,37 @@ class MemorySource:
         return self._files[file]
 
 
-def open_source(source: str | Path | Source) -> Source:
+def is_address(source: object) -> bool:
+    """Is this an address rather than a path?
+
+    >>> is_address("https://example.org/model"), is_address("hf://owner/name"), is_address("C:/model")
+    (True, True, False)
+    """
+    return isinstance(source, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", source) is not None
+
+
+def open_source(source: str | Path | Source, revision: str | None = None) -> Source:
     """A source from what a user typed.
+
+    Parameters
+    ----------
+    revision
+        Of a repository on the hub.
 
     Raises
     ------
     CheckpointError
-        ``source.not-found``, ``source.not-a-file``, ``source.remote`` (addresses come with a later version).
+        ``source.not-found``, ``source.not-a-file``; ``source.remote`` for an address of a kind that is not read;
+        for addresses also what `nvfp4viz.checkpoint.remote` raises.
     """
     if not isinstance(source, (str, Path)):
         return source
-    if isinstance(source, str) and source.split("://")[0] in ("http", "https", "hf", "s3", "gs"):
-        raise CheckpointError("source.remote", scheme=source.split("://")[0])
+    if isinstance(source, str) and is_address(source):
+        scheme = source.split("://")[0].lower()
+        if scheme not in ("http", "https", "hf"):
+            raise CheckpointError("source.remote", scheme=printable(scheme, 20))
+        # Its libraries are for those who need them.
+        from nvfp4viz.checkpoint.remote import open_remote
+
+        return open_remote(source, revision)
     return LocalSource(source)

@@ -1,0 +1,318 @@
+"""Checkpoints on a web server or on the Hugging Face hub, read by ranges.
+
+One request for the first 64 KiB of every shard brings its size and often its header; a second brings the rest of the
+header; the scalars follow as they are asked for.  Messages name the host and the path, never a query, a password or a
+token.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+import msgspec
+
+from nvfp4viz.checkpoint.header import HEADER_LIMIT
+from nvfp4viz.checkpoint.problems import printable
+from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG, INDEX_SUFFIX, is_confined
+from nvfp4viz.checkpoint.transport import Answer, Transport, Wanted
+from nvfp4viz.errors import CheckpointError
+
+# Bytes of a file that are asked for at first sight.
+FIRST = 1 << 16
+INDEX = "model" + INDEX_SUFFIX
+# Told of a stage's name, how many files are done, and of how many.
+Progress = Callable[[str, int, int], None]
+Ranges = list[tuple[int, int]]
+
+
+class RemoteSource:
+    """What the two kinds of remote source share; see `nvfp4viz.checkpoint.source.Source`.
+
+    Attributes
+    ----------
+    received
+        Bytes that really came, by file: also those of repeated attempts and those nobody asked to keep.
+    progress
+        Is told how far fetching has come.
+    """
+
+    def __init__(self, name: str, only: str | None, transport: Transport) -> None:
+        self.name = name
+        self.only = only
+        self.progress: Progress | None = None
+        self._transport = transport
+        self._sizes: dict[str, int] = {}
+        self._errors: dict[str, CheckpointError] = {}
+        # The first bytes of each file, as far as they have been fetched.
+        self._held: dict[str, bytes] = {}
+
+    @property
+    def received(self) -> Mapping[str, int]:
+        return self._transport.received
+
+    def _url(self, file: str) -> str:
+        raise NotImplementedError
+
+    def files(self) -> list[str]:
+        raise NotImplementedError
+
+    def size(self, file: str) -> int:
+        self._look([file])
+        if file in self._errors:
+            raise self._errors[file]
+        return self._sizes[file]
+
+    def read_range(self, file: str, begin: int, end: int) -> bytes:
+        return self.read_ranges(file, [(begin, end)])[0]
+
+    def read_ranges(self, file: str, ranges: Ranges) -> list[bytes]:
+        """Many ranges of one file at a time."""
+        return self.read_many({file: ranges})[file]
+
+    def read_many(self, plan: Mapping[str, Ranges]) -> dict[str, list[bytes]]:
+        """Many ranges of many files at a time; fewer bytes only where a file ends.
+
+        Raises
+        ------
+        CheckpointError
+            ``source.*``, of the first range that cannot be had.
+        """
+        self._look(plan)
+        wanted = []
+        for file, ranges in plan.items():
+            if file in self._errors:
+                raise self._errors[file]
+            held, size = len(self._held.get(file, b"")), self._sizes[file]
+            for begin, end in ranges:
+                first, last = max(begin, held), min(end, size)
+                if first < last:
+                    wanted.append(Wanted(self._url(file), file, first, last))
+        answers = iter(self._fetch("ranges", wanted))
+        out: dict[str, list[bytes]] = {}
+        for file, ranges in plan.items():
+            prefix, size = self._held.get(file, b""), self._sizes[file]
+            out[file] = []
+            for begin, end in ranges:
+                data = prefix[begin:end]
+                if max(begin, len(prefix)) < min(end, size):
+                    answer = next(answers)
+                    if isinstance(answer, CheckpointError):
+                        raise answer
+                    data += answer.data
+                out[file].append(data)
+        return out
+
+    def prefetch(self, files: Iterable[str]) -> None:
+        """Fetch the headers of many shards at a time; what fails fails when it is asked for."""
+        shards = list(files)
+        self._look(shards)
+        rest = {}
+        for file in shards:
+            head = self._held.get(file, b"")
+            if len(head) >= 8:
+                end = min(8 + struct.unpack("<Q", head[:8])[0], self._sizes[file])
+                if len(head) < end <= 8 + HEADER_LIMIT:
+                    rest[file] = end
+        wanted = [Wanted(self._url(file), file, len(self._held[file]), end) for file, end in rest.items()]
+        for file, answer in zip(rest, self._fetch("headers", wanted), strict=True):
+            if isinstance(answer, Answer):
+                self._held[file] += answer.data
+            else:
+                self._errors[file] = answer
+
+    def forget(self) -> None:
+        """Drop what is held of files; it can be fetched again."""
+        self._held.clear()
+
+    def _look(self, files: Iterable[str]) -> None:
+        """Sizes and first bytes of files not seen before."""
+        new = [file for file in files if file not in self._sizes and file not in self._errors]
+        for file in [file for file in new if not is_confined(file)]:
+            self._errors[file] = CheckpointError("source.outside-folder", name=printable(file))
+            new.remove(file)
+        wanted = [Wanted(self._url(file), file, 0, FIRST) for file in new]
+        for file, answer in zip(new, self._fetch("files", wanted), strict=True):
+            if isinstance(answer, CheckpointError):
+                self._errors[file] = answer
+            elif answer.total is None:
+                self._errors[file] = CheckpointError("source.bad-range", name=printable(file))
+            else:
+                self._sizes[file], self._held[file] = answer.total, answer.data
+
+    def _fetch(self, stage: str, wanted: list[Wanted]) -> list[Answer | CheckpointError]:
+        report = self.progress
+        done = None if report is None else (lambda count: report(stage, count, len(wanted)))
+        return self._transport.fetch(wanted, done) if wanted else []
+
+    def _present(self, files: Iterable[str]) -> list[str]:
+        """Those of some files that the server has."""
+        asked = list(files)
+        self._look(asked)
+        absent = ("source.not-found", "source.forbidden")
+        return [file for file in asked if file not in self._errors or self._errors[file].code not in absent]
+
+
+class HttpSource(RemoteSource):
+    """A folder or a file below a web address.
+
+    A server that lists a folder is asked for the list; of one that does not, the index names the shards.
+
+    Parameters
+    ----------
+    address
+        ``http(s)://…``; a query (a signature, say) is sent along with every request and shown nowhere.
+
+    Raises
+    ------
+    CheckpointError
+        ``source.not-an-address``.
+    """
+
+    def __init__(self, address: str, timeout: float = 30.0, parallel: int = 16) -> None:
+        try:
+            parts = urlsplit(address)
+            host = parts.hostname
+            port = f":{parts.port}" if parts.port else ""
+        except ValueError:
+            host, port = None, ""
+        if not host or any(ord(c) < 33 for c in address):
+            raise CheckpointError("source.not-an-address", name=printable(address.partition("?")[0].rpartition("@")[2]))
+        folder, _, last = parts.path.rpartition("/")
+        only = None
+        if last.endswith(".safetensors"):
+            only = unquote(last)
+        elif not last.endswith(INDEX_SUFFIX):
+            folder = parts.path.rstrip("/")
+        self._parts, self._folder = parts, folder
+        shown = f"{host}{port}{unquote(parts.path).rstrip('/')}"
+        super().__init__(only or printable(shown), only, Transport(timeout, parallel))
+
+    def _url(self, file: str) -> str:
+        return self._address(f"{self._folder}/{quote(file)}")
+
+    def _address(self, path: str) -> str:
+        return urlunsplit((self._parts.scheme, self._parts.netloc, path, self._parts.query, ""))
+
+    def files(self) -> list[str]:
+        if self.only is not None:
+            self.size(self.only)
+            return sorted([self.only, *self._present([CONFIG, HF_QUANT_CONFIG])])
+        listed = self._listing()
+        found = set(listed or self._present([INDEX, CONFIG, HF_QUANT_CONFIG, "model.safetensors"]))
+        if INDEX in found and not listed:
+            # Shards that are not there are for the comparison with the index to report.
+            found |= set(self._present(self._indexed()))
+        if not found:
+            self._raise_if_down()
+        return sorted(found)
+
+    def _raise_if_down(self) -> None:
+        """Nothing was found: say so only if the server said so."""
+        for file in (INDEX, "model.safetensors", CONFIG):
+            error = self._errors.get(file)
+            if error is not None:
+                raise CheckpointError(error.code, **{**error.params, "name": self.name})
+
+    def _indexed(self) -> list[str]:
+        from nvfp4viz.checkpoint.sidecars import SIDE_LIMIT
+
+        size = self.size(INDEX)
+        if size > SIDE_LIMIT:
+            return []
+        try:
+            content = msgspec.json.decode(self.read_range(INDEX, 0, size), type=dict[str, msgspec.Raw])
+            weight_map = msgspec.json.decode(content.get("weight_map", b"{}"), type=dict[str, str])
+        except (msgspec.MsgspecError, CheckpointError, UnicodeDecodeError):
+            return []
+        return sorted({shard for shard in weight_map.values() if is_confined(shard)})
+
+    def _listing(self) -> list[str]:
+        """Names in the page that a server shows for a folder; empty where it shows none."""
+        page = self._transport.fetch([Wanted(self._address(f"{self._folder}/"), "", 0, 1 << 20)])[0]
+        if isinstance(page, CheckpointError) or page.data.lstrip()[:1] != b"<":
+            return []
+        links = re.findall(rb"""href=["']?(?:\./)?([^"'?#/<> ]+)["'?#> ]""", page.data, re.IGNORECASE)
+        names = {unquote(link.decode("utf-8", "replace")) for link in links}
+        wanted = {name for name in names if is_confined(name) and name.endswith((".safetensors", ".json"))}
+        return sorted(wanted) if any(name.endswith((".safetensors", INDEX_SUFFIX)) for name in wanted) else []
+
+
+class HubSource(RemoteSource):
+    """A model repository on the Hugging Face hub (or on what ``HF_ENDPOINT`` names), at one commit.
+
+    Raises
+    ------
+    CheckpointError
+        ``source.hub-name``, ``source.hub-repository``, ``source.hub-revision``, ``source.hub-gated``,
+        ``source.hub-offline``, ``source.connection``.
+    """
+
+    def __init__(self, repository: str, revision: str | None = None, timeout: float = 30.0, parallel: int = 16) -> None:
+        from huggingface_hub import HfApi, constants
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+        if not re.fullmatch(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", repository, re.ASCII):
+            raise CheckpointError("source.hub-name", name=printable(repository))
+        shown = f"hf://{repository}" + (f"@{printable(revision)}" if revision else "")
+        endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
+        # Redirects to storage leave the hub's host, and the token stays behind.
+        super().__init__(shown, None, Transport(timeout, parallel, build_hf_headers()))
+        info = self._ask(HfApi(endpoint=endpoint), repository, revision, timeout)
+        self._endpoint, self._repository, self._commit = endpoint, repository, info.sha or revision or "main"
+        self._names = sorted(item.rfilename for item in info.siblings or [] if "/" not in item.rfilename)
+
+    def _ask(self, api: Any, repository: str, revision: str | None, timeout: float) -> Any:
+        """The repository's commit and files, or what the hub says instead, without its addresses."""
+        from huggingface_hub import errors
+
+        try:
+            return api.model_info(repository, revision=revision, timeout=timeout)
+        except errors.GatedRepoError:
+            raise CheckpointError("source.hub-gated", name=self.name) from None
+        except errors.RevisionNotFoundError:
+            raise CheckpointError("source.hub-revision", name=self.name) from None
+        except errors.RepositoryNotFoundError:
+            raise CheckpointError("source.hub-repository", name=self.name) from None
+        except errors.OfflineModeIsEnabled:
+            raise CheckpointError("source.hub-offline", name=self.name) from None
+        except errors.HfHubHTTPError as error:
+            status = getattr(error.response, "status_code", 0)
+            raise CheckpointError("source.status", name=self.name, status=status) from None
+        except Exception as error:
+            # The hub's client has changed its HTTP library before; whatever it raises, nobody answered.
+            raise CheckpointError("source.connection", name=self.name, reason=type(error).__name__) from None
+
+    def files(self) -> list[str]:
+        return list(self._names)
+
+    def _url(self, file: str) -> str:
+        from huggingface_hub import hf_hub_url
+
+        return hf_hub_url(self._repository, file, revision=self._commit, endpoint=self._endpoint)
+
+
+_HUB_PAGE = re.compile(
+    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/tree/([^/?#]+))?/?", re.ASCII
+)
+
+
+def open_remote(address: str, revision: str | None = None) -> RemoteSource:
+    """A source from ``http(s)://…``, from ``hf://owner/name[@revision]``, or from a repository's page on the hub.
+
+    Parameters
+    ----------
+    revision
+        Of a hub repository: a branch, a tag or a commit; wins over the address's own.
+    """
+    page = _HUB_PAGE.fullmatch(address)
+    if page:
+        return HubSource(page[1], revision or (unquote(page[2]) if page[2] else None))
+    if address.startswith("hf://"):
+        repository, _, named = address.removeprefix("hf://").partition("@")
+        return HubSource(repository.strip("/"), revision or named or None)
+    return HttpSource(address)

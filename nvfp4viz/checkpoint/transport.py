@@ -1,0 +1,193 @@
+"""Byte ranges over HTTP: many at a time, never more than asked for, and every received byte counted.
+
+fsspec's HTTP file system brings the event loop, the session, proxies and redirects; what it does not do is refuse.  A
+server that ignores ``Range`` answers 200 and would send all of a shard, so an answer is looked at before its body is
+read.  A connection that breaks is taken up again where it stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nvfp4viz.checkpoint.problems import printable
+from nvfp4viz.errors import CheckpointError
+
+# Attempts that bring nothing before a range is given up, and the first pause between them in seconds.
+TRIES, PAUSE = 3, 0.25
+CHUNK = 1 << 16
+_CONTENT_RANGE = re.compile(r"bytes (?:(\d{1,19})-(\d{1,19})|\*)/(\d{1,19}|\*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Bytes ``begin`` to ``end`` of the file called ``name`` in messages."""
+
+    url: str
+    name: str
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came: fewer bytes only where the file ends; ``total`` is the file's size, where the server says it."""
+
+    data: bytes
+    total: int | None
+
+
+class _Interrupted(Exception):
+    """The attempt failed in a way that another may mend; ``error`` is for when none does."""
+
+    def __init__(self, error: CheckpointError) -> None:
+        super().__init__()
+        self.error = error
+
+
+class Transport:
+    """Range requests.
+
+    Parameters
+    ----------
+    timeout
+        Seconds without a byte (and seconds to connect) after which a server counts as silent.
+    parallel
+        Requests at a time.
+    headers
+        Sent with every request to the address itself; credentials among them do not follow a redirect elsewhere.
+    """
+
+    def __init__(self, timeout: float = 30.0, parallel: int = 16, headers: Mapping[str, str] | None = None) -> None:
+        import aiohttp
+        from fsspec.implementations.http import HTTPFileSystem
+
+        self._timeout, self._parallel, self._headers = timeout, parallel, dict(headers or {})
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=timeout, sock_read=timeout)
+        options = {"timeout": limits, "trust_env": True, "auto_decompress": False}
+        self._fs = HTTPFileSystem(client_kwargs=options, skip_instance_cache=True)
+        self.received: dict[str, int] = {}
+
+    def fetch(
+        self, wanted: Sequence[Wanted], done: Callable[[int], None] | None = None
+    ) -> list[Answer | CheckpointError]:
+        """All of ``wanted``, in order; an error stands in the place of what could not be had.
+
+        ``done`` is told after each range how many are there.
+        """
+        from fsspec.asyn import sync
+
+        answers: list[Answer | CheckpointError] = sync(self._fs.loop, self._all, wanted, done)
+        return answers
+
+    async def _all(
+        self, wanted: Sequence[Wanted], done: Callable[[int], None] | None
+    ) -> list[Answer | CheckpointError]:
+        gate, count = asyncio.Semaphore(self._parallel), 0
+
+        async def guarded(item: Wanted) -> Answer | CheckpointError:
+            nonlocal count
+            async with gate:
+                try:
+                    return await self._whole(item)
+                except CheckpointError as error:
+                    return error
+                finally:
+                    count += 1
+                    if done is not None:
+                        done(count)
+
+        return list(await asyncio.gather(*map(guarded, wanted)))
+
+    async def _whole(self, item: Wanted) -> Answer:
+        """One range, taken up again after each break for as long as bytes come."""
+        got, fruitless = bytearray(), 0
+        while True:
+            before = len(got)
+            try:
+                total = await self._attempt(item, got)
+                if total is None or len(got) >= min(item.end, total) - item.begin or len(got) == before:
+                    return Answer(bytes(got), total)
+            except _Interrupted as broken:
+                fruitless = 1 if len(got) > before else fruitless + 1
+                if fruitless >= TRIES:
+                    raise broken.error from None
+                await asyncio.sleep(PAUSE * 2 ** (fruitless - 1))
+
+    async def _attempt(self, item: Wanted, got: bytearray) -> int | None:
+        """Ask for what is still missing, add what comes to ``got``; returns the file's size."""
+        import aiohttp
+
+        begin, name = item.begin + len(got), printable(item.name)
+        headers = {**self._headers, "Range": f"bytes={begin}-{item.end - 1}", "Accept-Encoding": "identity"}
+        try:
+            session = await self._fs.set_session()
+            async with session.get(self._fs.encode_url(item.url), headers=headers) as response:
+                expected, total = _expected(name, begin, item.end, response.status, response.headers)
+                await self._receive(item, response, expected, got)
+        except TimeoutError:
+            raise CheckpointError("source.timeout", name=name, seconds=f"{self._timeout:g}") from None
+        except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, ConnectionResetError):
+            raise _Interrupted(CheckpointError("source.cut", name=name, received=len(got))) from None
+        except aiohttp.TooManyRedirects:
+            raise CheckpointError("source.redirects", name=name) from None
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
+            raise CheckpointError("source.not-an-address", name=name) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise _Interrupted(CheckpointError("source.connection", name=name, reason=_reason(error))) from None
+        # Without any length the end of the answer is the end of the file.
+        return item.begin + len(got) if expected is None else total
+
+    async def _receive(self, item: Wanted, response: Any, expected: int | None, got: bytearray) -> None:
+        """Read the body into ``got``, and not one byte more than ``expected``."""
+        limit = item.end - item.begin if expected is None else len(got) + expected
+        if limit > len(got):
+            async for chunk in response.content.iter_chunked(CHUNK):
+                self.received[item.name] = self.received.get(item.name, 0) + len(chunk)
+                room = limit - len(got)
+                got += chunk[:room]
+                if len(chunk) > room and expected is None:
+                    raise CheckpointError("source.no-range", name=printable(item.name))
+                if len(chunk) >= room and expected is not None:
+                    break
+        if expected is not None and len(got) < limit:
+            raise _Interrupted(CheckpointError("source.cut", name=printable(item.name), received=len(got)))
+
+
+def _expected(
+    name: str, begin: int, end: int, status: int, headers: Mapping[str, str]
+) -> tuple[int | None, int | None]:
+    """Bytes that the answer will bring, and the file's size; raises for answers that are not to be read.
+
+    (None, None): an answer without any length, which may be read as far as the range goes.
+    """
+    length = headers.get("Content-Length", "")
+    size = int(length) if length.isdigit() and len(length) < 20 else None
+    match = _CONTENT_RANGE.match(headers.get("Content-Range", ""))
+    if status == 206:
+        if match is None or match[1] is None or int(match[1]) != begin or int(match[2]) < begin:
+            raise CheckpointError("source.bad-range", name=name)
+        return min(int(match[2]) + 1, end) - begin, None if match[3] == "*" else int(match[3])
+    if status == 416:
+        return 0, int(match[3]) if match and match[3] != "*" else begin
+    if status == 200:
+        # The whole file: welcome where the whole was wanted, or more than there is.
+        if begin == 0 and (size is None or size <= end):
+            return size, size
+        raise CheckpointError("source.no-range", name=name)
+    if status in (401, 403):
+        raise CheckpointError("source.forbidden", name=name, status=status)
+    if status in (404, 410):
+        raise CheckpointError("source.not-found", name=name)
+    error = CheckpointError("source.status", name=name, status=status)
+    raise _Interrupted(error) if status == 429 or status >= 500 else error
+
+
+def _reason(error: Exception) -> str:
+    """The system's words for a connection that does not come about; never an address with what it may hold."""
+    inner = getattr(error, "os_error", None) or error
+    words = getattr(inner, "strerror", None) or getattr(inner, "verify_message", None) or type(error).__name__
+    return printable(str(words), 120)

@@ -1,0 +1,333 @@
+"""Checkpoints behind HTTP: sound servers, unsound ones, and a stand-in for the hub."""
+
+import contextlib
+import mmap
+import socket
+
+import numpy as np
+import pytest
+
+from benchmarks.big_checkpoint import DEEPSEEK_LAYERS, DEEPSEEK_SHARDS, make
+from nvfp4viz.audit import run_audit
+from nvfp4viz.checkpoint import inspect, open_checkpoint, write_checkpoint
+from nvfp4viz.checkpoint.remote import HttpSource, HubSource, open_remote
+from nvfp4viz.checkpoint.transport import PAUSE
+from nvfp4viz.errors import CheckpointError
+from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base
+from tests.checkpoint.web_server import Site, serve
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Three shards with an index and both configurations, of more than 64 KiB."""
+    out = tmp_path_factory.mktemp("remote") / "model"
+    tensors = base(layers=12, experts=12)
+    write_checkpoint(out, tensors, config=CONFIG | {"num_hidden_layers": 12, "num_experts": 12},
+                     hf_quant_config=QUANT, max_shard_bytes=60_000)  # fmt: skip
+    assert len(list(out.glob("*.safetensors"))) > 1
+    return out
+
+
+@pytest.fixture(scope="module")
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    monkeypatch.setattr("nvfp4viz.checkpoint.transport.PAUSE", 0.001)
+
+
+def assert_same_as_local(checkpoint, folder):
+    local = open_checkpoint(folder)
+    assert dict(checkpoint.tensors) == dict(local.tensors)
+    assert checkpoint.problems == local.problems == []
+    assert (checkpoint.config, checkpoint.hf_quant_config) == (local.config, local.hf_quant_config)
+    assert np.array_equal(checkpoint.all_scalars(), local.all_scalars())
+    name = next(name for name in local.tensors if name.endswith(".weight"))
+    assert np.array_equal(checkpoint.read(name), local.read(name))
+
+
+@pytest.mark.parametrize("lists", [True, False])
+@pytest.mark.parametrize("form", ["/", "", f"/{INDEX}"])
+def test_a_folder_reads_as_it_does_from_disk(files, folder, lists, form):
+    with serve(Site(files, lists=lists)) as site:
+        assert_same_as_local(open_checkpoint(f"{site.address}{form}"), folder)
+
+
+def test_a_single_file_with_its_neighbours(files):
+    shard = min(name for name in files if name.endswith(".safetensors"))
+    with serve(Site(files)) as site:
+        checkpoint = open_checkpoint(f"{site.address}/sub/{shard}?signature=abc")
+    assert [header.file for header in checkpoint.files] == [shard]
+    assert checkpoint.config is not None
+    assert checkpoint.name == shard
+    # The signature goes along with every request.
+    assert all("signature=abc" in path for path, _, _ in site.asked)
+
+
+def test_every_byte_is_counted_and_few_are_fetched(files, folder):
+    with serve(Site(files)) as site:
+        checkpoint = open_checkpoint(site.address)
+        values = checkpoint.all_scalars()
+        assert checkpoint.bytes_read + checkpoint.side_bytes == site.sent
+        shards = len(checkpoint.files)
+        assert checkpoint.bytes_read <= checkpoint.header_bytes + 4 * len(values) + 65536 * shards
+        assert checkpoint.bytes_read < sum(map(len, files.values()))
+
+
+@pytest.mark.parametrize(
+    ("layers", "shards"), [(1, 2), pytest.param(DEEPSEEK_LAYERS, DEEPSEEK_SHARDS, marks=pytest.mark.slow)]
+)
+def test_deepseek_costs_headers_scalars_and_64_kib_a_shard(tmp_path, layers, shards):
+    """The promise of the audit, on files of gigabytes in the order of the reference writer."""
+    made = make(tmp_path / "big", layers=layers, shards=shards)
+    with contextlib.ExitStack() as stack:
+        files = {}
+        for path in made.folder.iterdir():
+            file = stack.enter_context(path.open("rb"))
+            files[path.name] = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        site = stack.enter_context(serve(Site(files)))
+        report = run_audit(site.address).report
+        assert report.container.bytes_read + report.container.side_bytes == site.sent
+    assert report.container.tensors == made.tensors
+    assert report.container.bytes_read <= made.header_bytes + 4 * made.scalars + 65536 * made.shards
+    assert report.verdict == "ok"
+    assert (report.container.header_bytes, report.container.bytes) == (made.header_bytes, made.nbytes)
+
+
+def test_the_audit_of_an_address_is_that_of_the_folder(files, folder):
+    stages = []
+    with serve(Site(files)) as site:
+        remote = run_audit(inspect(site.address, progress=lambda *at: stages.append(at))).report
+    local = run_audit(folder).report
+    assert (remote.findings, remote.coverage, remote.fingerprint) == (local.findings, local.coverage, local.fingerprint)
+    assert {stage for stage, _, _ in stages} >= {"files", "headers", "ranges"}
+    assert all(0 < done <= count for _, done, count in stages)
+    assert remote.source == site.address.removeprefix("http://")
+
+
+def test_redirects_are_followed(files, folder):
+    with serve(Site(files)) as storage, serve(Site(files, redirect=f"{storage.address}/x/")) as site:
+        assert_same_as_local(open_checkpoint(site.address), folder)
+
+
+def test_a_broken_connection_is_taken_up_where_it_stopped(files, folder):
+    with serve(Site(files, cut=30_000)) as site:
+        checkpoint = open_checkpoint(site.address)
+        assert_same_as_local(checkpoint, folder)
+        # Nothing was fetched twice.
+        assert checkpoint.bytes_read + checkpoint.side_bytes == site.sent
+
+
+def test_a_busy_server_is_asked_again(files, folder):
+    with serve(Site(files, fail_first=2)) as site:
+        assert_same_as_local(open_checkpoint(site.address), folder)
+    assert PAUSE > 0
+
+
+def test_a_server_without_lengths(files):
+    """Small files come whole; a shard of unknown length is not read to its end to find out."""
+    small = {name: data for name, data in files.items() if not name.endswith(".safetensors")}
+    with serve(Site({**small, "model.safetensors": bytes(1 << 25)}, ranges=False, chunked=True)) as site:
+        with pytest.raises(CheckpointError) as caught:
+            open_checkpoint(f"{site.address}/model.safetensors")
+        assert site.sent < 1 << 24
+    assert caught.value.code == "source.no-range"
+
+
+def test_a_server_that_ignores_ranges_is_refused_and_not_downloaded(files):
+    big = {name: data + bytes(5_000_000 * name.endswith(".safetensors")) for name, data in files.items()}
+    with serve(Site(big, ranges=False, lists=True)) as site:
+        with pytest.raises(CheckpointError) as caught:
+            inspect(site.address)
+        # What fits into socket buffers may leave the server; the files do not.
+        assert site.sent < 2_500_000 * len(big)
+    assert caught.value.code == "source.no-range"
+
+
+@pytest.mark.parametrize(
+    ("site", "code"),
+    [
+        (Site({}), "source.not-found"),
+        (Site({"model.safetensors": b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n"}),
+         "container.not-safetensors.lfs-pointer"),
+        (Site({}, status={"model.safetensors": 403, INDEX: 403, "config.json": 403, "hf_quant_config.json": 403}),
+         "source.forbidden"),
+        (Site({}, status={"model.safetensors": 500, INDEX: 500}), "source.status"),
+        (Site({"model.safetensors": bytes(100_000)}, cut=0), "source.cut"),
+        (Site({"model.safetensors": bytes(100_000)}, shift=8), "source.bad-range"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("form", ["/model.safetensors", ""])
+def test_what_a_server_does_wrong_is_said(site, code, form):
+    with serve(site), pytest.raises(CheckpointError) as caught:
+        open_checkpoint(f"{site.address}{form}")
+    assert caught.value.code == code
+    for language in ("en", "zh"):
+        assert "{" not in "".join(caught.value.text(language).values())
+
+
+def test_a_login_page_instead_of_everything():
+    with serve(Site({}, page=b"<!doctype html><html>Please log in</html>")) as site:
+        with pytest.raises(CheckpointError) as caught:
+            open_checkpoint(f"{site.address}/model.safetensors")
+        assert caught.value.code == "container.not-safetensors.html"
+        checkpoint = inspect(site.address)
+        assert not any(header.readable for header in checkpoint.files)
+        assert {item.text for item in checkpoint.problems} >= {"container.not-safetensors.html"}
+
+
+def test_a_silent_server_is_given_up():
+    site = Site({"model.safetensors": bytes(1000)}, silent=1.0)
+    with serve(site), pytest.raises(CheckpointError) as caught:
+        open_checkpoint(HttpSource(f"{site.address}/model.safetensors", timeout=0.2))
+    assert caught.value.code == "source.timeout"
+    assert "0.2 seconds" in str(caught.value)
+
+
+def test_a_redirect_in_circles():
+    site = Site({})
+    with serve(site):
+        site.redirect = f"{site.address}/again/"
+        with pytest.raises(CheckpointError) as caught:
+            open_checkpoint(f"{site.address}/model.safetensors")
+    assert caught.value.code == "source.redirects"
+
+
+def test_a_redirect_out_of_the_web():
+    with serve(Site({}, redirect="file:///etc/")) as site, pytest.raises(CheckpointError) as caught:
+        open_checkpoint(f"{site.address}/model.safetensors")
+    assert caught.value.code == "source.not-an-address"
+
+
+def test_nobody_listens():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(f"http://user:secret@127.0.0.1:{port}/m/model.safetensors?token=secret")
+    assert caught.value.code == "source.connection"
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["http://", "https:///x", "http://[::1", "http://a b/", "http://host:99999/x"])
+def test_what_is_no_address(address):
+    with pytest.raises(CheckpointError) as caught:
+        open_remote(address)
+    assert caught.value.code == "source.not-an-address"
+
+
+def test_one_lost_shard_is_one_finding(files, folder):
+    lost = min(name for name in files if name.endswith(".safetensors"))
+    for lists in (True, False):
+        site = Site({name: data for name, data in files.items() if name != lost}, lists=lists)
+        with serve(site):
+            report = run_audit(site.address).report
+        assert [item.code for item in report.findings if item.severity == "error"] == ["container.missing-shard"]
+
+
+def test_a_secret_in_the_address_is_nowhere_in_the_report(files):
+    with serve(Site(files)) as site:
+        address = site.address.replace("http://", "http://user:hunter2@") + "/?sig=hunter2"
+        checkpoint = open_checkpoint(address)
+        assert "hunter2" not in checkpoint.name
+        assert "hunter2" not in repr(run_audit(checkpoint).report)
+
+
+def test_an_index_cannot_lead_elsewhere(files):
+    """A shard's name out of an index stays below the folder, and asks no other host."""
+    index = files[INDEX].replace(b"model-00001-of", b"../secret/model-00001-of")
+    with serve(Site({**files, INDEX: index})) as site:
+        checkpoint = inspect(site.address)
+    assert not any("secret" in path for path, _, _ in site.asked)
+    assert any(item.text == "container.index-invalid.outside-folder" for item in checkpoint.problems)
+
+
+# ------------------------------------------------------------------------------------------------- the hub
+
+SHA = "0123456789abcdef0123456789abcdef01234567"
+
+
+def hub_site(files, storage, name="owner/model"):
+    """The hub's own answers: the repository's files, and redirects to storage on another host."""
+    siblings = [{"rfilename": file} for file in [*files, "original/consolidated.safetensors", "README.md"]]
+    info = {"id": name, "modelId": name, "sha": SHA, "siblings": siblings, "tags": [], "private": False}
+    api = {f"/api/models/{name}": (200, info, {}), f"/api/models/{name}/revision/v1": (200, info, {})}
+    missing = {"X-Error-Code": "RepoNotFound"}
+    api["/api/models/owner/absent"] = (404, {"error": "Repository not found"}, missing)
+    api["/api/models/owner/gated"] = (403, {"error": "gated"}, {"X-Error-Code": "GatedRepo"})
+    api[f"/api/models/{name}/revision/nope"] = (404, {"error": "no"}, {"X-Error-Code": "RevisionNotFound"})
+    return Site({}, redirect=f"{storage.address}/blobs/", api=api)
+
+
+@pytest.fixture
+def hub(files, monkeypatch):
+    with serve(Site(files)) as storage, serve(hub_site(files, storage)) as site:
+        monkeypatch.setenv("HF_ENDPOINT", site.address)
+        monkeypatch.setenv("HF_TOKEN", "hf_hunter2")
+        yield site, storage
+
+
+@pytest.mark.parametrize("address", ["hf://owner/model", "hf://owner/model@v1"])
+def test_a_repository_on_the_hub(hub, folder, address):
+    site, storage = hub
+    checkpoint = open_checkpoint(address)
+    assert_same_as_local(checkpoint, folder)
+    assert checkpoint.name == address
+    # One commit throughout, and only files of the top folder.
+    paths = [path for path, _, _ in site.asked if "/resolve/" in path]
+    assert paths
+    assert all(f"/resolve/{SHA}/" in path and "original" not in path for path in paths)
+    assert checkpoint.bytes_read + checkpoint.side_bytes == storage.sent
+
+
+def test_the_token_stays_with_the_hub(hub):
+    site, storage = hub
+    open_checkpoint("hf://owner/model")
+    assert all(token == "Bearer hf_hunter2" for path, _, token in site.asked if "/resolve/" in path)
+    assert storage.asked
+    assert all(token is None for _, _, token in storage.asked)
+
+
+def test_a_revision_of_its_own(hub):
+    site, _ = hub
+    open_checkpoint("hf://owner/model", revision="v1")
+    assert any(path.startswith("/api/models/owner/model/revision/v1") for path, _, _ in site.asked)
+
+
+@pytest.mark.parametrize(
+    ("address", "code"),
+    [
+        ("hf://owner/absent", "source.hub-repository"),
+        ("hf://owner/gated", "source.hub-gated"),
+        ("hf://owner/model@nope", "source.hub-revision"),
+        ("hf://owner", "source.hub-name"),
+        ("hf://owner/name/more", "source.hub-name"),
+        ("hf://../etc", "source.hub-name"),
+    ],
+)
+def test_what_the_hub_refuses(hub, address, code):
+    site, _ = hub
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(address)
+    assert caught.value.code == code
+    assert "hunter2" not in str(caught.value)
+    assert site.address.removeprefix("http://") not in str(caught.value)
+
+
+def test_no_hub_at_all(monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(CheckpointError) as caught:
+        HubSource("owner/model")
+    assert caught.value.code == "source.connection"
+
+
+def test_a_page_of_the_hub_is_its_repository(monkeypatch):
+    asked = []
+    monkeypatch.setattr("nvfp4viz.checkpoint.remote.HubSource", lambda name, revision: asked.append((name, revision)))
+    for page in ("", "/", "/tree/main", "/tree/refs%2Fpr%2F1"):
+        open_remote(f"https://huggingface.co/owner/model{page}")
+    assert asked == [("owner/model", None)] * 2 + [("owner/model", "main"), ("owner/model", "refs/pr/1")]

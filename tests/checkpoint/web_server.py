@@ -1,0 +1,147 @@
+"""Web servers for the tests of remote sources: sound ones, and every kind of unsound one."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+
+@dataclass
+class Site:
+    """What a server has, how it misbehaves, and what it was asked.
+
+    Attributes
+    ----------
+    ranges
+        False: answers every request with the whole file, as ``python -m http.server`` does.
+    lists
+        Shows a page with links for the folder.
+    status
+        Answers this for a file instead of giving it.
+    cut
+        Closes the connection after so many bytes of each answer.
+    silent
+        Waits so many seconds before each body.
+    page
+        Answers everything with this page and 200, as a login wall does.
+    redirect
+        Sends every file to this address.
+    fail_first
+        Answers 503 to so many requests, then recovers.
+    chunked
+        Says no length.
+    asked, sent
+        (path, Range, Authorization) of each request; bytes of bodies that were written, errors' words apart.
+    """
+
+    files: Mapping[str, bytes]
+    ranges: bool = True
+    lists: bool = False
+    status: dict[str, int] = field(default_factory=dict)
+    cut: int | None = None
+    silent: float = 0.0
+    page: bytes | None = None
+    redirect: str | None = None
+    fail_first: int = 0
+    chunked: bool = False
+    shift: int = 0
+    api: dict[str, tuple[int, Any, dict[str, str]]] = field(default_factory=dict)
+    asked: list[tuple[str, str | None, str | None]] = field(default_factory=list)
+    sent: int = 0
+    address: str = ""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    site: Site
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        site, path = self.site, unquote(urlsplit(self.path).path)
+        site.asked.append((self.path, self.headers.get("Range"), self.headers.get("Authorization")))
+        name = path.rpartition("/")[2]
+        if site.fail_first > 0:
+            site.fail_first -= 1
+            return self._answer(503, b"busy")
+        if path in site.api:
+            status, content, headers = site.api[path]
+            return self._answer(status, json.dumps(content).encode(), {"Content-Type": "application/json", **headers})
+        if name in site.status:
+            return self._answer(site.status[name], b"no")
+        if site.page is not None:
+            return self._answer(200, site.page)
+        if site.redirect is not None:
+            return self._answer(302, b"", {"Location": site.redirect + name})
+        if not name and site.lists:
+            links = "".join(f'<a href="{key}">{key}</a>' for key in [*site.files, "../", "?C=N"])
+            return self._answer(200, f"<!doctype html><html>{links}</html>".encode())
+        if name not in site.files:
+            return self._answer(404, b"<html>not found</html>")
+        self._file(site.files[name])
+
+    def _file(self, data: bytes) -> None:
+        wanted = self.headers.get("Range")
+        if wanted is None or not self.site.ranges:
+            return self._answer(200, data)
+        first, _, last = wanted.removeprefix("bytes=").partition("-")
+        begin, end = int(first), min(int(last) + 1, len(data))
+        if begin >= len(data):
+            return self._answer(416, b"", {"Content-Range": f"bytes */{len(data)}"})
+        begin, end = begin + self.site.shift, end + self.site.shift
+        return self._answer(206, data[begin:end], {"Content-Range": f"bytes {begin}-{end - 1}/{len(data)}"})
+
+    def _answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+        self.send_response(status)
+        for key, value in (headers or {}).items():
+            self.send_header(key, value)
+        if self.site.chunked:
+            self.send_header("Connection", "close")
+            self.close_connection = True
+        else:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if self.site.silent:
+            time.sleep(self.site.silent)
+        if self.site.cut is not None and len(body) > self.site.cut:
+            body = body[: self.site.cut]
+            self.close_connection = True
+        try:
+            for at in range(0, len(body), 4096):
+                self.wfile.write(body[at : at + 4096])
+                with self.site.lock:
+                    self.site.sent += len(body[at : at + 4096]) if status < 400 else 0
+        except OSError:
+            # The client has seen enough.
+            self.close_connection = True
+
+
+@contextmanager
+def serve(site: Site) -> Iterator[Site]:
+    """The site at ``site.address``, such as ``http://127.0.0.1:40001``."""
+    handler = type("Handler", (_Handler,), {"site": site})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    site.address = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield site
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
