@@ -304,7 +304,7 @@ extern "C" __global__ void nv_w4a16_widen(const uint4* words, const uint2* scale
   nv::widen_all(words, scales, out, experts, n, k);
 }
 
-// Grid: (N / 128 up, rows / TOKENS down + experts + 1); block 128; dynamic shared memory 4 * (4608 + 128 * TOKENS) bytes.
+// Grid: (N / 128 up, rows / TOKENS down + experts + 1); block 128; 4 * (4608 + 128 * TOKENS) bytes of shared memory.
 #define NV_GROUPED_W4A16(TOKENS, BLOCKS)                                                                              \
   extern "C" __global__ void __launch_bounds__(128, BLOCKS) nv_grouped_w4a16_##TOKENS(                                \
       const nv::u16* x, const uint4* words, const uint2* scales, const nv::u8* row_nan,                               \

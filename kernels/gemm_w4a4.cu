@@ -207,7 +207,35 @@ NV_DEV void grouped_w4a4(const GroupedW4A4& p) {
   }
 }
 
+// One instruction on each of many tiles with accumulators of their own: what the self-test compares between policies.
+template <MmaKind kKind>
+NV_DEV void mma_tiles(const unsigned* a, const unsigned* a_scales, const unsigned* b, const unsigned* b_scales,
+                      const float* c, float* out, int tiles) {
+  const int tile = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / 32);
+  const int lane = static_cast<int>(threadIdx.x & 31), g = lane / 4, q = lane % 4;
+  if (tile >= tiles) return;
+  const unsigned* rows = a + tile * 128;
+  const unsigned fragment[4] = {rows[g * 8 + q], rows[(g + 8) * 8 + q], rows[g * 8 + 4 + q], rows[(g + 8) * 8 + 4 + q]};
+  const unsigned columns[2] = {b[tile * 64 + g * 8 + q], b[tile * 64 + g * 8 + 4 + q]};
+  float d[4];
+  for (int i = 0; i < 4; ++i) d[i] = c[tile * 128 + (g + i / 2 * 8) * 8 + 2 * q + i % 2];
+  mma<kKind>(d, fragment, columns, a_scales[tile * 16 + g + 8 * (q & 1)], b_scales[tile * 8 + g]);
+  for (int i = 0; i < 4; ++i) out[tile * 128 + (g + i / 2 * 8) * 8 + 2 * q + i % 2] = d[i];
+}
+
 }  // namespace nv
+
+// a (tiles, 16, 8) and b (tiles, 8, 8) words of codes, their scale words (tiles, 16) and (tiles, 8), c and out
+// (tiles, 16, 8).  Grid tiles / 4 up, block 128.
+extern "C" __global__ void nv_mma_tiles_nvfp4(const unsigned* a, const unsigned* a_scales, const unsigned* b,
+                                              const unsigned* b_scales, const float* c, float* out, int tiles) {
+  nv::mma_tiles<nv::kNvfp4>(a, a_scales, b, b_scales, c, out, tiles);
+}
+
+extern "C" __global__ void nv_mma_tiles_mxfp4(const unsigned* a, const unsigned* a_scales, const unsigned* b,
+                                              const unsigned* b_scales, const float* c, float* out, int tiles) {
+  nv::mma_tiles<nv::kMxfp4>(a, a_scales, b, b_scales, c, out, tiles);
+}
 
 // Grid: (N / 128 up, rows / 32 down + experts + 1); block 128.  `scale_offsets` is read by the swizzled kernels only.
 #define NV_GROUPED_W4A4(NAME, KIND, SWIZZLED, BF16)                                                                  \

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nvfp4viz.errors import FormatError
-from tests.kernels.gemm_cases import BFLOAT16, RAGGED, W4A4Case, W4A16Case, bits, w4a4_case, w4a16_case
+from tests.kernels.gemm_cases import BFLOAT16, RAGGED, W4A4Case, W4A16Case, bits, mma_tiles_case, w4a4_case, w4a16_case
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +83,15 @@ def test_w4a4_with_an_alpha_for_each_row_and_rows_behind(ops, torch):
     shorter = run_w4a4(ops, torch, replace(case, counts=(3, 30)), "linear", np.float32, row_alphas)
     np.testing.assert_array_equal(bits(shorter[:33]), bits(expected[:33]))
     assert not bits(shorter[33:]).any()
+
+
+@pytest.mark.parametrize("kind", ["nvfp4", "mxfp4"])
+@pytest.mark.parametrize("soft", [False, True])
+def test_one_instruction_on_many_tiles(ops, kind, soft):
+    case = mma_tiles_case(kind, 3001, seed=5)
+    operands = map(cuda, (case.a, case.a_scales, case.b, case.b_scales, case.c))
+    out = numpy_of(ops.mma_tiles(*operands, kind=kind, soft=soft))
+    np.testing.assert_array_equal(bits(out), bits(case.expected()))
 
 
 # ------------------------------------------------------------------------------------------------- W4A16

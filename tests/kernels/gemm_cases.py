@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import ml_dtypes
 import numpy as np
 
 from nvfp4viz.formats import decode_e2m1, decode_e4m3, f32_to_bf16, swizzle_128x4, unpack_nibbles
-from nvfp4viz.quant import mma_grouped
+from nvfp4viz.quant import mma_grouped, mma_matmul
 from nvfp4viz.quant.gemm import scale_and_round
 
 BLOCK = {"nvfp4": 16, "mxfp4": 32}
@@ -96,6 +96,48 @@ def w4a4_case(kind: str, counts: tuple[int, ...], n: int, k: int, *, garbage: bo
         counts,
         alphas,
     )
+
+
+@dataclass(frozen=True)
+class MmaTiles:
+    """Operands of many single instructions, and their results: T tiles of 16 x 8, K = 64."""
+
+    kind: str
+    a: np.ndarray  # (T, 16, 32)
+    a_scales: np.ndarray  # (T, 16, S)
+    b: np.ndarray  # (T, 8, 32)
+    b_scales: np.ndarray  # (T, 8, S)
+    c: np.ndarray  # (T, 16, 8)
+
+    def expected(self) -> np.ndarray:
+        tiles = zip(self.a, self.a_scales, self.b, self.b_scales, self.c, strict=True)
+        return np.stack([mma_matmul(*tile, kind=self.kind) for tile in tiles])
+
+
+def mma_tiles_case(kind: str, tiles: int, seed: int = 0) -> MmaTiles:
+    """Random codes; scales of any byte in a third of the tiles, tiny in another; sums of any bits, or that cancel."""
+    rng = np.random.default_rng(seed)
+    each = 64 // BLOCK[kind]
+    nans = (0x7F, 0xFF) if kind == "nvfp4" else (0xFF,)
+    finite = np.array([byte for byte in range(256) if byte not in nans], np.uint8)
+    near = np.arange(0x30, 0x48, dtype=np.uint8) if kind == "nvfp4" else np.arange(120, 134, dtype=np.uint8)
+    tiny = np.array([0, 1, 2, 7, 0x80, 0x81], np.uint8)
+
+    def scales(rows: int) -> np.ndarray:
+        out = rng.choice(near, (tiles, rows, each))
+        out[0::3] = rng.choice(finite, out[0::3].shape)
+        out[1::3] = rng.choice(tiny, out[1::3].shape)
+        out[0::9, 0, 0] = nans[0]
+        return out
+
+    c = rng.standard_normal((tiles, 16, 8)).astype(np.float32)
+    c[0::2] = rng.integers(0, 1 << 32, c[0::2].shape, dtype=np.uint32).view(np.float32)
+    a, b = (rng.integers(0, 256, (tiles, rows, 32), dtype=np.uint8) for rows in (16, 8))
+    case = MmaTiles(kind, a, scales(16), b, scales(8), c)
+    case.c[2::3] = -replace(case, c=np.zeros_like(c)).expected()[
+        2::3
+    ]  # what truncation lost is left
+    return case
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.host.kernels_on_host import HostKernels
-from tests.kernels.gemm_cases import BFLOAT16, W4A4Case, bits, w4a4_case, w4a16_case
+from tests.kernels.gemm_cases import BFLOAT16, W4A4Case, bits, mma_tiles_case, w4a4_case, w4a16_case
 
 pytestmark = pytest.mark.host
 W4A4 = [
@@ -17,6 +17,7 @@ W4A4 = [
     for layout in ("linear", "swizzled")
     for out in ("bf16", "f32")
 ]
+W4A4 += ["nv_mma_tiles_nvfp4", "nv_mma_tiles_mxfp4"]
 W4A16 = ["nv_w4a16_prepack", "nv_w4a16_widen", *(f"nv_grouped_w4a16_{tokens}" for tokens in (16, 32, 64))]
 STAGES, FEATURES = 4, 128
 
@@ -29,6 +30,18 @@ def w4a4(tmp_path_factory: pytest.TempPathFactory) -> HostKernels:
 @pytest.fixture(scope="module")
 def w4a16(tmp_path_factory: pytest.TempPathFactory) -> HostKernels:
     return HostKernels(tmp_path_factory.mktemp("w4a16"), "gemm_w4a16.cu", W4A16)
+
+
+@pytest.mark.parametrize("kind", ["nvfp4", "mxfp4"])
+def test_one_instruction_on_many_tiles(w4a4: HostKernels, kind: str) -> None:
+    """The gather of fragments and scale words, with accumulators that a GEMM does not reach."""
+    case = mma_tiles_case(kind, 27)
+    words = [np.zeros((27, rows, 4), np.uint8) for rows in (16, 8)]
+    for word, scales in zip(words, (case.a_scales, case.b_scales), strict=True):
+        word[:, :, : scales.shape[2]] = scales
+    out = np.zeros_like(case.c)
+    w4a4(f"nv_mma_tiles_{kind}", 7, 128, case.a, words[0], case.b, words[1], case.c, out, np.int32(27))
+    np.testing.assert_array_equal(bits(out), bits(case.expected()))
 
 
 def run_w4a4(kernels: HostKernels, case: W4A4Case, layout: str, dtype, row_alphas=None) -> np.ndarray:

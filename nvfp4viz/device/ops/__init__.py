@@ -14,11 +14,12 @@ from nvfp4viz.device.ops.gemm import (
     widened_weight,
 )
 from nvfp4viz.device.ops.layout import interleave_gate_up, pack_ue8m0, scale_tile_offsets, swizzle, unswizzle
+from nvfp4viz.device.ops.mma import has_instruction, mma_tiles
 from nvfp4viz.device.ops.permute import Permuted, permute, unpermute
 from nvfp4viz.device.ops.quantize import DeviceQuantized, quantize
 
 __all__ = [
     "DeviceQuantized", "PackedW4A16", "Permuted", "activation_quantize", "amax", "dequantize", "grouped_gemm_w4a4",
-    "grouped_gemm_w4a16", "interleave_gate_up", "pack_ue8m0", "pack_w4a16", "permute", "quantize",
-    "scale_tile_offsets", "swizzle", "unpermute", "unswizzle", "widened_weight",
+    "grouped_gemm_w4a16", "has_instruction", "interleave_gate_up", "mma_tiles", "pack_ue8m0", "pack_w4a16", "permute",
+    "quantize", "scale_tile_offsets", "swizzle", "unpermute", "unswizzle", "widened_weight",
 ]  # fmt: skip

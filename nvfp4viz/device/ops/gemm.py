@@ -18,6 +18,7 @@ from nvfp4viz.device.load import kernel
 from nvfp4viz.device.ops.checks import check, check_multiple
 from nvfp4viz.device.ops.groups import aligned, empty
 from nvfp4viz.device.ops.layout import scale_tile_offsets
+from nvfp4viz.device.ops.mma import SOFT
 from nvfp4viz.errors import DeviceError, FormatError
 from nvfp4viz.quant import RECIPES
 
@@ -106,7 +107,8 @@ def grouped_gemm_w4a4(
     arguments = (*operands, offsets, scale_offsets, alphas, row_alphas, out)
     sizes = (np.int32(rows), np.int32(experts), np.int32(n), np.int32(k))
     name = f"nv_grouped_w4a4_{kind}_{a.layout}_{_OUT[out_dtype]}"
-    kernel("gemm_w4a4.cu", name, ("NV_FORCE_SOFT",) if soft else ())(grid, THREADS, (*arguments, *sizes))
+    name = f"nv_grouped_w4a4_{kind}_{a.layout}_{_OUT[out_dtype]}"
+    kernel("gemm_w4a4.cu", name, SOFT if soft else ())(grid, THREADS, (*arguments, *sizes))
     return out
 
 
