@@ -29,6 +29,9 @@ _USAGE_CODES = ("checkpoint.exists", "checkpoint.no-tensor")
 FAIL_ON = ("error", "backend", "warn", "never")
 
 
+SOURCE = "a folder, a .safetensors file, an *.index.json, http(s)://… of one of these, or hf://owner/name[@revision]"
+
+
 class _Parser(argparse.ArgumentParser):
     """argparse exits with 2 for bad usage, which here means an unreadable source."""
 
@@ -67,7 +70,8 @@ def build_parser() -> argparse.ArgumentParser:
     def command(name: str, run: Callable[[argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=help, description=help)
         sub.set_defaults(run=run)
-        sub.add_argument("source", metavar="SOURCE", help="a folder, a .safetensors file or an *.index.json")
+        sub.add_argument("source", metavar="SOURCE", help=SOURCE)
+        sub.add_argument("--revision", metavar="REV", help="of a repository on the hub: a branch, a tag or a commit")
         sub.add_argument("--language", choices=("en", "zh"), default="en", help="of messages (default: en)")
         return sub
 
@@ -100,11 +104,16 @@ def build_parser() -> argparse.ArgumentParser:
 def _audit(options: argparse.Namespace) -> int:
     from nvfp4viz.audit import run_audit, to_json, to_text
     from nvfp4viz.audit.report import VERDICTS
+    from nvfp4viz.checkpoint import inspect
+    from nvfp4viz.checkpoint.source import is_address
 
     gpu = _gpu(options.gpu)
-    shown = str(Path(options.source).resolve()) if options.paths else None
-    with _progress("reading headers and scales", options.quiet):
-        done = run_audit(options.source, gpu=gpu, shown_as=shown)
+    with _progress("reading headers and scales", options.quiet) as progress:
+        checkpoint = inspect(options.source, revision=options.revision, progress=progress)
+        # An address is shown without its secrets, with or without --paths.
+        local = options.paths and not is_address(options.source)
+        shown = str(Path(options.source).resolve()) if local else None
+        done = run_audit(checkpoint, gpu=gpu, shown_as=shown)
     report = done.report
     if options.format == "json":
         text = to_json(report)
@@ -133,7 +142,9 @@ def _gpu(text: str | None) -> str | None:
 def _show(options: argparse.Namespace) -> int:
     from nvfp4viz.checkpoint import open_checkpoint, preview_tensor
 
-    preview = preview_tensor(open_checkpoint(options.source), options.tensor)
+    with _progress("reading headers", False) as progress:
+        checkpoint = open_checkpoint(options.source, revision=options.revision, progress=progress)
+    preview = preview_tensor(checkpoint, options.tensor)
     entry = preview.entry
     print(_plain(entry.name))
     print(f"  type    {entry.dtype}")
@@ -152,9 +163,10 @@ COLUMNS = ("layer", "expert", "projection", "role", "status", "value", "tensor")
 
 def _coverage(options: argparse.Namespace) -> int:
     from nvfp4viz.audit import run_audit
+    from nvfp4viz.checkpoint import inspect
 
-    with _progress("reading headers and scales", False):
-        done = run_audit(options.source)
+    with _progress("reading headers and scales", False) as progress:
+        done = run_audit(inspect(options.source, revision=options.revision, progress=progress))
     rows = done.rows()
     if options.csv is not None:
         _deliver(_as_csv(rows), None if options.csv == "-" else options.csv)
@@ -247,15 +259,22 @@ def _width() -> int:
 
 
 @contextmanager
-def _progress(words: str, quiet: bool) -> Iterator[None]:
-    """A spinner on stderr where somebody watches."""
+def _progress(words: str, quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
+    """A bar on stderr where somebody watches; yields what is told how far the work has come."""
     if quiet or os.environ.get("CI") == "true" or not sys.stderr.isatty():
-        yield
+        yield None
         return
     from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    with Console(stderr=True).status(words):
-        yield
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(words, total=None)
+
+        def told(stage: str, done: int, count: int) -> None:
+            bars.update(task, description=f"{words}: {stage}", completed=done, total=count)
+
+        yield told
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import pytest
 from nvfp4viz import cli
 from nvfp4viz.checkpoint import write_checkpoint
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, scalar, snapshot, without
+from tests.checkpoint.web_server import Site, serve
 
 ROOT = Path(__file__).parents[1]
 E = "model.layers.0.mlp.experts"
@@ -242,6 +243,27 @@ def test_as_a_module_and_with_a_closed_pipe(good):
         f"{' '.join(command)} | head -1", cwd=ROOT, shell=True, capture_output=True, text=True, check=True
     )
     assert piped.stderr == ""
+
+
+def test_an_address(capsys, good):
+    """Over the wire as from disk; ``--paths`` shows no more of an address than its host and path."""
+    files = {path.name: path.read_bytes() for path in Path(good).iterdir()}
+    with serve(Site(files)) as site:
+        address = site.address.replace("//", "//user:hunter2@") + "/model?sig=hunter2"
+        code, out, err = run(capsys, "audit", address, "--format", "json", "--paths")
+    _, local, _ = run(capsys, "audit", good, "--format", "json")
+    assert (code, err) == (0, "")
+    assert "hunter2" not in out
+    there, here = json.loads(out), json.loads(local)
+    assert there["source"] == site.address.removeprefix("http://") + "/model"
+    assert (there["findings"], there["fingerprint"]) == (here["findings"], here["fingerprint"])
+
+
+def test_an_address_without_a_checkpoint_exits_with_2(capsys):
+    with serve(Site({})) as site:
+        code, out, err = run(capsys, "audit", site.address)
+    assert (code, out) == (2, "")
+    assert "There is no 127.0.0.1" in err
 
 
 def test_help_and_version_do_not_load_the_library():
