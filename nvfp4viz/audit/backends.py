@@ -28,6 +28,8 @@ class Family:
         The second GEMM's input scale is read; FlashInfer's B12X replaces it by 1.0.
     gate_rules
         Gate's `weight_scale_2` is used for up as well.
+    mxfp4
+        It also has a path for MXFP4 experts (``oracle/mxfp4.py`` for vLLM; others as their model lists say).
     """
 
     reach: str
@@ -35,6 +37,7 @@ class Family:
     schemes: tuple[str, ...] = ("W4A4",)
     reads_down: bool = True
     gate_rules: bool = True
+    mxfp4: bool = True
 
 
 BOTH = ("W4A4", "W4A16")
@@ -42,8 +45,8 @@ FAMILIES: dict[str, Family] = {
     "vllm-cutlass": Family("expert", "vllm"),
     "vllm-flashinfer-trtllm": Family("layer", "vllm"),
     "vllm-flashinfer-cutlass": Family("layer", "vllm"),
-    "vllm-flashinfer-cutedsl": Family("layer", "vllm"),
-    "vllm-flashinfer-b12x": Family("layer", "vllm", BOTH, reads_down=False),
+    "vllm-flashinfer-cutedsl": Family("layer", "vllm", mxfp4=False),
+    "vllm-flashinfer-b12x": Family("layer", "vllm", BOTH, reads_down=False, mxfp4=False),
     "vllm-marlin": Family("none", "vllm", BOTH),
     "vllm-humming": Family("none", "vllm", BOTH, gate_rules=False),
     "vllm-emulation": Family("layer", "vllm"),

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from nvfp4viz.audit.findings import make
+from nvfp4viz.audit.linears import Linear
 from nvfp4viz.audit.report import Finding
-from nvfp4viz.checkpoint import CanonicalView, Checkpoint, SourceConfig
+from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, SourceConfig, TensorEntry
 from nvfp4viz.checkpoint.canonical import EXPERT_KEYS, config_number
 from nvfp4viz.checkpoint.problems import printable
 
+# Modules that every exporter takes for linear layers to quantise; routers, norms and embeddings are never among them.
+_LINEAR = frozenset({
+    "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2",
+    "w3", "q_a_proj", "q_b_proj", "kv_b_proj",
+})  # fmt: skip
+# Towers that servers leave unquantised whatever the configuration says.
+_FORCED = re.compile(r"(?:vision|visual|vit_|audio|multi_modal|multimodal|aligner)")
 
-def config_findings(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
+
+def config_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear]) -> Iterator[Finding]:
     """All ``config.*`` findings but ``config.invalid``, which opening the files has found already."""
     sections = checkpoint.quant_config.sections
     quantised = view.scheme != "UNQUANTISED"
@@ -25,6 +36,7 @@ def config_findings(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Fin
     if len(sections) == 2:
         yield from _contradictions(*sections)
     yield from _against_tensors(checkpoint, view)
+    yield from _against_excludes(checkpoint, view, linears)
 
 
 def _absent(checkpoint: Checkpoint) -> Finding:
@@ -38,8 +50,10 @@ def _absent(checkpoint: Checkpoint) -> Finding:
 def _contradictions(first: SourceConfig, second: SourceConfig) -> Iterator[Finding]:
     """The two files differ; loaders read one or the other."""
     fill: dict[str, object]
+    # An algorithm derived from the method is no claim: DeepSeek's FP8 base stands beside NVFP4 experts.
+    algos = (first.algo, second.algo) if first.explicit and second.explicit else (None, None)
     for key, one, two in (
-        ("quant_algo", first.algo, second.algo),
+        ("quant_algo", *algos),
         ("group_size", first.group_size, second.group_size),
     ):
         if one is not None and two is not None and one != two:
@@ -56,39 +70,143 @@ def _against_tensors(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Fi
     quant = checkpoint.quant_config
     used = quant.used
     fill: dict[str, object]
-    # vLLM knows modelopt, modelopt_fp4 and modelopt_mixed.
-    if view.complete and view.moe_layers and used and used.method and not used.method.startswith(view.dialect):
-        fill = {"method": printable(used.method, 60), "dialect": view.dialect}
-        yield make("config.conflict", "error", text="config.conflict.method", count=1, fill=fill)
-    if view.scheme == "W4A4" and (quant.algo or "").startswith("W4A16"):
+    wrong = _wrong_method(checkpoint, view)
+    if wrong:
+        yield wrong
+    sizes = {view.dialects[layer].group for layer in view.moe_layers if view.dialects[layer]}  # type: ignore[union-attr]
+    claimed_size = used.group_size if used and len(quant.sections) == 1 and quant.algo != "MIXED_PRECISION" else None
+    if claimed_size and len(sizes) == 1 and claimed_size not in sizes:
+        fill = {"claimed": claimed_size, "found": sizes.pop()}
+        yield make("config.conflict", "error", text="config.conflict.group", count=1, fill=fill)
+    if view.scheme == "W4A4" and all(label.startswith("W4A16") for label in _expert_labels(checkpoint, view)):
         yield make("config.conflict", "warn", text="config.conflict.weight-only", count=1)
     claimed = config_number(checkpoint.config or {}, EXPERT_KEYS)
     if claimed is not None and view.moe_layers and view.experts > claimed:
         fill = {"claimed": claimed, "found": view.experts}
         yield make("config.conflict", "error", text="config.conflict.experts", count=view.experts - claimed, fill=fill)
-    # An allow-list that leaves something out says nothing about exclusion.
-    if quant.algo != "MIXED_PRECISION":
-        excluded = [name for name in _second_levels(checkpoint, view) if quant.is_excluded(name.rpartition(".")[0])]
-        if excluded:
-            yield make("config.excluded-but-quantised", "warn", tensors=excluded)
 
 
-def _second_levels(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[str]:
-    """Second-level weight scales: of every ordinary module, and of one expert per layer and projection.
+def _expert_labels(checkpoint: Checkpoint, view: CanonicalView) -> list[str]:
+    """What the configuration calls the experts of each of the model's own quantised layers."""
+    layers = [layer for layer in view.moe_layers if view.dialects[layer] is not None]
+    return [
+        checkpoint.quant_config.algo_of(view.blocks[layer], f"{view.blocks[layer]}.0.down_proj") or ""
+        for layer in layers
+    ]
+
+
+def _wrong_method(checkpoint: Checkpoint, view: CanonicalView) -> Finding | None:
+    """The configuration names another exporter's method, or another number format."""
+    quant = checkpoint.quant_config
+    dialects = {id(found): found for layer in view.moe_layers if (found := view.dialects[layer])}
+    if not dialects or quant.used is None:
+        return None
+    labels = set(_expert_labels(checkpoint, view)) - {""}
+    blocks = {dialect.block for dialect in dialects.values()}
+    named = {"MXFP4" if "MXFP4" in label else "NVFP4" if "NVFP4" in label else label for label in labels}
+    method = quant.used.method
+    fits = method is None or any(method.startswith(m) for dialect in dialects.values() for m in dialect.methods)
+    # An allow-list or `moe_quant_algo` may set experts apart from the method of everything else.
+    if not fits and not (named and named <= blocks and quant.sets_experts_apart):
+        fill = {"method": printable(str(method), 60), "dialect": view.dialect}
+        return make("config.conflict", "error", text="config.conflict.method", count=1, fill=fill)
+    clash = named & {"MXFP4", "NVFP4"} - blocks
+    if clash and len(named) == 1:
+        fill = {"claimed": clash.pop(), "found": "/".join(sorted(blocks))}
+        return make("config.conflict", "error", text="config.conflict.format", count=1, fill=fill)
+    return None
+
+
+def _against_excludes(checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear]) -> Iterator[Finding]:
+    """Tensors against the exclude list; an allow-list that leaves something out says nothing about exclusion."""
+    quant = checkpoint.quant_config
+    if not quant.sections or quant.algo == "MIXED_PRECISION":
+        yield from _excluded_fp8(quant, linears, note=True)
+        return
+    excluded = [entry.name for entry in _telling(view, linears) if quant.is_excluded(entry.name.rpartition(".")[0])]
+    if excluded:
+        yield make("config.excluded-but-quantised", "warn", tensors=excluded)
+    # Where FP8 is what everything else is stored in, being excluded from four bits means FP8 (TRT-LLM#16196).
+    yield from _excluded_fp8(quant, linears, note=any(section.method == "fp8" for section in quant.sections))
+    if _quantises_every_linear(quant):
+        plain = [
+            f"{linear.name}.weight"
+            for linear in linears
+            if linear.format == "plain"
+            and linear.name.rpartition(".")[2] in _LINEAR
+            and not _FORCED.search(linear.name)
+            and not is_draft(linear.name, view.layers)
+            and not quant.is_excluded(linear.name)
+        ]
+        if plain:
+            yield make("config.unquantised-not-excluded", "warn", tensors=plain)
+
+
+def _excluded_fp8(quant: QuantConfig, linears: Sequence[Linear], *, note: bool) -> Iterator[Finding]:
+    lists = [section for section in quant.sections if section.exclude]
+    names = [
+        scale.name
+        for linear in linears
+        if linear.format == "FP8" and lists and (scale := _block_scale(linear)) is not None
+        and any(section.lists(linear.name) for section in lists)
+    ]  # fmt: skip
+    if names and note:
+        yield make("loader.note", "info", text="loader.note.excluded-fp8", tensors=names)
+    elif names:
+        text = "config.excluded-but-quantised.fp8"
+        yield make("config.excluded-but-quantised", "warn", text=text, tensors=names)
+
+
+def _block_scale(linear: Linear) -> TensorEntry | None:
+    found = (linear.tensors.get(suffix) for suffix in ("weight_scale", "scale", "weight_scale_inv"))
+    return next((entry for entry in found if entry is not None), None)
+
+
+def _quantises_every_linear(quant: QuantConfig) -> bool:
+    """Does the configuration mean every linear layer that it does not exclude?"""
+    used = quant.used
+    if used is None or not (used.algo or "").startswith(("NVFP4", "W4A16", "W4A8")):
+        return False
+    if used.config_groups is None:
+        return used.method is None or used.method.startswith("modelopt")
+    groups = used.config_groups.values() if isinstance(used.config_groups, dict) else ()
+    targets = [group.get("targets") for group in groups if isinstance(group, dict)]
+    return any(isinstance(names, list) and "Linear" in names for names in targets)
+
+
+def is_draft(name: str, layers: int | None) -> bool:
+    """Is this a module of a draft (MTP, nextn) layer?
+
+    >>> is_draft("mtp.0.ffn.w1", 4), is_draft("model.layers.4.mlp.up_proj", 4), is_draft("model.layers.3.mlp", 4)
+    (True, True, False)
+    """
+    parts = name.split(".")
+    if {"mtp", "nextn", "mtp_layers"} & set(parts):
+        return True
+    number = next((int(b) for a, b in pairwise(parts) if a == "layers" and b.isdigit() and len(b) <= 6), None)
+    return layers is not None and number is not None and number >= layers
+
+
+def _telling(view: CanonicalView, linears: Sequence[Linear]) -> Iterator[TensorEntry]:
+    """A scale of every quantised ordinary module, and of one expert per layer and projection.
 
     Patterns name layers or kinds of modules; 40,000 expert names times 500 patterns would cost seconds.
     """
-    yield from (
-        name
-        for name in checkpoint.tensors
-        if name.endswith((".weight_scale_2", ".weight_global_scale")) and ".experts." not in name
-    )
+    for linear in linears:
+        if linear.format == "NVFP4":
+            found = linear.tensor("weight_scale_2") or linear.tensor("weight_scale")
+        else:
+            found = (
+                linear.tensors.get("scale", linear.tensors.get("weight_scale")) if linear.format == "MXFP4" else None
+            )
+        if found is not None:
+            yield found
     for layer in view.moe_layers:
         for projection in view.projections:
-            entries = (
-                view.module(layer, expert, projection).tensors.get("weight_scale_2")
-                for expert in range(view.experts_in[layer])
-            )
-            first = next((entry for entry in entries if entry is not None), None)
-            if first is not None:
-                yield first.name
+            for expert in range(view.experts_in[layer]):
+                module = view.modules.get((layer, expert, projection))
+                if module is not None and module.state == "quantised":
+                    entry = module.tensors.get("weight_scale_2") or module.tensors.get("weight_scale")
+                    if entry is not None:
+                        yield entry
+                        break

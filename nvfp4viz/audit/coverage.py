@@ -48,35 +48,30 @@ def coverage(facts: Facts, findings: Iterable[Finding], *, activations: bool) ->
             filled[item.role] += item.count
     out = {}
     for role in ("input_scale", "weight_scale", "weight_scale_2"):
-        states = [state for (kind, _, _), state in facts.states.items() if kind == role]
-        every = np.concatenate(states) if states and (activations or role != "input_scale") else np.zeros(0, np.uint8)
-        bad = sum(int((table.classes() > 0).sum()) for table in facts.scalars(role)) if every.size else 0
-        missing, unreadable = int((every == MISSING).sum()), int((every == UNREADABLE).sum())
-        expected = int((every != NOT_NEEDED).sum()) + _absent(facts, role, every.size > 0)
+        layers = [at for at in facts.layers if role in facts.needs[at] and (activations or role != "input_scale")]
+        keys = [(role, at, kind) for at in layers for kind in facts.view.projections]
+        states = np.concatenate([facts.states[key] for key in keys]) if keys else np.zeros(0, np.uint8)
+        absent = sum(_absent(facts, key) for key in keys)
+        present = (states == OK) | (states == NOT_A_SCALAR)
+        bad = sum(int((facts.tables[key].classes() > 0).sum()) for key in keys if key in facts.tables)
         out[role] = Coverage(
-            expected=expected,
-            present=int(((every == OK) | (every == NOT_A_SCALAR)).sum()),
-            missing=missing + _absent(facts, role, every.size > 0),
-            invalid=bad + int((every == NOT_A_SCALAR).sum()),
+            expected=int((states != NOT_NEEDED).sum()) + absent,
+            present=int(present.sum()),
+            missing=int((states == MISSING).sum()) + absent,
+            invalid=bad + int((states == NOT_A_SCALAR).sum()),
             filled=filled.get(role, 0),
-            unreadable=unreadable,
+            unreadable=int((states == UNREADABLE).sum()),
         )
     return out
 
 
-def _absent(facts: Facts, role: str, counted: bool) -> int:
+def _absent(facts: Facts, key: tuple[str, int, str]) -> int:
     """Slots of experts of which nothing is stored: expected, and missing."""
-    if not counted or facts.checkpoint.blind_files:
+    if facts.checkpoint.blind_files:
         return 0
-    return sum(
-        int((states == NOT_NEEDED).sum())
-        - sum(
-            (layer, expert, projection) in facts.view.modules
-            for expert in np.flatnonzero(states == NOT_NEEDED).tolist()
-        )
-        for (kind, layer, projection), states in facts.states.items()
-        if kind == role
-    )
+    _, layer, projection = key
+    ids = np.flatnonzero(facts.states[key] == NOT_NEEDED).tolist()
+    return sum((layer, expert, projection) not in facts.view.modules for expert in ids)
 
 
 def slot_rows(facts: Facts, findings: Iterable[Finding] = ()) -> Iterator[SlotRow]:
@@ -93,6 +88,8 @@ def slot_rows(facts: Facts, findings: Iterable[Finding] = ()) -> Iterator[SlotRo
             for projection in facts.view.projections:
                 absent = (layer, expert, projection) not in facts.view.modules
                 for role in ROLES:
+                    if role not in facts.needs[layer] and facts.block(layer) == "MXFP4":
+                        continue
                     state = int(facts.states[role, layer, projection][expert])
                     table = facts.tables.get((role, layer, projection))
                     value = None

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nvfp4viz.checkpoint import CanonicalView, Checkpoint
-from nvfp4viz.checkpoint.dialects import PROJECTIONS, parse_expert_name
+from nvfp4viz.checkpoint import CanonicalView, Checkpoint, Module
+from nvfp4viz.checkpoint.canonical import is_one_number
+from nvfp4viz.checkpoint.dialects import parse_expert_name, parse_whole
+from nvfp4viz.checkpoint.dialects.per_expert import PROJECTIONS, ROLES
 from nvfp4viz.checkpoint.header import TensorEntry
 
 F32 = npt.NDArray[np.float32]
@@ -41,6 +43,12 @@ def classify(values: F32) -> npt.NDArray[np.uint8]:
     return out
 
 
+Key = tuple[str, int, str]
+SCALARS = ("weight_scale_2", "input_scale")
+# Beginnings of algorithms that quantise activations too.
+CLAIMS = ("NVFP4", "W4A8", "W4A4")
+
+
 @dataclass(frozen=True, slots=True)
 class ScaleTable:
     """One role's scalars in one layer and projection; E experts.
@@ -52,6 +60,8 @@ class ScaleTable:
     stored : (E,) float32
         As in the file.
     state : (E,) uint8
+    shared
+        One number for all experts, repeated.
     """
 
     role: str
@@ -60,6 +70,7 @@ class ScaleTable:
     values: F32
     stored: F32
     state: npt.NDArray[np.uint8]
+    shared: bool = False
 
     def classes(self) -> npt.NDArray[np.uint8]:
         """Class per expert; 0 (``ok``) where there is no value to judge."""
@@ -83,10 +94,15 @@ class Facts:
     ----------
     layers
         Layers that are audited: the model's own, and quantised draft layers.
+    labels
+        The algorithm that the configuration gives each layer's experts, or None.
+    needs
+        Roles that each layer's experts must have: those of its layout, less activation scales where the
+        configuration says weight-only or nothing asks for them.
     tables
         By (role, layer, projection), for ``input_scale`` and ``weight_scale_2``.
     states
-        (E,) states of ``weight`` and ``weight_scale`` slots, by the same key.
+        (E,) states of every role's slots, by the same key.
     unreadable
         Slots that the index promises in a file that is absent or damaged: (layer, expert, projection, role).
     """
@@ -94,8 +110,10 @@ class Facts:
     checkpoint: Checkpoint
     view: CanonicalView
     layers: tuple[int, ...] = ()
-    tables: dict[tuple[str, int, str], ScaleTable] = field(default_factory=dict)
-    states: dict[tuple[str, int, str], npt.NDArray[np.uint8]] = field(default_factory=dict)
+    labels: dict[int, str | None] = field(default_factory=dict)
+    needs: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    tables: dict[Key, ScaleTable] = field(default_factory=dict)
+    states: dict[Key, npt.NDArray[np.uint8]] = field(default_factory=dict)
     unreadable: set[tuple[int, int, str, str]] = field(default_factory=set)
 
     def scalars(self, role: str) -> Iterable[ScaleTable]:
@@ -103,71 +121,152 @@ class Facts:
             if kind == role:
                 yield table
 
+    def block(self, layer: int) -> str | None:
+        """``"NVFP4"``, ``"MXFP4"``, or None for an unquantised layer."""
+        dialect = self.view.dialects.get(layer)
+        return dialect.block if dialect else None
+
+    def place(self, layer: int, projections: Iterable[str], role: str, experts: tuple[int, ...]) -> dict[str, Any]:
+        """Where a finding is: its experts, its tensors' names and their number.
+
+        A tensor that all experts of a layer share is named once, and no expert is singled out.
+        """
+        kinds = tuple(projections)
+        names = [self.view.slot(layer, e, kind, role).name for e in experts for kind in kinds]
+        dialect = self.view.dialects.get(layer)
+        shared = dialect is not None and dialect.arrangement == "fused"
+        shared = shared or all(
+            (table := self.tables.get((role, layer, kind))) is not None and table.shared for kind in kinds
+        )
+        distinct = tuple(dict.fromkeys(names))
+        if shared:
+            return {"experts": None, "tensors": distinct, "count": len(distinct)}
+        return {"experts": experts, "tensors": distinct, "count": len(names)}
+
 
 def collect(checkpoint: Checkpoint, view: CanonicalView) -> Facts:
     """Read the experts' scalars and note the state of every slot."""
-    facts = Facts(checkpoint, view, _audited_layers(view), unreadable=_unreadable_slots(checkpoint, view))
-    names: dict[str, tuple[tuple[str, int, str], int]] = {}
+    facts = Facts(checkpoint, view, _audited_layers(view))
+    facts.labels = {layer: _label(checkpoint, view, layer) for layer in facts.layers}
+    facts.needs = {layer: _needs(view, layer, facts.labels[layer]) for layer in facts.layers}
+    facts.unreadable = _unreadable_slots(checkpoint, view)
     for layer in facts.layers:
-        size = view.experts_in[layer]
         for projection in view.projections:
-            for role in ("weight", "weight_scale", "weight_scale_2", "input_scale"):
-                facts.states[role, layer, projection] = np.full(size, NOT_NEEDED, np.uint8)
+            for role in ROLES:
+                facts.states[role, layer, projection] = np.full(view.experts_in[layer], NOT_NEEDED, np.uint8)
+    singles: dict[str, tuple[Key, int]] = {}
+    done: set[int] = set()
     for (layer, expert, projection), module in view.modules.items():
-        if ("weight", layer, projection) not in facts.states or module.state not in ("quantised", "absent"):
+        if layer not in facts.needs or module.state != "quantised":
             continue
-        for role in ("weight", "weight_scale", "weight_scale_2", "input_scale"):
-            entry = module.tensors.get(role)
-            key = (role, layer, projection)
-            state = OK if entry else MISSING
-            if entry is None and (checkpoint.blind_files or (layer, expert, projection, role) in facts.unreadable):
-                state = UNREADABLE
-            elif entry is not None and role in ("weight_scale_2", "input_scale"):
-                if is_scalar(entry):
-                    names[entry.name] = (key, expert)
-                else:
-                    state = NOT_A_SCALAR
-            facts.states[key][expert] = state
+        if module.whole:
+            if id(module) not in done:
+                done.add(id(module))
+                _note_whole(facts, layer, projection, module)
+        else:
+            _note(facts, layer, expert, projection, module, singles)
     for layer, expert, projection, role in facts.unreadable:
         states = facts.states.get((role, layer, projection))
-        if states is not None and expert < len(states) and states[expert] == NOT_NEEDED:
+        if states is not None and expert < len(states) and states[expert] in (NOT_NEEDED, MISSING):
             states[expert] = UNREADABLE
-    _fill_tables(facts, names)
+    _fill_tables(facts, singles)
     return facts
 
 
 def _audited_layers(view: CanonicalView) -> tuple[int, ...]:
-    drafts = set(view.draft_layers)
-    quantised = {at for (at, _, _), module in view.modules.items() if at in drafts and module.state == "quantised"}
-    return (*view.moe_layers, *sorted(quantised))
+    return (*view.moe_layers, *(layer for layer in view.draft_layers if view.dialects[layer] is not None))
+
+
+def _label(checkpoint: Checkpoint, view: CanonicalView, layer: int) -> str | None:
+    return checkpoint.quant_config.algo_of(view.blocks[layer], f"{view.blocks[layer]}.0.down_proj")
+
+
+def _needs(view: CanonicalView, layer: int, label: str | None) -> tuple[str, ...]:
+    roles = view.roles_in(layer)
+    dialect = view.dialects[layer]
+    if dialect is None or dialect.block != "NVFP4":
+        return roles
+    claims = label is not None and label.startswith(CLAIMS)
+    wanted = ("NVFP4" in view.activation_blocks or claims) and not (label or "").startswith("W4A16")
+    without = tuple(role for role in roles if role != "input_scale")
+    return (*without, "input_scale") if wanted and "input_scale" in dialect.certain else without
+
+
+def _note(
+    facts: Facts, layer: int, expert: int, projection: str, module: Module, singles: dict[str, tuple[Key, int]]
+) -> None:
+    """The states of one expert's projection."""
+    needs, tensors = facts.needs[layer], module.tensors
+    for role in ROLES:
+        entry = tensors.get(role)
+        if entry is None:
+            if role in needs:
+                facts.states[role, layer, projection][expert] = UNREADABLE if facts.checkpoint.blind_files else MISSING
+            continue
+        key = (role, layer, projection)
+        state = OK
+        if role in SCALARS:
+            if entry.dtype == "F32" and entry.end - entry.begin == 4:
+                singles[entry.name] = (key, expert)
+            else:
+                state = NOT_A_SCALAR
+        facts.states[key][expert] = state
+
+
+def _note_whole(facts: Facts, layer: int, projection: str, module: Module) -> None:
+    """The states of a projection whose tensors hold all experts, and its scalars if it has them."""
+    size = sum(1 for e in range(facts.view.experts_in[layer]) if (layer, e, projection) in facts.view.modules)
+    for role in ROLES:
+        entry, key = module.tensors.get(role), (role, layer, projection)
+        if entry is None:
+            if role in facts.needs[layer]:
+                facts.states[key][:size] = UNREADABLE if facts.checkpoint.blind_files else MISSING
+        elif role not in SCALARS:
+            facts.states[key][:size] = OK
+        else:
+            usable = is_one_number(entry) or (entry.dtype == "F32" and entry.nbytes == 4 * size)
+            facts.states[key][:size] = OK if usable else NOT_A_SCALAR
+            if usable:
+                stored = np.full(len(facts.states[key]), np.nan, np.float32)
+                stored[:size] = facts.checkpoint.read(entry.name).reshape(-1)
+                _add_table(facts, key, stored, shared=is_one_number(entry))
 
 
 def is_scalar(entry: TensorEntry) -> bool:
     """One F32 number, whatever its shape."""
-    return entry.dtype == "F32" and entry.nbytes == 4
+    return is_one_number(entry)
 
 
 def _unreadable_slots(checkpoint: Checkpoint, view: CanonicalView) -> set[tuple[int, int, str, str]]:
-    roles = {suffix: role for role, suffix in view.suffixes.items()}
     layer_of = {block: layer for layer, block in view.blocks.items()}
     found = set()
     for name in checkpoint.unreadable:
-        parsed = parse_expert_name(name)
-        if parsed and parsed.block in layer_of and parsed.suffix in roles:
-            found.add((layer_of[parsed.block], parsed.expert, PROJECTIONS[parsed.projection], roles[parsed.suffix]))
+        parsed = parse_expert_name(name) or parse_whole(name)
+        layer = None if parsed is None else layer_of.get(parsed.block)
+        if parsed is None or layer is None:
+            continue
+        dialect = view.dialects[layer]
+        role = dialect.role_of(parsed.suffix) if dialect else None
+        if role is not None:
+            experts = range(view.experts_in[layer]) if parsed.expert is None else (parsed.expert,)
+            found |= {(layer, expert, PROJECTIONS[parsed.projection], role) for expert in experts}
     return found
 
 
-def _fill_tables(facts: Facts, names: dict[str, tuple[tuple[str, int, str], int]]) -> None:
-    stored: dict[tuple[str, int, str], F32] = {
+def _fill_tables(facts: Facts, singles: dict[str, tuple[Key, int]]) -> None:
+    stored: dict[Key, F32] = {
         key: np.full(len(states), np.nan, np.float32)
         for key, states in facts.states.items()
-        if key[0] in ("input_scale", "weight_scale_2")
+        if key[0] in SCALARS and key not in facts.tables
     }
-    for name, value in facts.checkpoint.read_scalars(names).items():
-        key, expert = names[name]
+    for name, value in facts.checkpoint.read_scalars(singles).items():
+        key, expert = singles[name]
         stored[key][expert] = value
     for key, raw in stored.items():
-        with np.errstate(divide="ignore"):
-            values = np.float32(1) / raw if facts.view.divisors else raw
-        facts.tables[key] = ScaleTable(*key, values, raw, facts.states[key])
+        _add_table(facts, key, raw, shared=False)
+
+
+def _add_table(facts: Facts, key: Key, raw: F32, *, shared: bool) -> None:
+    with np.errstate(divide="ignore"):
+        values = np.float32(1) / raw if facts.view.divisors_in(key[1]) else raw
+    facts.tables[key] = ScaleTable(*key, values, raw, facts.states[key], shared)

@@ -53,17 +53,24 @@ def forecast(
     found = list(findings)
     # What is wrong is the same for all thirteen backends; only what they make of it differs.
     scales = [each for each in (_LayerScales(facts, layer) for layer in facts.layers) if each.wrong]
+    only_mxfp4 = all(facts.block(layer) != "NVFP4" for layer in facts.view.moe_layers)
     weights = [each for each in (_LayerWeights(facts, layer) for layer in facts.layers) if each.wrong]
 
     def of_backend(name: str, family: Family) -> BackendForecast:
         as_w4a16 = weight_only or (promoted and family.engine == "vllm")
         effects = [*_files(family, found), *_structure(family, found)]
-        if as_w4a16 and "W4A16" not in family.schemes:
+        if only_mxfp4:
+            if not family.mxfp4:
+                effects.append(_Effect("unsupported", (), "model", set(facts.layers), "why.unsupported.mxfp4"))
+        elif as_w4a16 and "W4A16" not in family.schemes:
             effects.append(_Effect("unsupported", (), "model", set(facts.layers), "why.unsupported"))
         elif not as_w4a16:
             effects += [effect for layer in scales for effect in _activations(family, layer)]
         effects += [effect for layer in weights for effect in _weights(family, layer)]
-        return _forecast(name, _merged(effects, "why.safe.weight-only" if as_w4a16 else "why.safe"))
+        return _forecast(
+            name,
+            _merged(effects, "why.safe.mxfp4" if only_mxfp4 else "why.safe.weight-only" if as_w4a16 else "why.safe"),
+        )
 
     return tuple(of_backend(name, family) for name, family in FAMILIES.items())
 
@@ -174,6 +181,9 @@ class _LayerScales:
         good = {kind: (table.state == OK) & (table.classes() == 0) for kind, table in tables.items()}
         far = {kind: outliers(table.values, good[kind]) & good[kind] for kind, table in tables.items()}
         stored = {kind: table.state == OK for kind, table in tables.items()}
+        dialect = facts.view.dialects.get(layer)
+        fused = dialect is not None and dialect.arrangement == "fused"
+        self.shared = fused or any(table.shared for table in tables.values())
         self.used = np.logical_or.reduce([self.absent[kind] | stored[kind] for kind in kinds])
         self.bad = {kind: self.absent[kind] | (stored[kind] & ~good[kind]) | far[kind] for kind in kinds}
         self.missing = int(sum(mask.sum() for mask in self.absent.values()))
@@ -221,8 +231,9 @@ def _torch_max(values: Iterable[float]) -> float:
 
 
 def _per_expert(scales: _LayerScales, layer: int) -> Iterable[_Effect]:
-    """Each expert lives by its own scales."""
+    """Each expert lives by its own scales, or all by the one that the file has for them."""
     missing, stored = [], []
+    scope = "layer" if scales.shared else "experts"
     for expert in scales.experts():
         absent = any(mask[expert] for mask in scales.absent.values())
         fates = FATES if absent else (0.0,)
@@ -239,13 +250,13 @@ def _per_expert(scales: _LayerScales, layer: int) -> Iterable[_Effect]:
         possible = tuple(sorted(set().union(*(outcomes for _, outcomes in missing))))
         ids = tuple(expert for expert, _ in missing)
         fill = {"experts": id_list(ids), "layer": layer, "slots": scales.missing}
-        yield _Effect("undefined", possible, "experts", {layer}, "why.expert-missing", fill)
+        yield _Effect("undefined", possible, scope, {layer}, "why.expert-missing", fill)
     for outcome in ("nan", "zero", "degraded"):
         ids = tuple(expert for expert, kind, _ in stored if kind == outcome)
         if ids:
             possible = tuple(sorted({one for _, kind, some in stored if kind == outcome for one in some}))
             fill = {"experts": id_list(ids), "layer": layer, "slots": len(ids), "classes": ", ".join(scales.classes)}
-            yield _Effect(outcome, possible, "experts", {layer}, f"why.expert-{outcome}", fill)
+            yield _Effect(outcome, possible, scope, {layer}, f"why.expert-{outcome}", fill)
     if not missing and not stored:
         yield _Effect("safe", (), "none", {layer}, "why.masked", {"slots": scales.wrong})
 

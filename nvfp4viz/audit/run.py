@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,10 +13,13 @@ from nvfp4viz.audit.backends import automatic_backend
 from nvfp4viz.audit.configs import config_findings
 from nvfp4viz.audit.containers import container_findings, fingerprint
 from nvfp4viz.audit.coverage import SlotRow, coverage, slot_rows
-from nvfp4viz.audit.elsewhere import kv_findings, linear_findings
 from nvfp4viz.audit.facts import Facts, collect
 from nvfp4viz.audit.findings import make, ordered
 from nvfp4viz.audit.forecast import forecast
+from nvfp4viz.audit.kv import kv_findings
+from nvfp4viz.audit.linears import SIBLINGS, collect_linears, linear_findings
+from nvfp4viz.audit.notes import note_findings
+from nvfp4viz.audit.parallel import parallel_findings
 from nvfp4viz.audit.report import (
     SCHEMA,
     BackendForecast,
@@ -51,7 +55,15 @@ class Audit:
         return tuple(slot_rows(self.facts, self.report.findings))
 
 
-def audit(source: str | Path | Source | Checkpoint, *, gpu: str | None = None, shown_as: str | None = None) -> Report:
+def audit(
+    source: str | Path | Source | Checkpoint,
+    *,
+    gpu: str | None = None,
+    shown_as: str | None = None,
+    tp: int | None = None,
+    ep: int | None = None,
+    siblings: Sequence[tuple[str, ...]] = SIBLINGS,
+) -> Report:
     """Audit a checkpoint: files, configuration, every scalar scale, and what each backend will make of it.
 
     Reads headers, side files and the experts' scalars; never a weight.
@@ -64,23 +76,33 @@ def audit(source: str | Path | Source | Checkpoint, *, gpu: str | None = None, s
         Such as ``"sm_120"``: adds the backend that vLLM picks there.
     shown_as
         What the report calls the source; by default its own name without any path.
+    tp, ep
+        Tensor- and expert-parallel ranks: checks where they cut.
+    siblings
+        Ordinary modules that servers fuse, by the last part of their names.
 
     Raises
     ------
     CheckpointError
         ``source.*``: there is nothing to look at.  Files of which nothing can be read are a report.
     """
-    return run_audit(source, gpu=gpu, shown_as=shown_as).report
+    return run_audit(source, gpu=gpu, shown_as=shown_as, tp=tp, ep=ep, siblings=siblings).report
 
 
 def run_audit(
-    source: str | Path | Source | Checkpoint, *, gpu: str | None = None, shown_as: str | None = None
+    source: str | Path | Source | Checkpoint,
+    *,
+    gpu: str | None = None,
+    shown_as: str | None = None,
+    tp: int | None = None,
+    ep: int | None = None,
+    siblings: Sequence[tuple[str, ...]] = SIBLINGS,
 ) -> Audit:
     """As `audit`, with everything that the report was made from."""
     checkpoint = source if isinstance(source, Checkpoint) else inspect(source)
     # A file may hold any bits, signalling NaN among them; the findings speak of them, NumPy need not.
     with np.errstate(all="ignore"):
-        done = _audit(checkpoint, shown_as)
+        done = _audit(checkpoint, shown_as, tp, ep, siblings)
     if gpu is not None:
         scheme = _served_scheme(done.facts)
         auto = automatic_backend(gpu, _activation(checkpoint), scheme.weight_only or scheme.promoted)
@@ -88,11 +110,14 @@ def run_audit(
     return done
 
 
-def _audit(checkpoint: Checkpoint, shown_as: str | None) -> Audit:
+def _audit(
+    checkpoint: Checkpoint, shown_as: str | None, tp: int | None, ep: int | None, siblings: Sequence[tuple[str, ...]]
+) -> Audit:
     before = checkpoint.bytes_read
     view = canonical(checkpoint)
     facts = collect(checkpoint, view) if view.complete else Facts(checkpoint, view)
-    findings = [*container_findings(checkpoint), *config_findings(checkpoint, view)]
+    linears = collect_linears(checkpoint, view)
+    findings = [*container_findings(checkpoint), *config_findings(checkpoint, view, linears)]
     # Where nothing can be read there is nothing to say about the format.
     readable = any(header.readable for header in checkpoint.files)
     in_full = view.complete and bool(view.moe_layers)
@@ -104,12 +129,13 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None) -> Audit:
         findings += convention_findings(facts)
         findings += pair_findings(facts)
         findings += block_findings(facts)
-    elif readable:
-        findings.append(_partial(view))
+        findings += note_findings(facts, linears, ep=ep)
+        findings += parallel_findings(facts, tp, ep)
     if readable:
-        findings += linear_findings(checkpoint, view)
+        findings += _partial(view, in_full)
+        findings += linear_findings(checkpoint, facts, linears, siblings)
         findings += kv_findings(checkpoint)
-    served = in_full and view.scheme in ("W4A4", "W4A16")
+    served = in_full and any(facts.block(layer) for layer in view.moe_layers)
     backends = forecast(facts, findings, promoted=scheme.promoted, weight_only=scheme.weight_only) if served else ()
     report = Report(
         schema=SCHEMA,
@@ -133,11 +159,19 @@ def describe(item: Finding | BackendForecast, language: str = "en") -> tuple[str
     return words(item.text, item.params, language)
 
 
-def _partial(view: CanonicalView) -> Finding:
-    """What this version does not look into, so that silence is not taken for health."""
-    if view.complete or view.dialect in ("modelopt", "compressed-tensors"):
-        return make("audit.partial", "info", text="audit.partial.no-experts", count=1)
-    return make("audit.partial", "info", count=1, fill={"dialect": view.dialect})
+def _partial(view: CanonicalView, in_full: bool) -> list[Finding]:
+    """What is not looked into, so that silence is not taken for health."""
+    if view.moe_layers and not view.complete:
+        return [make("audit.partial", "info", count=1)]
+    if not in_full:
+        return [make("audit.partial", "info", text="audit.partial.no-experts", count=1)]
+    out = []
+    guessed = [view.blocks[at] for at, found in view.dialects.items() if found and "weight" not in found.certain]
+    if guessed:
+        out.append(make("audit.partial", "info", text="audit.partial.guessed", tensors=guessed))
+    if view.other_blocks:
+        out.append(make("audit.partial", "info", text="audit.partial.towers", tensors=view.other_blocks))
+    return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +202,7 @@ def _served_scheme(facts: Facts) -> _Scheme:
     bare = is_weight_only(facts)
     weight_only = label.startswith("W4A16") or (bare and not claims)
     promoted = claims and reason == "promoted"
-    activations = facts.view.scheme == "W4A4" and not weight_only and not promoted
+    activations = bool(facts.view.activation_blocks) and not weight_only and not promoted
     return _Scheme(activations, weight_only, promoted, bare and claims)
 
 

@@ -8,14 +8,17 @@ second-level weight scale that is far from its peers because it is far from its 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nvfp4viz.audit.facts import CLASSES, MISSING, NOT_A_SCALAR, OK, Facts, ScaleTable, is_scalar
+from nvfp4viz.audit.facts import CLASSES, MISSING, NOT_A_SCALAR, OK, SCALARS, Facts, ScaleTable, is_scalar
 from nvfp4viz.audit.fills import back_fills
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding, json_value
+from nvfp4viz.audit.texts import id_list
+from nvfp4viz.checkpoint import TensorEntry
 from nvfp4viz.checkpoint.dialects.per_expert import ROLES
 
 Mask = npt.NDArray[np.bool_]
@@ -43,45 +46,44 @@ def scale_findings(facts: Facts, *, activations: bool, rank_holes: dict[int, tup
     """
     for layer in facts.layers:
         if layer in rank_holes:
-            ids = rank_holes[layer]
-            names = [
-                facts.view.slot(layer, e, kind, "input_scale").name for e in ids for kind in facts.view.projections
-            ]
-            yield make("expert.rank-hole", "backend", role="input_scale", layer=layer, experts=ids, tensors=names)
+            place = facts.place(layer, facts.view.projections, "input_scale", rank_holes[layer])
+            yield make("expert.rank-hole", "backend", role="input_scale", layer=layer, **place)
         for projection in facts.view.projections:
             for role in ROLES:
                 if role == "input_scale" and (not activations or layer in rank_holes):
                     continue
                 yield from _missing(facts, layer, projection, role)
-    fills = {layer: back_fills(facts, layer) for layer in facts.layers} if activations else {}
+    # The fingerprints are those of amax/2688.
+    measured = [at for at in facts.layers if facts.block(at) == "NVFP4" and facts.view.scheme != "W4A8"]
+    fills = {layer: back_fills(facts, layer) for layer in measured} if activations else {}
     for table in facts.tables.values():
         if table.role != "input_scale":
             explained, _ = mismatched_pairs(facts, table.layer)
             paired = table.projection in ("gate", "up") and explained.size
             yield from _values(facts, table, {}, explained if paired else np.zeros(len(table.values), np.bool_))
-        elif activations:
-            here = fills[table.layer].get(table.projection, {})
+        elif activations and "input_scale" in facts.needs[table.layer]:
+            here = fills.get(table.layer, {}).get(table.projection, {})
             yield from _values(facts, table, here, np.zeros(len(table.values), np.bool_))
     yield from _shapes(facts)
 
 
 def _missing(facts: Facts, layer: int, projection: str, role: str) -> Iterator[Finding]:
-    states = facts.states[role, layer, projection]
-    ids = tuple(np.flatnonzero(states == MISSING).tolist())
+    ids = tuple(np.flatnonzero(facts.states[role, layer, projection] == MISSING).tolist())
     if ids:
-        names = [facts.view.slot(layer, expert, projection, role).name for expert in ids]
+        place = facts.place(layer, (projection,), role, ids)
         text = "scale.missing" if role == "input_scale" else "scale.missing.weight"
+        if place["experts"] is None:
+            text += ".shared"
         yield make(
-            "scale.missing", severity_of(role), text=text, role=role, layer=layer, projection=projection, experts=ids,
-            tensors=names,
-        )  # fmt: skip
+            "scale.missing", severity_of(role), text=text, role=role, layer=layer, projection=projection, **place
+        )
 
 
 def _values(facts: Facts, table: ScaleTable, fills: dict[str, Mask], explained: Mask) -> Iterator[Finding]:
     """Classes and oddities of one table's values; ``explained`` ones have their finding already."""
     classes = table.classes()
     for number, name in enumerate(CLASSES[1:], start=1):
-        inverted = facts.view.divisors and name in ("zero", "inf", "subnormal")
+        inverted = facts.view.divisors_in(table.layer) and name in ("zero", "inf", "subnormal")
         text = f"scale.{name}.divisor" if inverted else f"scale.{name}"
         yield from _report(facts, table, classes == number, f"scale.{name}", severity_of(table.role), text)
     good = table.good()
@@ -107,12 +109,14 @@ def _report(
         return
     stored = table.stored[list(ids)]
     alike = np.unique(stored.view(np.uint32)).size == 1
-    names = [facts.view.slot(table.layer, expert, table.projection, table.role).name for expert in ids]
+    place = facts.place(table.layer, (table.projection,), table.role, ids)
     shown = [str(json_value(value)) for value in stored[:4]]
     fill["values"] = ", ".join(dict.fromkeys(shown)) + (", …" if len(stored) > 4 and not alike else "")
+    if place["experts"] is None:
+        fill["experts"] = id_list(ids)
     yield make(
-        code, severity, text=text, role=table.role, layer=table.layer, projection=table.projection, experts=ids,
-        tensors=names, value=stored[0] if alike else None, fill=fill,
+        code, severity, text=text, role=table.role, layer=table.layer, projection=table.projection, **place,
+        value=stored[0] if alike else None, fill=fill,
     )  # fmt: skip
 
 
@@ -158,12 +162,12 @@ def convention_findings(facts: Facts) -> Iterator[Finding]:
         tables = [facts.tables["weight_scale_2", layer, kind] for kind in facts.view.projections]
         wrong = [table for table in tables if _has_wrong_convention(table)]
         if wrong:
-            names = [
+            names = dict.fromkeys(
                 facts.view.slot(layer, e, table.projection, "weight_scale_2").name
                 for table in wrong
                 for e in table.where(table.state == OK)
-            ]
-            text = "scale.convention.divisor" if facts.view.divisors else "scale.convention"
+            )
+            text = "scale.convention.divisor" if facts.view.divisors_in(layer) else "scale.convention"
             middle = json_number(float(np.median(np.concatenate([table.stored[table.state == OK] for table in wrong]))))
             yield make(
                 "scale.convention", "error", text=text, role="weight_scale_2", layer=layer, tensors=names,
@@ -179,11 +183,11 @@ def pair_findings(facts: Facts) -> Iterator[Finding]:
         if ids:
             off = ratio[list(ids)]
             worst = float(off[np.argmax(np.abs(np.log2(off)))])
-            names = [facts.view.slot(layer, e, kind, "weight_scale_2").name for e in ids for kind in ("gate", "up")]
+            place = facts.place(layer, ("gate", "up"), "weight_scale_2", ids)
             fill = {"ratio": json_number(worst), "pairs": len(ids), "of": int((ratio > 0).sum())}
             yield make(
-                "scale.pair-mismatch", "backend", role="weight_scale_2", layer=layer, experts=ids, tensors=names,
-                count=len(ids), value=json_number(worst), fill=fill,
+                "scale.pair-mismatch", "backend", role="weight_scale_2", layer=layer, experts=place["experts"],
+                tensors=place["tensors"], count=len(ids), value=json_number(worst), fill=fill,
             )  # fmt: skip
 
 
@@ -199,52 +203,93 @@ def mismatched_pairs(facts: Facts, layer: int) -> tuple[Mask, npt.NDArray[np.flo
     both = gate.good() & up.good()
     ratio = np.zeros(len(both))
     ratio[both] = gate.values[both].astype(np.float64) / up.values[both]
-    one, two = gate.stored.astype(np.float64), up.stored.astype(np.float64)
+    return both & ~close(gate.stored, up.stored), ratio
+
+
+def close(one: Any, two: Any) -> npt.NDArray[np.bool_]:
+    """``torch.allclose`` with its defaults, number by number; a NaN is close to nothing."""
+    one, two = np.asarray(one, np.float64), np.asarray(two, np.float64)
     with np.errstate(invalid="ignore"):
-        differ = ~(np.abs(one - two) <= 1e-8 + 1e-5 * np.abs(two))
-    return both & differ, ratio
+        near: npt.NDArray[np.bool_] = np.abs(one - two) <= 1e-8 + 1e-5 * np.abs(two)
+    return near
 
 
 def _shapes(facts: Facts) -> Iterator[Finding]:
     """Scalars that are none, and scalars in an unusual shape."""
-    unusual: dict[tuple[int, ...], list[str]] = {}
-    usual = (1,) if facts.view.divisors else ()
     for (role, layer, projection), states in facts.states.items():
-        if role not in ("weight_scale_2", "input_scale"):
-            continue
-        wrong = tuple(np.flatnonzero(states == NOT_A_SCALAR).tolist())
+        wrong = tuple(np.flatnonzero(states == NOT_A_SCALAR).tolist()) if role in SCALARS else ()
         if wrong:
             entries = [facts.view.slot(layer, e, projection, role).entry for e in wrong]
             shapes = sorted({f"{entry.dtype}{list(entry.shape)}" for entry in entries if entry})
+            whole = facts.view.is_whole(layer)
             yield make(
-                "scale.shape", "error", role=role, layer=layer, projection=projection, experts=wrong,
-                tensors=[entry.name for entry in entries if entry], fill={"shape": ", ".join(shapes[:3])},
+                "scale.shape", "error", role=role, layer=layer, projection=projection, experts=None if whole else wrong,
+                tensors=dict.fromkeys(entry.name for entry in entries if entry),
+                fill={"shape": ", ".join(shapes[:3]), "experts": id_list(wrong)},
             )  # fmt: skip
+    unusual: dict[tuple[int, ...], list[str]] = {}
     for (layer, _, _), module in facts.view.modules.items():
-        for role in ("weight_scale_2", "input_scale"):
+        if module.whole or layer not in facts.needs:
+            continue
+        usual = (1,) if facts.view.divisors_in(layer) else ()
+        for role in SCALARS:
             entry = module.tensors.get(role)
-            if entry is not None and entry.shape != usual and is_scalar(entry) and layer in facts.layers:
+            if entry is not None and entry.shape != usual and is_scalar(entry):
                 unusual.setdefault(entry.shape, []).append(entry.name)
     for shape, names in sorted(unusual.items()):
         yield make("scale.shape", "info", text="scale.shape.accepted", tensors=names, fill={"shape": list(shape)})
 
 
 def block_findings(facts: Facts) -> Iterator[Finding]:
-    """``block-scale.group``: the block width that the shapes imply is not the scheme's, or the type is not E4M3."""
+    """``block-scale.group``: the block width that the shapes imply is not the scheme's, or the type is another's."""
     groups: dict[tuple[int, str, str, str], list[int]] = {}
+    fine: set[tuple[Any, ...]] = set()
     for (layer, expert, projection), module in facts.view.modules.items():
         weight, scale = module.tensors.get("weight"), module.tensors.get("weight_scale")
-        if weight is None or scale is None or len(weight.shape) != 2 or module.state != "quantised":
+        dialect = facts.view.dialects.get(layer)
+        if weight is None or scale is None or dialect is None or module.state != "quantised":
             continue
-        rows, columns = weight.shape[0], weight.shape[1] * 2
-        if (scale.dtype, scale.shape) != ("F8_E4M3", (rows, columns // 16)) and layer in facts.layers:
-            width = columns / scale.shape[-1] if scale.shape and scale.shape[-1] else 0
-            shape = f"{scale.dtype}{list(scale.shape)}"
-            groups.setdefault((layer, projection, shape, f"{width:g}"), []).append(expert)
+        key = (dialect.block, weight.dtype, weight.shape, scale.dtype, scale.shape)
+        if key in fine or layer not in facts.needs:
+            continue
+        width = block_width(weight, scale)
+        if scale.dtype in dialect.scale_types and width == dialect.group:
+            fine.add(key)
+            continue
+        shape = f"{scale.dtype}{list(scale.shape)}"
+        groups.setdefault((layer, projection, shape, f"{width or 0:g}"), []).append(expert)
     for (layer, projection, shape, block), experts in groups.items():
         ids = tuple(sorted(experts))
-        names = [facts.view.slot(layer, expert, projection, "weight_scale").name for expert in ids]
+        dialect = facts.view.dialects[layer]
+        text = "block-scale.group.mxfp4" if dialect and dialect.block == "MXFP4" else "block-scale.group"
+        place = facts.place(layer, (projection,), "weight_scale", ids)
         yield make(
-            "block-scale.group", "error", role="weight_scale", layer=layer, projection=projection, experts=ids,
-            tensors=names, fill={"shape": shape, "width": block},
+            "block-scale.group", "error", text=text, role="weight_scale", layer=layer, projection=projection, **place,
+            fill={"shape": shape, "width": block, "experts": id_list(ids)},
         )  # fmt: skip
+
+
+def block_width(weight: TensorEntry, scale: TensorEntry) -> float | None:
+    """Values along the input axis that share a block scale, or None where the shapes have nothing to do with another.
+
+    Packed tensors hold two values a byte along one axis: the last, or the one before it where a fused weight is stored
+    transposed (Llama 4).  gpt-oss keeps the bytes of a block on an axis of their own.
+
+    >>> from nvfp4viz.checkpoint import TensorEntry
+    >>> one = TensorEntry("w", "U8", (16, 16), "f", 0, 256)
+    >>> block_width(one, TensorEntry("s", "F8_E4M3", (16, 2), "f", 0, 32))
+    16.0
+    """
+    pair = 1 if weight.dtype == "F4" else 2
+    packed, scales = weight.shape, scale.shape
+    if len(packed) == len(scales) + 1 and packed[:-1] == scales:
+        return float(packed[-1] * pair)
+    if len(packed) < 2 or len(packed) != len(scales) or packed[:-2] != scales[:-2] or 0 in scales:
+        return None
+    if packed[-2] == scales[-2]:
+        return packed[-1] * pair / scales[-1]
+    if len(packed) > 2 and packed[-1] == scales[-1]:
+        return packed[-2] * pair / scales[-2]
+    if len(packed) > 2 and packed[-1] == scales[-2]:
+        return packed[-2] * pair / scales[-1]
+    return None

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from nvfp4viz.audit.facts import MISSING, NOT_NEEDED, OK, UNREADABLE, Facts
+from nvfp4viz.audit.facts import CLAIMS, MISSING, NOT_NEEDED, OK, UNREADABLE, Facts
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding
+from nvfp4viz.checkpoint import Checkpoint, TensorEntry
 from nvfp4viz.checkpoint.dialects.per_expert import ROLES
 from nvfp4viz.errors import ServingError
 
@@ -37,6 +38,8 @@ def rank_holes(facts: Facts) -> dict[int, tuple[int, ...]]:
     """
     found = {}
     for layer in facts.layers:
+        if facts.view.is_whole(layer):
+            continue
         masks = [facts.states["input_scale", layer, kind] == MISSING for kind in facts.view.projections]
         if not masks or not all(np.array_equal(mask, masks[0]) for mask in masks):
             continue
@@ -49,17 +52,18 @@ def rank_holes(facts: Facts) -> dict[int, tuple[int, ...]]:
 
 
 def is_weight_only(facts: Facts) -> bool:
-    """No activation scale anywhere among quantised experts, as far as the files can be read."""
-    if facts.view.scheme != "W4A16":
+    """No activation scale anywhere among quantised NVFP4 experts, as far as the files can be read."""
+    if "NVFP4" in facts.view.activation_blocks:
         return False
-    states = [states for (role, _, _), states in facts.states.items() if role == "input_scale"]
+    layers = [layer for layer in facts.layers if facts.block(layer) == "NVFP4"]
+    states = [facts.states["input_scale", layer, kind] for layer in layers for kind in facts.view.projections]
     return bool(states) and not any((state == OK).any() or (state == UNREADABLE).any() for state in states)
 
 
 def label_of(facts: Facts) -> str | None:
-    """The algorithm that the configuration gives the quantised experts."""
-    module = next((m.name for m in facts.view.modules.values() if m.state == "quantised"), "")
-    return facts.checkpoint.quant_config.algo_of(module)
+    """The algorithm that the configuration gives the quantised experts: the first that claims activations, if any."""
+    labels = [facts.labels[layer] for layer in facts.layers if facts.block(layer) == "NVFP4"]
+    return next((label for label in labels if label and not label.startswith("W4A16")), labels[0] if labels else None)
 
 
 def _absent_experts(facts: Facts) -> Iterator[Finding]:
@@ -108,51 +112,75 @@ def _absent_or_gap(facts: Facts, layer: int, projection: str | None, lost: Mask)
 
 
 def _unquantised(facts: Facts) -> Iterator[Finding]:
-    """Plain weights where the configuration says quantised and does not exclude them."""
+    """Plain weights where the configuration says quantised, and experts of another format than their layer's."""
     view, quant = facts.view, facts.checkpoint.quant_config
-    lost: dict[tuple[int, str], list[int]] = {}
+    plain: dict[tuple[int, str], list[int]] = {}
     others: dict[int, set[int]] = {}
-    quantised = {layer for (layer, _, _), module in view.modules.items() if module.state == "quantised"}
     for (layer, expert, projection), module in view.modules.items():
-        if layer in view.draft_layers:
-            continue
-        if module.state == "unquantised":
-            algo = quant.algo_of(module.name)
-            if algo is not None and "NVFP4" in algo and not quant.is_excluded(module.name):
-                lost.setdefault((layer, projection), []).append(expert)
-        elif module.state == "other" and layer in quantised:
+        if module.state == "unquantised" and layer in facts.labels:
+            plain.setdefault((layer, projection), []).append(expert)
+        elif module.state == "other" and view.dialects[layer] is not None and layer in facts.labels:
             others.setdefault(layer, set()).add(expert)
-    for (layer, projection), experts in sorted(lost.items()):
+    for (layer, projection), experts in sorted(plain.items()):
         ids = tuple(sorted(experts))
-        names = [f"{view.module(layer, expert, projection).name}.weight" for expert in ids]
+        mixed, label = view.dialects[layer] is not None, facts.labels[layer]
+        if not mixed and (label is None or not label.startswith(_FOUR_BIT)):
+            continue
+        if quant.is_excluded(view.module(layer, ids[0], projection).name):
+            continue
+        if mixed and label is None and not quant.sections:
+            # Nothing says which of the two the layer should be.
+            others.setdefault(layer, set()).update(ids)
+            continue
+        names = tuple(dict.fromkeys(f"{view.module(layer, expert, projection).name}.weight" for expert in ids))
+        whole = view.module(layer, ids[0], projection).whole
         yield make(
-            "weight.unquantised", "error", role="weight", layer=layer, projection=projection, experts=ids, tensors=names
-        )
+            "weight.unquantised", "error", role="weight", layer=layer, projection=projection,
+            experts=None if whole else ids, tensors=names,
+        )  # fmt: skip
     for layer, found in sorted(others.items()):
         yield make("scheme.mixed-layer", "error", layer=layer, experts=tuple(sorted(found)), count=len(found))
 
 
+# What a configuration calls four-bit experts.
+_FOUR_BIT = ("NVFP4", "W4A16", "W4A8", "W4A4", "MXFP4")
+
+
 def _drafts(facts: Facts) -> Iterator[Finding]:
+    """Draft layers outside the scheme; where the configuration does not exclude them, a server quantises them."""
     plain = [layer for layer in facts.view.draft_layers if layer not in facts.layers]
-    if plain:
-        blocks = [facts.view.blocks[layer] for layer in plain]
-        yield make("draft.unquantised", "info", tensors=blocks, count=len(plain))
+    if not plain:
+        return
+    view, quant = facts.view, facts.checkpoint.quant_config
+    blocks = [view.blocks[layer] for layer in plain]
+    yield make("draft.unquantised", "info", tensors=blocks, count=len(plain))
+    listed = [
+        block for block in blocks if (quant.algo_of(block) or "").startswith(_FOUR_BIT) and not quant.is_excluded(block)
+    ]
+    floats = {layer for (layer, _, _), module in view.modules.items() if module.state == "unquantised"}
+    listed = [block for layer, block in zip(plain, blocks, strict=True) if block in listed and layer in floats]
+    if listed:
+        text = "config.unquantised-not-excluded.draft"
+        yield make("config.unquantised-not-excluded", "warn", text=text, tensors=listed)
 
 
 def _weight_only(facts: Facts) -> Iterator[Finding]:
     if not is_weight_only(facts):
         return
     view = facts.view
+    claims, text, detail = promotion(facts)
+    if not claims:
+        count = sum(module.state == "quantised" for module in view.modules.values())
+        yield make("scheme.weight-only", "info", count=count)
+        return
     lost = [
         slot.name
         for layer in facts.layers
+        if "input_scale" in facts.needs[layer]
         for slot in view.slots(layer, role="input_scale")
         if facts.states["input_scale", layer, slot.projection][slot.expert] == MISSING
     ]
-    claims, text, detail = promotion(facts)
-    if not claims:
-        yield make("scheme.weight-only", "info", count=len(lost))
-        return
+    lost = list(dict.fromkeys(lost))
     yield make(
         "scheme.mislabelled", "backend", text=f"scheme.mislabelled.{text}", role="input_scale", tensors=lost,
         count=len(lost), fill={"detail": detail},
@@ -178,7 +206,7 @@ def promotion(facts: Facts) -> tuple[bool, str, str]:
     checkpoint = facts.checkpoint
     used = checkpoint.quant_config.used
     algo = label_of(facts)
-    if used is None or algo is None or not algo.startswith("NVFP4"):
+    if used is None or algo is None or not algo.startswith(CLAIMS):
         return False, "", ""
     try:
         resolved = resolve_quantization(checkpoint.config, checkpoint.hf_quant_config)
@@ -200,17 +228,42 @@ def promotion(facts: Facts) -> tuple[bool, str, str]:
     return True, "sidecar" if used.file == "hf_quant_config.json" else "no-groups", used.file
 
 
+# All AWQ scales together may be fetched up to this size: they are vectors, and in a large model gigabytes.
+_PRE_QUANT_LIMIT = 4 * 1024 * 1024
+
+
 def _pre_quant_scales(facts: Facts) -> Iterator[Finding]:
-    """AWQ's ``pre_quant_scale`` on some experts of a projection only (Model-Optimizer#1142, #1354)."""
+    """AWQ's ``pre_quant_scale`` on some experts of a projection only, or all ones (Model-Optimizer#1142, #1354)."""
     view = facts.view
-    for layer in facts.layers:
-        for projection in view.projections:
-            states = facts.states["weight", layer, projection]
-            ids = [e for e in range(len(states)) if states[e] != NOT_NEEDED]
-            have = [e for e in ids if "pre_quant_scale" in view.module(layer, e, projection).extras]
-            lack = tuple(sorted(set(ids) - set(have)))
-            if have and lack:
-                names = [f"{view.module(layer, e, projection).name}.pre_quant_scale" for e in lack]
-                yield make(
-                    "scheme.pre-quant-scale", "error", layer=layer, projection=projection, experts=lack, tensors=names
-                )
+    vectors: dict[tuple[int, str], dict[int, TensorEntry]] = {}
+    for (layer, expert, projection), module in view.modules.items():
+        entry = module.extras.get("pre_quant_scale") if module.extras else None
+        if entry is not None and layer in facts.needs and module.state == "quantised":
+            vectors.setdefault((layer, projection), {})[expert] = entry
+    for (layer, projection), have in sorted(vectors.items()):
+        states = facts.states["weight", layer, projection]
+        ids = [e for e in range(len(states)) if states[e] != NOT_NEEDED]
+        lack = tuple(e for e in ids if e not in have)
+        if lack:
+            names = [f"{view.module(layer, e, projection).name}.pre_quant_scale" for e in lack]
+            yield make(
+                "scheme.pre-quant-scale", "error", layer=layer, projection=projection, experts=lack, tensors=names
+            )
+    distinct = {entry.name: entry for have in vectors.values() for entry in have.values()}
+    if sum(entry.nbytes for entry in distinct.values()) > _PRE_QUANT_LIMIT:
+        return
+    ones = {name for name, entry in distinct.items() if _is_ones(facts.checkpoint, entry)}
+    for (layer, projection), have in sorted(vectors.items()):
+        found = tuple(sorted(expert for expert, entry in have.items() if entry.name in ones))
+        if found:
+            names = list(dict.fromkeys(have[expert].name for expert in found))
+            yield make(
+                "scheme.pre-quant-scale", "warn", text="scheme.pre-quant-scale.ones", layer=layer,
+                projection=projection, experts=found, tensors=names,
+            )  # fmt: skip
+
+
+def _is_ones(checkpoint: Checkpoint, entry: TensorEntry) -> bool:
+    if entry.dtype not in ("BF16", "F16", "F32") or not entry.nbytes:
+        return False
+    return bool((checkpoint.read(entry.name).astype(np.float32) == 1).all())

@@ -5,19 +5,14 @@ Names and types decide; the configuration is a second opinion (the audit compare
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
-from nvfp4viz.checkpoint.dialects import (
-    MODELOPT,
-    PER_EXPERT,
-    PROJECTIONS,
-    PerExpertDialect,
-    parse_expert_name,
-    recognise_other,
-)
+from nvfp4viz.checkpoint.dialects import PACKED, PROJECTIONS, Dialect, parse_expert_name, parse_whole, recognise
+from nvfp4viz.checkpoint.dialects.collect import Parts, collect, layers_of_blocks
 from nvfp4viz.checkpoint.dialects.per_expert import PROJECTION_ORDER, ROLES
 from nvfp4viz.checkpoint.header import TensorEntry
 from nvfp4viz.checkpoint.quantconfig import QuantConfig
@@ -26,11 +21,13 @@ from nvfp4viz.checkpoint.quantconfig import QuantConfig
 EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 TOP_K_KEYS = ("num_experts_per_tok", "top_k_experts", "moe_top_k", "num_experts_per_token", "top_k")
 FLOATS = frozenset({"BF16", "F16", "F32"})
+# More experts than this in one tensor's leading axis are no experts.
+MOST_EXPERTS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A place for one tensor.
+    """A place for one tensor, or for one row of a tensor that holds all experts.
 
     Attributes
     ----------
@@ -38,6 +35,8 @@ class Slot:
         The tensor's name, or the name it would have.
     entry
         Where it lies; None where the checkpoint does not have it.
+    index
+        Row along the tensor's first axis; None where the tensor is this slot's alone, or one number for all experts.
     """
 
     layer: int
@@ -46,6 +45,7 @@ class Slot:
     role: str
     name: str
     entry: TensorEntry | None
+    index: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +59,18 @@ class Module:
         ``"other"`` (another format, such as FP8) or ``"absent"``.
     extras
         Tensors whose suffix plays no role here, such as ``pre_quant_scale``.
+    whole
+        Its tensors hold all experts of the layer; the layer's experts share this record.
     """
 
     name: str
     state: str
     tensors: dict[str, TensorEntry] = field(default_factory=dict)
     extras: dict[str, TensorEntry] = field(default_factory=dict)
+    whole: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CanonicalView:
     """What a checkpoint holds, whatever its layout.
 
@@ -76,9 +79,9 @@ class CanonicalView:
     dialect, scheme
         As in the audit's vocabulary: ``"modelopt"``, …; ``"W4A4"``, ``"W4A16"``, ``"MXFP4"``, ``"UNQUANTISED"``, …
     complete
-        The layout is read in full; where False only `dialect` and `scheme` mean something.
-    divisors
-        Second-level scales are stored as divisors.
+        The experts are read in full; where False only `dialect` and `scheme` mean something.
+    dialects
+        By layer; None where a layer's experts are not quantised.
     moe_layers, draft_layers
         Layer numbers with experts; draft (MTP) layers are numbered after the model's own, as vLLM does.
     experts
@@ -86,13 +89,18 @@ class CanonicalView:
     experts_in
         The same per layer (a layer may be pruned).
     projections
-        ``("gate", "up", "down")``, or without the gate where no expert has one.
+        ``("gate", "up", "down")``, without the gate where no expert has one, ``("gate_up", "down")`` where the layout
+        stores both in one tensor.
+    activation_blocks
+        Kinds of blocks (``"NVFP4"``, ``"MXFP4"``) of which some expert stores an activation scale.
+    other_blocks
+        Blocks of other towers, which are left out.
     """
 
     dialect: str
     scheme: str
     complete: bool
-    divisors: bool
+    dialects: dict[int, Dialect | None]
     group_size: int
     architecture: str | None
     layers: int | None
@@ -104,15 +112,39 @@ class CanonicalView:
     top_k: int | None
     blocks: dict[int, str]
     modules: dict[tuple[int, int, str], Module]
-    suffixes: dict[str, str]
+    activation_blocks: frozenset[str]
     _disk_names: dict[str, str]
     _projection_major: bool
     other_blocks: tuple[str, ...] = ()
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Roles that a quantised projection needs under `scheme`."""
-        return ROLES if self.scheme == "W4A4" else ROLES[:3]
+        """Roles that a quantised projection of the first layer needs."""
+        return self.roles_in(self.moe_layers[0]) if self.moe_layers else ROLES
+
+    @property
+    def divisors(self) -> bool:
+        """Second-level scales are stored as divisors (in every layer that has them)."""
+        return any(dialect.divisors for dialect in self.dialects.values() if dialect)
+
+    def divisors_in(self, layer: int) -> bool:
+        """The same for one layer."""
+        dialect = self.dialects.get(layer)
+        return dialect is not None and dialect.divisors
+
+    def roles_in(self, layer: int) -> tuple[str, ...]:
+        """Roles that a quantised projection of a layer needs."""
+        dialect = self.dialects.get(layer)
+        if dialect is None:
+            return ()
+        activations = dialect.block in self.activation_blocks
+        return tuple(
+            role
+            for role in ROLES
+            if role in dialect.certain
+            and (role != "input_scale" or activations)
+            and (role != "weight_scale_2" or dialect.block == "NVFP4")
+        )
 
     def module(self, layer: int, expert: int, projection: str) -> Module:
         """The projection's tensors; ``state`` is ``"absent"`` where it has none."""
@@ -123,8 +155,12 @@ class CanonicalView:
         """One slot, whether the checkpoint has its tensor or not."""
         module = self.module(layer, expert, projection)
         entry = module.tensors.get(role)
-        name = entry.name if entry else f"{module.name}.{self.suffixes[role]}"
-        return Slot(layer, expert, projection, role, name, entry)
+        if entry is None:
+            dialect = self.dialects.get(layer)
+            name = dialect.name(module.name, role) if dialect else f"{module.name}.{role}"
+            return Slot(layer, expert, projection, role, name, None)
+        index = expert if module.whole and entry.shape and not is_one_number(entry) else None
+        return Slot(layer, expert, projection, role, entry.name, entry, index)
 
     def slots(
         self,
@@ -135,24 +171,55 @@ class CanonicalView:
     ) -> Iterator[Slot]:
         """Slots that the scheme needs, in order; arguments narrow the choice.  Unquantised experts need none."""
         for at in self.moe_layers if layer is None else (layer,):
+            roles = self.roles_in(at) if role is None else (role,)
             for number in range(self.experts_in[at]) if expert is None else (expert,):
                 for name in self.projections if projection is None else (projection,):
                     if self.module(at, number, name).state not in ("unquantised", "other"):
-                        for kind in self.roles if role is None else (role,):
+                        for kind in roles:
                             yield self.slot(at, number, name, kind)
+
+    def locate(self, name: str) -> Slot | None:
+        """The slot that a tensor's name means, or None; of a tensor that holds all experts, the first one's."""
+        parsed = parse_expert_name(name) or parse_whole(name)
+        layer = None if parsed is None else self._layer_of.get(parsed.block)
+        if parsed is None or layer is None:
+            return None
+        dialect = self.dialects.get(layer)
+        role = dialect.role_of(parsed.suffix) if dialect else parsed.suffix if parsed.suffix in ROLES else None
+        if role is None:
+            return None
+        return self.slot(layer, parsed.expert or 0, PROJECTIONS[parsed.projection], role)
+
+    @cached_property
+    def _layer_of(self) -> dict[str, int]:
+        return {block: layer for layer, block in self.blocks.items()}
+
+    def is_whole(self, layer: int) -> bool:
+        """Do a layer's tensors hold all its experts?"""
+        dialect = self.dialects.get(layer)
+        return dialect is not None and dialect.arrangement != "expert"
 
     def _module_name(self, layer: int, expert: int, projection: str) -> str:
         disk = self._disk_names.get(projection, f"{projection}_proj")
+        if self.is_whole(layer):
+            return f"{self.blocks[layer]}.{disk}"
         tail = f"{disk}.{expert}" if self._projection_major else f"{expert}.{disk}"
         return f"{self.blocks[layer]}.{tail}"
+
+
+def is_one_number(entry: TensorEntry) -> bool:
+    """One F32 number, whatever its shape."""
+    return entry.dtype == "F32" and entry.nbytes == 4
 
 
 class _HasTensors(Protocol):
     """What `canonical` needs of a checkpoint."""
 
-    tensors: dict[str, TensorEntry]
     config: dict[str, Any] | None
     quant_config: QuantConfig
+
+    @property
+    def tensors(self) -> Mapping[str, TensorEntry]: ...
 
 
 def canonical(checkpoint: _HasTensors) -> CanonicalView:
@@ -164,154 +231,161 @@ def canonical_of(
     tensors: Mapping[str, TensorEntry], config: Mapping[str, Any] | None = None, quant_config: QuantConfig | None = None
 ) -> CanonicalView:
     """The canonical view of a table of tensors."""
-    found = _Found()
-    found.collect(tensors)
-    quant_config = quant_config or QuantConfig()
-    dialects = [dialect for dialect in PER_EXPERT if dialect.recognises(found.census)]
-    other = recognise_other(found.census, tensors) if not dialects else None
-    dialect = dialects[0] if dialects else MODELOPT
-    config = config or {}
-    blocks, drafts, left_out = _numbered_blocks(found.blocks, config_number(config, ("num_hidden_layers",)))
+    config, quant_config = config or {}, quant_config or QuantConfig()
+    found = collect(tensors)
+    blocks, drafts, left_out = layers_of_blocks(found.blocks, config_number(config, ("num_hidden_layers",)))
+    method = quant_config.used.method if quant_config.used else None
     layer_of = {block: layer for layer, block in (blocks | drafts).items()}
-    modules: dict[tuple[int, int, str], Module] = {}
-    for (block, expert, projection, name), suffixes in found.modules.items():
-        if block in layer_of:
-            key = (layer_of[block], expert, PROJECTIONS[projection])
-            modules[key] = _module(dialect, name, suffixes)
-    counts: dict[int, int] = {}
-    for layer, expert, _ in modules:
-        counts[layer] = max(counts.get(layer, 0), expert + 1)
+    read = _Modules(found.parts, layer_of, method, config_number(config, EXPERT_KEYS))
+    quantised = [layer for layer in (*blocks, *drafts) if read.dialects[layer] is not None]
+    kinds = {(d.id, d.block) for layer in quantised if (d := read.dialects[layer])}
+    name, scheme = _summary(kinds, read, quant_config, tensors)
     claimed = config_number(config, EXPERT_KEYS)
-    experts_in = {layer: max(count, claimed or 0) for layer, count in counts.items()}
-    used = {projection for _, _, projection in modules}
-    if len(dialects) > 1:
-        name, scheme = "mixed", "MIXED"
-    elif dialects:
-        name, scheme = dialect.id, _scheme(modules, quant_config)
-    elif other:
-        name, scheme = other
-    elif _is_quantised_elsewhere(tensors):
-        name, scheme = _dense(tensors)
-    else:
-        plain = all(entry.dtype in FLOATS or entry.dtype in ("I64", "I32", "BOOL") for entry in tensors.values())
-        name, scheme = ("unquantised", "UNQUANTISED") if plain else ("unknown", "UNQUANTISED")
+    group = quant_config.group_size
     return CanonicalView(
         dialect=name,
         scheme=scheme,
-        complete=len(dialects) == 1 or name == "unquantised",
-        divisors=dialect.divisors,
-        group_size=quant_config.group_size or (32 if scheme == "MXFP4" else 16),
+        complete=bool(kinds) or name == "unquantised",
+        dialects=read.dialects,
+        group_size=group if group and scheme != "MXFP4" else (32 if scheme == "MXFP4" else 16),
         architecture=_architecture(config),
         layers=config_number(config, ("num_hidden_layers",)),
         moe_layers=tuple(sorted(blocks)),
         draft_layers=tuple(sorted(drafts)),
-        experts=max([claimed or 0, *(experts_in[layer] for layer in blocks if layer in experts_in)]),
-        experts_in=experts_in,
-        projections=tuple(kind for kind in PROJECTION_ORDER if kind in used),
+        experts=max([claimed or 0, *(read.experts_in[layer] for layer in blocks)]),
+        experts_in=read.experts_in,
+        projections=tuple(kind for kind in PROJECTION_ORDER if kind in read.projections),
         top_k=config_number(config, TOP_K_KEYS),
         blocks=blocks | drafts,
-        modules=modules,
-        suffixes=dialect.suffixes,
+        modules=read.modules,
+        activation_blocks=frozenset(read.activation_blocks),
         _disk_names=found.disk_names,
         _projection_major=found.projection_major,
         other_blocks=left_out,
     )
 
 
-class _Found:
-    """Per-expert tensors, collected by module."""
+class _Modules:
+    """Every projection read in its layer's dialect.
 
-    def __init__(self) -> None:
-        self.modules: dict[tuple[str, int, str, str], dict[str, TensorEntry]] = {}
-        self.blocks: dict[str, int] = {}
-        self.census: set[tuple[str, str]] = set()
-        self.disk_names: dict[str, str] = {}
-        self.projection_major = False
-
-    def collect(self, tensors: Mapping[str, TensorEntry]) -> None:
-        """Sort every per-expert tensor into its module."""
-        by_module: dict[str, dict[str, TensorEntry] | None] = {}
-        for name, entry in tensors.items():
-            module, _, suffix = name.rpartition(".")
-            # The four tensors of a projection share everything before the last dot: parse it once.
-            suffixes = by_module.get(module, _UNSEEN)
-            if suffixes is _UNSEEN:
-                suffixes = by_module[module] = self._open(name, module)
-            if suffixes is not None:
-                suffixes[suffix] = entry
-                self.census.add((suffix, entry.dtype))
-
-    def _open(self, name: str, module: str) -> dict[str, TensorEntry] | None:
-        """A place for a module's tensors; None where it is no routed expert's."""
-        parsed = parse_expert_name(name)
-        if parsed is None:
-            return None
-        suffixes = self.modules[parsed.block, parsed.expert, parsed.projection, module] = {}
-        self.blocks[parsed.block] = self.blocks.get(parsed.block, 0) + 1
-        self.disk_names[PROJECTIONS[parsed.projection]] = parsed.projection
-        self.projection_major |= parsed.projection_major
-        return suffixes
-
-
-_UNSEEN: dict[str, TensorEntry] = {}
-
-
-def _module(dialect: PerExpertDialect, name: str, suffixes: dict[str, TensorEntry]) -> Module:
-    tensors = {role: suffixes[suffix] for role, suffix in dialect.suffixes.items() if suffix in suffixes}
-    extras = {}
-    if len(tensors) < len(suffixes):
-        known = set(dialect.suffixes.values())
-        extras = {suffix: entry for suffix, entry in suffixes.items() if suffix not in known}
-    plain = suffixes.get("weight")
-    packed = tensors.get("weight")
-    if packed is not None and packed.dtype in dialect.packed:
-        state = "quantised"
-    elif plain is not None and plain.dtype in FLOATS:
-        state = "unquantised"
-    elif plain is not None:
-        state = "other"
-    else:
-        # Scales without codes: the codes are what is missing.
-        state = "quantised" if tensors else "other"
-    return Module(name, state, tensors, extras)
-
-
-_LAYER = re.compile(r"(?:^|\.)(?:layers|blocks|h)\.(\d{1,6})(?=\.)")
-
-
-def _numbered_blocks(
-    found: Mapping[str, int], layers: int | None
-) -> tuple[dict[int, str], dict[int, str], tuple[str, ...]]:
-    """Blocks by layer number: the model's own, its draft layers, and blocks of other towers.
-
-    Draft (MTP, nextn) layers lie outside the model: named ``mtp``, or numbered past its last layer.
+    A layer's dialect is that of most of its projections; one that clearly speaks another is in state ``"other"``.
     """
-    families: dict[str, dict[int, str]] = {}
-    drafts: dict[int, str] = {}
-    for block in found:
-        match = _LAYER.search(f"{block}.")
-        number = int(match[1]) if match else 0
-        parts = block.split(".")
-        if "mtp" in parts or "nextn" in parts or "mtp_layers" in parts:
-            drafts[(layers or 100_000) + number] = block
-        elif layers is not None and number >= layers:
-            drafts[number] = block
+
+    def __init__(self, parts: list[Parts], layer_of: Mapping[str, int], method: str | None, claimed: int | None):
+        self._method = method
+        self._known: dict[Any, Dialect | None] = {}
+        self._readings: dict[Any, tuple[list[tuple[str, str]], list[str], str]] = {}
+        votes: dict[int, Counter[Dialect]] = {layer: Counter() for layer in layer_of.values()}
+        kept = [(layer_of[part.block], part) for part in parts if part.block in layer_of]
+        signatures = []
+        by_id: dict[int, Dialect] = {}
+        counts: dict[tuple[int, int], int] = {}
+        for layer, part in kept:
+            signature = (part.arrangement, tuple(part.tensors), tuple([e.dtype for e in part.tensors.values()]))
+            signatures.append(signature)
+            dialect = self._recognise(signature)
+            if dialect is not None:
+                by_id[id(dialect)] = dialect
+                counts[layer, id(dialect)] = counts.get((layer, id(dialect)), 0) + 1
+        best: dict[int, int] = {}
+        self.dialects: dict[int, Dialect | None] = dict.fromkeys(votes)
+        for (layer, key), count in counts.items():
+            if count > best.get(layer, 0):
+                best[layer], self.dialects[layer] = count, by_id[key]
+        self.modules: dict[tuple[int, int, str], Module] = {}
+        self.experts_in: dict[int, int] = dict.fromkeys(votes, 0)
+        self.projections: set[str] = set()
+        self.activation_blocks: set[str] = set()
+        wholes = []
+        for (layer, part), signature in zip(kept, signatures, strict=True):
+            kind = PROJECTIONS[part.projection]
+            self.projections.add(kind)
+            if part.expert is None:
+                wholes.append((layer, kind, part, signature))
+                continue
+            self.modules[layer, part.expert, kind] = self._module(layer, part, signature)
+            if part.expert >= self.experts_in[layer]:
+                self.experts_in[layer] = part.expert + 1
+        for layer, kind, part, signature in wholes:
+            size = _leading(part.tensors)
+            module = self._module(layer, part, signature)
+            for expert in range(size if size is not None else claimed or 1):
+                self.modules[layer, expert, kind] = module
+            self.experts_in[layer] = max(self.experts_in[layer], size or 0)
+        for layer, size in self.experts_in.items():
+            self.experts_in[layer] = max(size, claimed or 0)
+
+    def _recognise(self, signature: tuple[str, tuple[str, ...], tuple[str, ...]]) -> Dialect | None:
+        if signature not in self._known:
+            arrangement, suffixes, dtypes = signature
+            types = dict(zip(suffixes, dtypes, strict=True))
+            self._known[signature] = recognise(types, arrangement, self._method)
+        return self._known[signature]
+
+    def _module(self, layer: int, part: Parts, signature: Any) -> Module:
+        dialect = self.dialects[layer]
+        key = (id(dialect), signature)
+        if key not in self._readings:
+            self._readings[key] = self._reading(dialect, part.tensors, self._recognise(signature))
+        roles, extras, state = self._readings[key]
+        tensors = {role: part.tensors[suffix] for role, suffix in roles}
+        if dialect and state == "quantised" and "input_scale" in tensors:
+            self.activation_blocks.add(dialect.block)
+        left = {suffix: part.tensors[suffix] for suffix in extras} if extras else {}
+        return Module(part.name, state, tensors, left, part.expert is None)
+
+    def _reading(
+        self, dialect: Dialect | None, tensors: Mapping[str, TensorEntry], own: Dialect | None
+    ) -> tuple[list[tuple[str, str]], list[str], str]:
+        """Which suffix plays which role, which play none, and the module's state."""
+        roles: dict[str, str] = {}
+        extras = []
+        for suffix in tensors:
+            role = dialect.role_of(suffix) if dialect else suffix if suffix in ROLES else None
+            if role is None or role in roles:
+                extras.append(suffix)
+            else:
+                roles[role] = suffix
+        plain = tensors.get("weight", tensors.get(""))
+        packed = tensors.get(roles.get("weight", ""))
+        if dialect and own and (own.id, own.block) != (dialect.id, dialect.block):
+            state = "other"
+        elif dialect and packed is not None and packed.dtype in PACKED:
+            state = "quantised"
+        elif plain is not None and plain.dtype in FLOATS:
+            state = "unquantised"
+        elif plain is not None or dialect is None:
+            state = "other"
         else:
-            family = block[: match.start()] if match else block
-            families.setdefault(family, {})[number] = block
-    main = max(families.values(), key=len, default={})
-    left_out = tuple(block for family in families.values() if family is not main for block in family.values())
-    return main, drafts, left_out
+            # Scales without codes: the codes are what is missing.
+            state = "quantised" if roles else "other"
+        return list(roles.items()), extras, state
 
 
-def _scheme(modules: Mapping[tuple[int, int, str], Module], quant_config: QuantConfig) -> str:
-    """By what is stored: one activation scale anywhere means that the experts are meant to have them."""
-    quantised = [module for module in modules.values() if module.state == "quantised"]
-    if not quantised:
-        return "UNQUANTISED"
-    if quant_config.algo and quant_config.algo.startswith("W4A8"):
-        return "W4A8"
-    return "W4A4" if any("input_scale" in module.tensors for module in quantised) else "W4A16"
+def _leading(tensors: Mapping[str, TensorEntry]) -> int | None:
+    """Experts in tensors that hold all of them: the first axis of a matrix or vector of experts."""
+    sizes = Counter(entry.shape[0] for entry in tensors.values() if entry.shape and not is_one_number(entry))
+    return sizes.most_common(1)[0][0] if sizes else None
+
+
+def _summary(
+    kinds: set[tuple[str, str]], read: _Modules, quant_config: QuantConfig, tensors: Mapping[str, TensorEntry]
+) -> tuple[str, str]:
+    """Dialect and scheme of the whole checkpoint."""
+    if len(kinds) > 1:
+        return "mixed", "MIXED"
+    if kinds:
+        [(name, block)] = kinds
+        if block == "MXFP4":
+            return name, "MXFP4"
+        if quant_config.algo and quant_config.algo.startswith("W4A8"):
+            return name, "W4A8"
+        # By what is stored: one activation scale anywhere means that the experts are meant to have them.
+        return name, "W4A4" if block in read.activation_blocks else "W4A16"
+    if _is_quantised_elsewhere(tensors):
+        return _dense(tensors)
+    plain = all(entry.dtype in FLOATS or entry.dtype in ("I64", "I32", "BOOL") for entry in tensors.values())
+    return ("unquantised", "UNQUANTISED") if plain else ("unknown", "UNQUANTISED")
 
 
 def _is_quantised_elsewhere(tensors: Mapping[str, TensorEntry]) -> bool:

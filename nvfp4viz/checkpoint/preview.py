@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.checkpoint.canonical import CanonicalView, Slot, canonical
-from nvfp4viz.checkpoint.dialects import PROJECTIONS, parse_expert_name
 from nvfp4viz.checkpoint.dtypes import DTYPES
 from nvfp4viz.checkpoint.header import TensorEntry
 from nvfp4viz.checkpoint.open import Checkpoint
@@ -48,7 +47,7 @@ def preview_tensor(checkpoint: Checkpoint, name: str) -> TensorPreview:
     """
     entry = checkpoint.entry(name)
     view = canonical(checkpoint)
-    slot = _slot_of(view, name)
+    slot = view.locate(name)
     bits = DTYPES[entry.dtype].bits
     is_packed = slot is not None and slot.role == "weight" and entry.dtype in ("U8", "I8")
     data = checkpoint.read_first(name, BLOCK // 2 if is_packed else max(1, BLOCK * bits // 8))
@@ -62,15 +61,6 @@ def preview_tensor(checkpoint: Checkpoint, name: str) -> TensorPreview:
     if values is not None:
         rows.append(("values" if values.size != 1 else "value", _numbers(values)))
     return TensorPreview(entry, slot, tuple(rows))
-
-
-def _slot_of(view: CanonicalView, name: str) -> Slot | None:
-    parsed = parse_expert_name(name)
-    layers = {block: layer for layer, block in view.blocks.items()}
-    roles = {suffix: role for role, suffix in view.suffixes.items()}
-    if parsed is None or parsed.block not in layers or parsed.suffix not in roles:
-        return None
-    return view.slot(layers[parsed.block], parsed.expert, PROJECTIONS[parsed.projection], roles[parsed.suffix])
 
 
 def _packed_rows(checkpoint: Checkpoint, view: CanonicalView, slot: Slot, data: bytes) -> tuple[tuple[str, str], ...]:
@@ -89,7 +79,7 @@ def _packed_rows(checkpoint: Checkpoint, view: CanonicalView, slot: Slot, data: 
     block = decode_e4m3(np.frombuffer(checkpoint.read_first(scale.name, 1), np.uint8))[0]
     stored = checkpoint.read_scalar(second.name)
     with np.errstate(all="ignore"):
-        level = np.float32(1) / stored if view.divisors else stored
+        level = np.float32(1) / stored if view.divisors_in(slot.layer) else stored
         rows.append(("scale", f"block {block:g} × second level {level:g}"))
         rows.append(("weights", _numbers(values * block * level)))
     return tuple(rows)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
 from functools import lru_cache
 from typing import Any
 
@@ -43,6 +43,10 @@ class SourceConfig:
         As found: any JSON value, or None where the key is absent.
     quantized_layers
         The allow-list of a ``MIXED_PRECISION`` file.
+    expert_algo
+        What is said of routed experts alone: DeepSeek's `expert_dtype`, NVIDIA's `moe_quant_algo`.
+    explicit
+        The algorithm is named, not derived from the method or the groups.
     missing
         Required fields that are not there.
     """
@@ -55,7 +59,14 @@ class SourceConfig:
     exclude: tuple[str, ...] | None
     config_groups: Any
     quantized_layers: dict[str, Any] = field(default_factory=dict)
+    expert_algo: str | None = None
+    explicit: bool = False
     missing: tuple[str, ...] = ()
+    _allowed: _AllowList | None = None
+
+    def lists(self, module: str) -> bool:
+        """Does the exclude list name this module, whatever an allow-list says?"""
+        return bool(self.exclude) and _excluder(self.exclude or ()).hits(module)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +91,11 @@ class QuantConfig:
     def files(self) -> tuple[str, ...]:
         return tuple(section.file for section in self.sections)
 
+    @property
+    def sets_experts_apart(self) -> bool:
+        """Something names routed experts, or modules one by one, beside the file's own method."""
+        return any(section.expert_algo or section.quantized_layers for section in self.sections)
+
     def is_excluded(self, module: str) -> bool:
         """Does any section leave this module unquantised?
 
@@ -87,12 +103,22 @@ class QuantConfig:
         """
         return any(_section_excludes(section, module) for section in self.sections)
 
-    def algo_of(self, module: str) -> str | None:
-        """Algorithm of one module, where ``quantized_layers`` names it or a parent of it; else the file's own."""
+    def algo_of(self, *modules: str) -> str | None:
+        """Algorithm of one module, where ``quantized_layers`` names it or a parent of it; else the file's own.
+
+        Parameters
+        ----------
+        modules
+            The same thing at several depths, such as a layer's experts and one of them.
+        """
         for section in self.sections:
-            for name, entry in section.quantized_layers.items():
-                if _names(name, module) and isinstance(entry, dict) and isinstance(entry.get("quant_algo"), str):
+            for module in modules:
+                entry = section._allowed.find(module) if section._allowed else None
+                if isinstance(entry, dict) and isinstance(entry.get("quant_algo"), str):
                     return str(entry["quant_algo"]).upper()
+        for section in self.sections:
+            if section.expert_algo and any("experts" in module.split(".") for module in modules):
+                return section.expert_algo
         return None if self.algo == "MIXED_PRECISION" else self.algo
 
 
@@ -105,7 +131,7 @@ def read_quant_config(config: Mapping[str, Any] | None, sidecar: Mapping[str, An
     sections = []
     raw = _section_of(config or {})
     if raw is not None:
-        sections.append(_read(CONFIG, raw))
+        sections.append(_read(CONFIG, raw, config or {}))
     if sidecar is not None:
         sections.append(_read(HF_QUANT_CONFIG, sidecar))
     return QuantConfig(tuple(sections))
@@ -122,12 +148,13 @@ def _section_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return None
 
 
-def _read(file: str, raw: Mapping[str, Any]) -> SourceConfig:
+def _read(file: str, raw: Mapping[str, Any], around: Mapping[str, Any] | None = None) -> SourceConfig:
     nested = raw.get("quantization")
     body: Mapping[str, Any] = nested if isinstance(nested, dict) else raw
     layout = "nested" if isinstance(nested, dict) else "flat"
     groups = raw.get("config_groups")
-    exclude = body.get("exclude_modules", body.get("ignore", body.get("modules_to_not_convert")))
+    lists = (body.get(key) for key in ("exclude_modules", "ignore", "modules_to_not_convert", "exclude"))
+    exclude = next((found for found in lists if found is not None), None)
     method = raw.get("quant_method")
     algo = body.get("quant_algo")
     layers = body.get("quantized_layers")
@@ -135,13 +162,28 @@ def _read(file: str, raw: Mapping[str, Any]) -> SourceConfig:
         file=file,
         layout=layout,
         method=str(method) if isinstance(method, str) else None,
-        algo=algo.upper() if isinstance(algo, str) else _algo_from_groups(method, groups),
+        algo=algo.upper() if isinstance(algo, str) else _derived_algo(method, raw, groups),
         group_size=_group_size(body, groups),
         exclude=tuple(str(item) for item in exclude) if isinstance(exclude, list) else None,
         config_groups=groups,
         quantized_layers=layers if isinstance(layers, dict) else {},
+        expert_algo=_expert_algo(around or {}, raw, body),
+        explicit=isinstance(algo, str),
         missing=tuple(name for name in REQUIRED_NESTED if name not in body) if layout == "nested" else (),
+        _allowed=_AllowList(layers) if isinstance(layers, dict) and layers else None,
     )
+
+
+def _expert_algo(*holders: Mapping[str, Any]) -> str | None:
+    """What is said of routed experts alone."""
+    for holder in reversed(holders):
+        if isinstance(holder.get("moe_quant_algo"), str):
+            return str(holder["moe_quant_algo"]).upper()
+    for holder in holders:
+        kind = holder.get("expert_dtype")
+        if kind in ("fp4", "fp8"):
+            return "MXFP4" if kind == "fp4" else "FP8"
+    return None
 
 
 def _group_size(body: Mapping[str, Any], groups: Any) -> int | None:
@@ -158,53 +200,107 @@ def _weights(group: Mapping[str, Any]) -> dict[str, Any]:
     return weights if isinstance(weights, dict) else {}
 
 
+def _derived_algo(method: Any, raw: Mapping[str, Any], groups: Any) -> str | None:
+    """Where no algorithm is named: of the method, of Quark's global section, of compressed-tensors' groups."""
+    if method == "quark":
+        section = raw.get("global_quant_config")
+        weight = section.get("weight") if isinstance(section, dict) else None
+        kind = weight.get("dtype") if isinstance(weight, dict) else None
+        return "MXFP4" if kind in ("fp4", "mxfp4") else None
+    return _algo_from_groups(method, groups)
+
+
 def _algo_from_groups(method: Any, groups: Any) -> str | None:
-    """compressed-tensors names no algorithm: four-bit floats in groups of 16, with or without activations."""
+    """compressed-tensors names no algorithm: four-bit floats in groups of 16 or 32, with or without activations."""
     if method == "mxfp4":
         return "MXFP4"
     if method == "fp8":
         return "FP8"
     four = [
-        group
+        (group, weights.get("group_size", 16))
         for group in _groups(groups)
-        if (weights := _weights(group)).get("num_bits") == 4
-        and weights.get("type") == "float"
-        and weights.get("group_size", 16) == 16
+        if (weights := _weights(group)).get("num_bits") == 4 and weights.get("type") == "float"
     ]
-    if not four:
-        return None
-    return "NVFP4" if any(group.get("input_activations") is not None for group in four) else "W4A16_NVFP4"
+    nvfp4 = [group for group, size in four if size == 16]
+    if nvfp4:
+        return "NVFP4" if any(group.get("input_activations") is not None for group in nvfp4) else "W4A16_NVFP4"
+    return "MXFP4" if any(size == 32 for _, size in four) else None
 
 
 def _section_excludes(section: SourceConfig, module: str) -> bool:
-    if section.algo == "MIXED_PRECISION" and section.quantized_layers:
-        return not any(_names(name, module) for name in section.quantized_layers)
-    return any(_pattern_hits(pattern, module) for pattern in section.exclude or ())
+    if section.algo == "MIXED_PRECISION" and section._allowed:
+        return section._allowed.find(module) is None
+    return section.lists(module)
 
 
-def _names(name: str, module: str) -> bool:
-    """Does a listed name mean this module: itself, a parent of it, or a wildcard over it?"""
-    return module == name or module.startswith(f"{name}.") or (("*" in name) and fnmatchcase(module, name))
+# What stands before the layers varies with the version that exported: `model.`, `model.language_model.`, ….
+_PREFIX = re.compile(r"^(?:(?:model|language_model)\.)+")
 
 
-def _pattern_hits(pattern: str, module: str) -> bool:
-    """vLLM's order: exact, part of the name, wildcard; compressed-tensors adds ``re:``."""
-    if pattern.startswith("re:"):
-        compiled = _compiled(pattern[3:])
-        return compiled is not None and compiled.match(module) is not None
-    if any(mark in pattern for mark in "*?["):
-        shorter = module.replace("language_model.", "")
-        return any(
-            fnmatchcase(name, form)
-            for name in (module, shorter)
-            for form in (pattern, pattern.removesuffix("*") + ".*")
-        )
-    return pattern == module or f".{pattern}." in f".{module}."
+def _bare(name: str) -> str:
+    return _PREFIX.sub("", name)
+
+
+class _AllowList:
+    """Named modules: one means itself and everything below it, or, with a wildcard, what it matches."""
+
+    def __init__(self, entries: Mapping[str, Any]) -> None:
+        self._exact = {_bare(name): entry for name, entry in entries.items() if "*" not in name}
+        self._wild = [(_bare(name), entry) for name, entry in entries.items() if "*" in name]
+
+    def find(self, module: str) -> Any:
+        """The entry that names a module or a parent of it, or None."""
+        name = _bare(module)
+        while name:
+            if name in self._exact:
+                return self._exact[name] if self._exact[name] is not None else {}
+            name = name.rpartition(".")[0]
+        name = _bare(module)
+        for pattern, entry in self._wild:
+            if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*"):
+                return entry if entry is not None else {}
+        return None
+
+
+class _Excluder:
+    """A list of patterns, sorted by what they cost: vLLM's exact, part of the name, wildcard, and ``re:``."""
+
+    def __init__(self, patterns: tuple[str, ...]) -> None:
+        plain = [pattern for pattern in patterns if not pattern.startswith("re:")]
+        wild = [pattern for pattern in plain if any(mark in pattern for mark in "*?[")]
+        exact = {_bare(pattern) for pattern in plain if pattern not in wild}
+        # A name with a layer's number is the module or a parent of it; a short one may stand anywhere.
+        self._anchored = {name for name in exact if any(part.isdigit() for part in name.split("."))}
+        self._loose = tuple(f".{name}." for name in exact - self._anchored)
+        forms = [form for name in map(_bare, wild) for form in (name, name.removesuffix("*") + ".*")]
+        self._wild = re.compile("|".join(map(translate, forms))) if forms else None
+        compiled = (_compiled(pattern[3:]) for pattern in patterns if pattern.startswith("re:"))
+        self._expressions = tuple(found for found in compiled if found is not None)
+
+    def hits(self, module: str) -> bool:
+        name = _bare(module)
+        padded = f".{name}."
+        if any(part in padded for part in self._loose):
+            return True
+        if self._wild is not None and (self._wild.match(name) or self._wild.match(module)):
+            return True
+        if any(expression.match(form) for expression in self._expressions for form in (module, name)):
+            return True
+        while name:
+            if name in self._anchored:
+                return True
+            name = name.rpartition(".")[0]
+        return False
+
+
+@lru_cache(maxsize=8)
+def _excluder(patterns: tuple[str, ...]) -> _Excluder:
+    return _Excluder(patterns)
 
 
 @lru_cache(maxsize=512)
 def _compiled(expression: str) -> re.Pattern[str] | None:
     try:
         return re.compile(expression)
-    except re.error:
+    except (re.error, RecursionError):
         return None

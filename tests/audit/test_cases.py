@@ -262,7 +262,7 @@ def test_13_values_in_the_divisor_convention(stored, code):
     report = audit(opened(tensors, CT_CONFIG, None))
     if code is None:
         assert found(report) == []
-        assert [item.code for item in report.findings] == ["scale.identity"]
+        assert [item.code for item in report.findings] == ["loader.note", "scale.identity"]
     else:
         assert found(report) == [(f"scale.{code}", "backend", 0, "up", (1,))]
         if code in ("zero", "inf"):
@@ -369,7 +369,10 @@ def test_34_a_draft_layer_in_bf16_is_not_missing(block):
         f"{block}.{e}.{p}_proj.weight": tensor(np.zeros((16, 32), np.float16)) for e in range(4) for p in ("gate", "up")
     }
     report = audit(opened({**base(), **plain}))
-    assert found(report) == []
+    assert found(report) == [("config.unquantised-not-excluded", "warn", None, None, None)]
+    assert [item.code for item in report.findings] == ["config.unquantised-not-excluded", "draft.unquantised"]
+    quant = {"quantization": {**QUANT["quantization"], "exclude_modules": ["mtp*", "model.layers.1.*"]}}
+    report = audit(opened({**base(), **plain}, CONFIG, quant))
     assert [item.code for item in report.findings] == ["draft.unquantised"]
 
 

@@ -440,7 +440,8 @@ def test_compressed_tensors_derives_its_algorithm_from_the_groups():
         ("model.layers.1*", "model.layers.0.self_attn.q_proj", False),
         ("re:.*mlp.gate$", "model.layers.3.mlp.gate", True),
         ("re:[", "model.layers.3.mlp.gate", False),
-        ("model.layers.0.mlp.experts", "model.language_model.layers.0.mlp.experts.1.up_proj", False),
+        # vLLM looks again without `language_model.`
+        ("model.layers.0.mlp.experts", "model.language_model.layers.0.mlp.experts.1.up_proj", True),
     ],
 )
 def test_exclusion_patterns(pattern, module, excluded):

@@ -1,24 +1,46 @@
 """The layouts in which exporters store quantised experts, and how one is told from another.
 
-A per-expert dialect says which suffix plays which role.  Adding one is a module with a `PerExpertDialect` and a
-line in `PER_EXPERT`; layouts that are recognised but not yet read in full stand in `others`.
+A `Dialect` says which suffix plays which role, how experts are arranged and which way up their scales are; adding one
+is a record in one of these modules and a line in `recognise`.
 """
 
-from nvfp4viz.checkpoint.dialects.compressed_tensors import COMPRESSED_TENSORS
-from nvfp4viz.checkpoint.dialects.modelopt import MODELOPT
-from nvfp4viz.checkpoint.dialects.others import recognise_other
-from nvfp4viz.checkpoint.dialects.per_expert import PROJECTIONS, ExpertName, PerExpertDialect, parse_expert_name
-
-# In the order in which they are tried.
-PER_EXPERT: tuple[PerExpertDialect, ...] = (MODELOPT, COMPRESSED_TENSORS)
+from nvfp4viz.checkpoint.dialects.compressed_tensors import COMPRESSED_TENSORS, COMPRESSED_TENSORS_MXFP4
+from nvfp4viz.checkpoint.dialects.modelopt import (
+    INKLING,
+    MODELOPT,
+    MODELOPT_FUSED,
+    MODELOPT_MXFP4,
+    MODELOPT_STACKED,
+)
+from nvfp4viz.checkpoint.dialects.mxfp4 import DEEPSEEK_V4, GPT_OSS, QUARK, QUARK_QUANTIZER
+from nvfp4viz.checkpoint.dialects.per_expert import (
+    PROJECTIONS,
+    Dialect,
+    ExpertName,
+    parse_expert_name,
+    parse_module,
+    parse_whole,
+)
+from nvfp4viz.checkpoint.dialects.recognise import PACKED, recognise
 
 __all__ = [
     "COMPRESSED_TENSORS",
+    "COMPRESSED_TENSORS_MXFP4",
+    "DEEPSEEK_V4",
+    "GPT_OSS",
+    "INKLING",
     "MODELOPT",
-    "PER_EXPERT",
+    "MODELOPT_FUSED",
+    "MODELOPT_MXFP4",
+    "MODELOPT_STACKED",
+    "PACKED",
     "PROJECTIONS",
+    "QUARK",
+    "QUARK_QUANTIZER",
+    "Dialect",
     "ExpertName",
-    "PerExpertDialect",
     "parse_expert_name",
-    "recognise_other",
+    "parse_module",
+    "parse_whole",
+    "recognise",
 ]

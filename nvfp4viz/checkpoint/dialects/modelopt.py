@@ -1,4 +1,4 @@
-"""NVIDIA ModelOpt's unified export: the commonest NVFP4 layout.
+"""NVIDIA ModelOpt's unified export: the commonest NVFP4 layout, and its two ways to store all experts in one tensor.
 
 =================  ========  =======================  ==========================
 suffix             dtype     shape                    meaning
@@ -9,18 +9,28 @@ suffix             dtype     shape                    meaning
 ``input_scale``    F32       ``[]``                   amax/2688; W4A4 only
 =================  ========  =======================  ==========================
 
-Source: ModelOpt ``moe_utils.py`` and ``nvfp4_tensor.py``; ``checkpoints.md`` 2.1 of the project's specification.
+Stacked (Step-3.5, Inkling): the same with a leading axis of experts, scalars ``[E]``.  Fused (Llama 4, gpt-oss NVFP4):
+suffixes with underscores on a 3-D parameter, and one scalar for all experts of the layer.
+
+Source: ModelOpt ``moe_utils.py`` and ``nvfp4_tensor.py``; ``checkpoints.md`` 2.1 and 2.3 of the project's
+specification.
 """
 
-from nvfp4viz.checkpoint.dialects.per_expert import PerExpertDialect
+from nvfp4viz.checkpoint.dialects.per_expert import ROLES, Dialect
 
-MODELOPT = PerExpertDialect(
-    id="modelopt",
-    suffixes={
-        "weight": "weight",
-        "weight_scale": "weight_scale",
-        "weight_scale_2": "weight_scale_2",
-        "input_scale": "input_scale",
-    },
-    divisors=False,
+_SUFFIXES = {role: role for role in ROLES}
+MODELOPT = Dialect(id="modelopt", suffixes=_SUFFIXES, methods=("modelopt",))
+# ModelOpt's own MXFP4: E8M0 block scales under the same names, no second level.
+MODELOPT_MXFP4 = Dialect(id="modelopt", suffixes=_SUFFIXES, block="MXFP4", methods=("modelopt",))
+MODELOPT_STACKED = Dialect(id="modelopt-stacked", suffixes=_SUFFIXES, arrangement="stacked", methods=("modelopt",))
+# Of Inkling only the second-level scale's name is public.
+INKLING = Dialect(
+    id="modelopt-stacked",
+    suffixes={"weight": "", "weight_scale": "scale", "weight_scale_2": "scale2", "input_scale": "input_scale"},
+    arrangement="stacked",
+    methods=("modelopt",),
+    certain=("weight_scale_2",),
+)
+MODELOPT_FUSED = Dialect(
+    id="modelopt-fused", suffixes={**_SUFFIXES, "weight": ""}, arrangement="fused", methods=("modelopt",)
 )

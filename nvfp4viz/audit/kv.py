@@ -1,0 +1,44 @@
+"""Scales of a quantised KV cache, reported apart from everything else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from nvfp4viz.audit.facts import CLASSES, classify, is_scalar
+from nvfp4viz.audit.findings import make
+from nvfp4viz.audit.report import Finding
+from nvfp4viz.checkpoint import Checkpoint
+
+_KV = re.compile(r"\.(?:k_proj\.k_scale|v_proj\.v_scale|k_scale|v_scale)$")
+
+
+def kv_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """``kv.*``: scales of a quantised KV cache, reported apart from the experts."""
+    names = [name for name, entry in checkpoint.tensors.items() if _KV.search(name) and is_scalar(entry)]
+    values = checkpoint.read_scalars(names)
+    groups: dict[str, list[str]] = {}
+    for name, value in values.items():
+        kind = CLASSES[int(classify(np.array([value], np.float32))[0])]
+        if kind == "zero":
+            groups.setdefault("kv.zero", []).append(name)
+        elif kind != "ok":
+            groups.setdefault("kv.invalid", []).append(name)
+        elif value == 1:
+            groups.setdefault("kv.identity", []).append(name)
+    for code, found in groups.items():
+        severity = "info" if code == "kv.identity" else "error"
+        yield make(code, severity, tensors=found, value=values[found[0]])
+    if not names and _claims_kv(checkpoint):
+        yield make("kv.absent", "info", count=1)
+
+
+def _claims_kv(checkpoint: Checkpoint) -> bool:
+    """Does the configuration say that the KV cache is quantised?"""
+    quantisation = (checkpoint.hf_quant_config or {}).get("quantization")
+    if isinstance(quantisation, dict) and quantisation.get("kv_cache_quant_algo"):
+        return True
+    section = (checkpoint.config or {}).get("quantization_config")
+    return isinstance(section, dict) and bool(section.get("kv_cache_scheme"))

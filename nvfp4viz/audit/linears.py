@@ -1,0 +1,265 @@
+"""Ordinary linear layers: attention, dense and shared experts, heads.  What routed experts have, once a module.
+
+A module's format follows from types and suffixes, as for experts; the configuration decides only whether activation
+scales are due.  Findings are grouped over layers: one a code, role and cause.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from nvfp4viz.audit.facts import CLAIMS, CLASSES, Facts, classify, is_scalar
+from nvfp4viz.audit.findings import make
+from nvfp4viz.audit.report import Finding
+from nvfp4viz.audit.scales import block_width, close, json_number, severity_of
+from nvfp4viz.checkpoint import CanonicalView, Checkpoint, TensorEntry
+from nvfp4viz.checkpoint.dialects import COMPRESSED_TENSORS, MODELOPT, PACKED, Dialect
+from nvfp4viz.checkpoint.dialects.per_expert import E8M0, ROLES
+
+# Modules that servers fuse into one, with one second-level scale: the default of `run_audit`'s ``siblings``.
+SIBLINGS = (
+    ("q_proj", "k_proj", "v_proj"), ("to_q", "to_k", "to_v"), ("gate_proj", "up_proj"), ("w1", "w3"),
+)  # fmt: skip
+SUFFIXES = frozenset({
+    "weight", "weight_packed", "weight_scale", "weight_scale_2", "weight_global_scale", "input_scale",
+    "input_global_scale", "scale", "weight_scale_inv",
+})  # fmt: skip
+FP8 = ("F8_E4M3", "F8_E5M2")
+FLOATS = ("BF16", "F16", "F32")
+_LAYER = re.compile(r"(?:^|\.)(?:layers|blocks|h)\.(\d{1,6})\.")
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """One ordinary module.
+
+    Attributes
+    ----------
+    format
+        ``"NVFP4"``, ``"MXFP4"``, ``"FP8"``, ``"plain"`` (a BF16, F16 or F32 matrix) or ``"other"``.
+    dialect
+        How its NVFP4 tensors are named; None for other formats.
+    tensors
+        By suffix.
+    """
+
+    name: str
+    format: str
+    dialect: Dialect | None
+    tensors: dict[str, TensorEntry]
+
+    def tensor(self, role: str) -> TensorEntry | None:
+        """Its tensor of a role (of an FP8 module, its activation scale)."""
+        return self.tensors.get((self.dialect or MODELOPT).suffixes[role])
+
+
+def collect_linears(checkpoint: Checkpoint, view: CanonicalView) -> tuple[Linear, ...]:
+    """Every module outside the routed experts that holds a weight or a scale."""
+    whole = {module.name for module in view.modules.values() if module.whole}
+    found: dict[str, dict[str, TensorEntry]] = {}
+    tensors = checkpoint.tensors
+    experts = bool(view.moe_layers)
+    for name in tensors:
+        if experts and ".experts." in name:
+            continue
+        module, _, suffix = name.rpartition(".")
+        if suffix in SUFFIXES and module not in whole:
+            found.setdefault(module, {})[suffix] = tensors[name]
+    return tuple(_linear(name, parts) for name, parts in found.items())
+
+
+def _linear(name: str, tensors: dict[str, TensorEntry]) -> Linear:
+    weight, scale = tensors.get("weight"), tensors.get("weight_scale")
+    dtype = weight.dtype if weight else ""
+    kind = scale.dtype if scale else ""
+    if "weight_global_scale" in tensors or ("weight_packed" in tensors and kind == "F8_E4M3"):
+        return Linear(name, "NVFP4", COMPRESSED_TENSORS, tensors)
+    if "weight_scale_2" in tensors or (dtype in PACKED and kind == "F8_E4M3"):
+        return Linear(name, "NVFP4", MODELOPT, tensors)
+    if dtype in FP8:
+        return Linear(name, "FP8", None, tensors)
+    block = tensors.get("scale", scale)
+    if dtype in PACKED and block is not None and block.dtype in E8M0:
+        return Linear(name, "MXFP4", None, tensors)
+    if weight is not None and dtype in FLOATS and len(weight.shape) == 2:
+        return Linear(name, "plain", None, tensors)
+    return Linear(name, "other", None, tensors)
+
+
+def linear_findings(
+    checkpoint: Checkpoint,
+    facts: Facts,
+    linears: Iterable[Linear],
+    siblings: Iterable[tuple[str, ...]] = SIBLINGS,
+) -> Iterator[Finding]:
+    """``scale.*`` and ``block-scale.group`` of ordinary modules."""
+    linears = tuple(linears)
+    four_bit = [linear for linear in linears if linear.format == "NVFP4"]
+    yield from _missing(checkpoint, facts, four_bit)
+    yield from _shapes(four_bit)
+    values = _values(checkpoint, [linear for linear in linears if linear.format in ("NVFP4", "FP8")])
+    yield from _classes(values)
+    yield from _convention(values)
+    yield from _siblings(four_bit, values, siblings)
+
+
+Scalar = tuple[Linear, str, str, np.float32, np.float32]
+
+
+def _values(checkpoint: Checkpoint, linears: list[Linear]) -> list[Scalar]:
+    """(module, role, tensor, stored, effective multiplier) of every scalar."""
+    wanted: list[tuple[Linear, str, str]] = []
+    for linear in linears:
+        for role in ("input_scale", "weight_scale_2"):
+            entry = linear.tensor(role)
+            if entry is not None and is_scalar(entry):
+                wanted.append((linear, role, entry.name))
+    stored = checkpoint.read_scalars([name for _, _, name in wanted])
+    out: list[Scalar] = []
+    with np.errstate(divide="ignore"):
+        for linear, role, name in wanted:
+            divisor = linear.dialect is not None and linear.dialect.divisors
+            value = np.float32(1) / stored[name] if divisor else stored[name]
+            out.append((linear, role, name, stored[name], value))
+    return out
+
+
+def _classes(values: list[Scalar]) -> Iterator[Finding]:
+    """Values that no server should use; one finding a class and role."""
+    if not values:
+        return
+    kinds = classify(np.array([value for *_, value in values], np.float32))
+    groups: dict[tuple[str, str], list[tuple[str, np.float32]]] = {}
+    for (_, role, name, stored, _), kind in zip(values, kinds.tolist(), strict=True):
+        if kind:
+            groups.setdefault((role, CLASSES[kind]), []).append((name, stored))
+    for (role, kind_name), found in sorted(groups.items()):
+        names = [name for name, _ in found]
+        yield make(
+            f"scale.{kind_name}", severity_of(role), text="scale.value.linear", role=role, layer=layer_of(names),
+            tensors=names, value=found[0][1], fill={"kind": kind_name},
+        )  # fmt: skip
+
+
+def _missing(checkpoint: Checkpoint, facts: Facts, linears: list[Linear]) -> Iterator[Finding]:
+    """Tensors that a four-bit module needs and does not have."""
+    stored = any(linear.tensor("input_scale") is not None for linear in linears)
+    # Without any activation scale in the file the scheme's own finding says so.
+    due = stored or bool(facts.view.activation_blocks) or not facts.view.moe_layers
+    groups: dict[str, list[str]] = {}
+    for linear in linears:
+        assert linear.dialect is not None
+        for role in ROLES:
+            name = linear.dialect.name(linear.name, role)
+            if linear.tensor(role) is not None or checkpoint.blind_files or name in checkpoint.unreadable:
+                continue
+            if role != "input_scale" or (due and _wants_activations(checkpoint, linear.name, stored)):
+                groups.setdefault(role, []).append(name)
+    for role, names in groups.items():
+        text = "scale.missing.linear" if role == "input_scale" else "scale.missing.linear.weight"
+        yield make(
+            "scale.missing", severity_of(role), text=text, role=role, layer=layer_of(names), tensors=names,
+        )  # fmt: skip
+
+
+def _wants_activations(checkpoint: Checkpoint, module: str, stored: bool) -> bool:
+    """The configuration's word for this module; without one, what its kind stores."""
+    quant = checkpoint.quant_config
+    label = quant.algo_of(module)
+    if label is None:
+        return stored and not quant.sections
+    return label.startswith(CLAIMS)
+
+
+def _shapes(linears: list[Linear]) -> Iterator[Finding]:
+    """Scalars that are none, and blocks of another width."""
+    odd: dict[str, list[TensorEntry]] = {}
+    widths: dict[tuple[str, str], list[str]] = {}
+    for linear in linears:
+        for role in ("weight_scale_2", "input_scale"):
+            entry = linear.tensor(role)
+            if entry is not None and not is_scalar(entry):
+                odd.setdefault(role, []).append(entry)
+        weight, scale = linear.tensor("weight"), linear.tensor("weight_scale")
+        if weight is None or scale is None or weight.dtype not in PACKED:
+            continue
+        width = block_width(weight, scale)
+        if width != 16 or scale.dtype != "F8_E4M3":
+            widths.setdefault((f"{scale.dtype}{list(scale.shape)}", f"{width or 0:g}"), []).append(scale.name)
+    for role, entries in odd.items():
+        shapes = sorted({f"{entry.dtype}{list(entry.shape)}" for entry in entries})
+        # A fused module may keep one number for each of its parts; that is no defect of the file.
+        several = all(entry.dtype == "F32" and entry.nbytes in (8, 12) for entry in entries)
+        yield make(
+            "scale.shape", "info" if several else "error",
+            text="scale.shape.several" if several else "scale.shape.linear", role=role,
+            tensors=[entry.name for entry in entries], fill={"shape": ", ".join(shapes[:3])},
+        )  # fmt: skip
+    for (shape, width_text), names in widths.items():
+        yield make(
+            "block-scale.group", "error", text="block-scale.group.linear", role="weight_scale", layer=layer_of(names),
+            tensors=names, fill={"shape": shape, "width": width_text},
+        )  # fmt: skip
+
+
+def _convention(values: list[Scalar]) -> Iterator[Finding]:
+    """Second-level weight scales stored the other way up, judged by the median over all ordinary modules."""
+    found = [(linear, name, stored, value) for linear, role, name, stored, value in values if role == "weight_scale_2"]
+    usable = [value for *_, value in found if np.isfinite(value) and value > 0]
+    if len(usable) < 3 or np.median(usable) <= 1:
+        return
+    divisors = any(linear.dialect is not None and linear.dialect.divisors for linear, *_ in found)
+    text = "scale.convention.linear.divisor" if divisors else "scale.convention.linear"
+    middle = json_number(float(np.median([stored for _, _, stored, _ in found])))
+    yield make(
+        "scale.convention", "error", text=text, role="weight_scale_2", tensors=[name for _, name, *_ in found],
+        fill={"median": middle},
+    )  # fmt: skip
+
+
+def _siblings(linears: list[Linear], values: list[Scalar], siblings: Iterable[tuple[str, ...]]) -> Iterator[Finding]:
+    """Modules that a server fuses and gives one second-level weight scale."""
+    by_parent: dict[str, dict[str, tuple[str, float]]] = {}
+    for linear, role, name, stored, value in values:
+        if role == "weight_scale_2" and linear.format == "NVFP4" and np.isfinite(value) and value > 0:
+            parent, _, last = linear.name.rpartition(".")
+            by_parent.setdefault(parent, {})[last] = (name, float(stored))
+    for family in siblings:
+        names: list[str] = []
+        parents = 0
+        worst = 1.0
+        for members in by_parent.values():
+            there = [members[last] for last in family if last in members]
+            if len(there) < 2:
+                continue
+            numbers = np.array([number for _, number in there])
+            if close(numbers[:-1], numbers[1:]).all() and close(numbers[:1], numbers[-1:]).all():
+                continue
+            parents += 1
+            worst = max(worst, float(numbers.max() / numbers.min()))
+            names += [name for name, _ in there]
+        if names:
+            fill = {"family": "/".join(family), "ratio": json_number(worst), "modules": parents}
+            yield make(
+                "scale.pair-mismatch", "warn", text="scale.pair-mismatch.linear", role="weight_scale_2",
+                layer=layer_of(names), tensors=names, count=parents, value=json_number(worst), fill=fill,
+            )  # fmt: skip
+
+
+def layer_of(names: Iterable[str]) -> int | None:
+    """The one layer that all these names are of, or None."""
+    layers = {match[1] if (match := _LAYER.search(name)) else None for name in names}
+    only = layers.pop() if len(layers) == 1 else None
+    return int(only) if only is not None else None
+
+
+def by_format(linears: Iterable[Linear]) -> Mapping[str, list[Linear]]:
+    """Modules by format."""
+    out: dict[str, list[Linear]] = {}
+    for linear in linears:
+        out.setdefault(linear.format, []).append(linear)
+    return out

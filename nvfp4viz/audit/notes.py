@@ -1,0 +1,70 @@
+"""``loader.note`` and ``format.ambiguous``: the file is sound, and somebody may still misread it.
+
+Each note names a public report, and stands only where the layout that the report is about is really there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from nvfp4viz.audit.facts import Facts, is_scalar
+from nvfp4viz.audit.findings import make
+from nvfp4viz.audit.linears import Linear
+from nvfp4viz.audit.report import Finding
+from nvfp4viz.checkpoint.dialects import COMPRESSED_TENSORS, DEEPSEEK_V4, QUARK, QUARK_QUANTIZER
+
+_DENSE_FUSED = ("gate_up_proj", "qkv_proj")
+
+
+def note_findings(facts: Facts, linears: Iterable[Linear], *, ep: int | None) -> Iterator[Finding]:
+    """All notes on a checkpoint whose experts are read in full."""
+    view = facts.view
+    dialects = {layer: view.dialects[layer] for layer in facts.layers}
+    stacked = [layer for layer, dialect in dialects.items() if dialect and dialect.arrangement == "stacked"]
+    if stacked or (view.architecture or "").startswith("Step3"):
+        yield from _note(facts, "names-without-weight", stacked or list(view.moe_layers), "input_scale")
+    fused = [layer for layer, dialect in dialects.items() if dialect and dialect.id == "modelopt-fused"]
+    yield from _note(facts, "underscores", fused, "weight_scale_2")
+    packed = [layer for layer, dialect in dialects.items() if dialect == COMPRESSED_TENSORS]
+    yield from _note(facts, "global-scale", packed, "weight_scale_2")
+    if ep is not None and ep > 1 and "NVFP4" in view.activation_blocks:
+        layers = [layer for layer in facts.layers if "input_scale" in facts.needs[layer]]
+        yield from _note(facts, "expert-parallel", layers, "input_scale")
+    dense = [linear for linear in linears if linear.name.rpartition(".")[2] in _DENSE_FUSED]
+    names = [
+        entry.name
+        for linear in dense
+        if linear.format == "NVFP4" and (entry := linear.tensor("input_scale")) is not None and is_scalar(entry)
+    ]
+    if names:
+        yield make("loader.note", "info", text="loader.note.dense-fused", tensors=names)
+    yield from _ambiguous(facts)
+
+
+def _note(facts: Facts, name: str, layers: list[int], role: str) -> Iterator[Finding]:
+    """One note over these layers, with the first tensors of a role that they have."""
+    tensors: dict[str, None] = {}
+    for layer in layers:
+        for projection in facts.view.projections:
+            entry = facts.view.module(layer, 0, projection).tensors.get(role)
+            if entry is not None:
+                tensors[entry.name] = None
+    if tensors:
+        yield make("loader.note", "info", text=f"loader.note.{name}", tensors=tensors, count=len(layers))
+
+
+def _ambiguous(facts: Facts) -> Iterator[Finding]:
+    """U8 where E8M0 is meant: told by the width of 32, and by the configuration where it says so."""
+    used = facts.checkpoint.quant_config.used
+    settled = used is not None and (used.method or "").startswith("quark")
+    names = []
+    for layer in facts.layers:
+        dialect = facts.view.dialects[layer]
+        if dialect not in (DEEPSEEK_V4, QUARK, QUARK_QUANTIZER) or (settled and dialect is not DEEPSEEK_V4):
+            continue
+        for projection in facts.view.projections:
+            entry = facts.view.module(layer, 0, projection).tensors.get("weight_scale")
+            if entry is not None and entry.dtype == "U8":
+                names.append(entry.name)
+    if names:
+        yield make("format.ambiguous", "info", role="weight_scale", tensors=names)

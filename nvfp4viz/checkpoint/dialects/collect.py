@@ -1,0 +1,160 @@
+"""Sort a checkpoint's tensors into the projections of its routed experts, in one pass over the names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from nvfp4viz.checkpoint.dialects.per_expert import PROJECTIONS, is_block, parse_module, parse_whole
+from nvfp4viz.checkpoint.header import TensorEntry
+
+# More experts than this along a tensor's first axis are none.
+MOST_EXPERTS = 4096
+
+
+@dataclass(slots=True)
+class Parts:
+    """The tensors of one projection, of one expert or (`expert` is None) of all.
+
+    Attributes
+    ----------
+    projection
+        As on disk.
+    name
+        Everything before the suffix.
+    tensors
+        By suffix; an empty one is the parameter itself.
+    arrangement
+        ``"expert"``, ``"stacked"`` or ``"fused"``.
+    """
+
+    block: str
+    expert: int | None
+    projection: str
+    name: str
+    tensors: dict[str, TensorEntry]
+    arrangement: str
+
+
+@dataclass(slots=True)
+class Found:
+    """All projections found, blocks in order of appearance, and how names are made up."""
+
+    parts: list[Parts] = field(default_factory=list)
+    blocks: dict[str, None] = field(default_factory=dict)
+    disk_names: dict[str, str] = field(default_factory=dict)
+    projection_major: bool = False
+
+
+def collect(tensors: Mapping[str, TensorEntry]) -> Found:
+    """Sort every tensor of a routed expert into its projection."""
+    found = Found()
+    # The four tensors of a projection share everything before the last dot: parse it once.
+    modules: dict[str, dict[str, TensorEntry] | None] = {}
+    whole: dict[str, dict[str, TensorEntry]] = {}
+    unseen: dict[str, TensorEntry] = {}
+    get = modules.get
+    for name, entry in tensors.items():
+        module, _, suffix = name.rpartition(".")
+        bucket = get(module, unseen)
+        if bucket is unseen:
+            bucket = modules[module] = _open(module, found, whole)
+        if bucket is not None:
+            bucket[suffix] = entry
+    _fold_quantizers(modules, found)
+    _add_whole(whole, found)
+    for part in found.parts:
+        if part.block not in found.blocks:
+            found.blocks[part.block] = None
+            found.disk_names.setdefault(PROJECTIONS[part.projection], part.projection)
+    return found
+
+
+def _open(module: str, found: Found, whole: dict[str, dict[str, TensorEntry]]) -> dict[str, TensorEntry] | None:
+    """A place for a module's tensors; None where it is no routed expert's."""
+    bucket: dict[str, TensorEntry] = {}
+    parsed = parse_module(module)
+    if parsed is not None and parsed.expert is not None:
+        found.parts.append(Parts(parsed.block, parsed.expert, parsed.projection, module, bucket, "expert"))
+        found.projection_major |= parsed.projection_major
+        found.disk_names[PROJECTIONS[parsed.projection]] = parsed.projection
+        return bucket
+    if module.endswith(".weight_quantizer") or module.endswith(".input_quantizer"):
+        return bucket if parse_module(module.rpartition(".")[0]) else None
+    parent, _, last = module.rpartition(".")
+    if is_block(module) or (last in PROJECTIONS and is_block(parent)):
+        whole[module] = bucket
+        return bucket
+    return None
+
+
+def _fold_quantizers(modules: Mapping[str, dict[str, TensorEntry] | None], found: Found) -> None:
+    """Quark's ``P.weight_quantizer.scale`` belongs to the projection P."""
+    names = [name for name, bucket in modules.items() if bucket and name.endswith("_quantizer")]
+    if not names:
+        return
+    by_name = {part.name: part for part in found.parts}
+    for name in names:
+        base, _, quantizer = name.rpartition(".")
+        part = by_name.get(base)
+        if part is None:
+            parsed = parse_module(base)
+            assert parsed is not None
+            part = by_name[base] = Parts(parsed.block, parsed.expert, parsed.projection, base, {}, "expert")
+            found.parts.append(part)
+        for suffix, entry in (modules[name] or {}).items():
+            part.tensors[f"{quantizer}.{suffix}"] = entry
+
+
+def _add_whole(whole: Mapping[str, dict[str, TensorEntry]], found: Found) -> None:
+    """Tensors that hold all experts: stacked ones by module, fused ones by the beginning of their last part."""
+    parts: dict[tuple[str, str], Parts] = {}
+    for module, bucket in whole.items():
+        for last, entry in bucket.items():
+            parsed = parse_whole(f"{module}.{last}")
+            if parsed is None:
+                continue
+            key = (parsed.block, parsed.projection)
+            stacked = not is_block(module)
+            if key not in parts:
+                name = f"{parsed.block}.{parsed.projection}"
+                parts[key] = Parts(*key[:1], None, parsed.projection, name, {}, "fused")
+            parts[key].tensors[parsed.suffix] = entry
+            if stacked:
+                parts[key].arrangement = "stacked"
+    for part in parts.values():
+        weight = part.tensors.get("weight", part.tensors.get("", part.tensors.get("blocks")))
+        sizes = [entry.shape[0] for entry in part.tensors.values() if entry.shape]
+        # A matrix is one expert's, or a dense layer's.
+        if (weight is None or len(weight.shape) > 2) and (not sizes or max(sizes) <= MOST_EXPERTS):
+            found.parts.append(part)
+            found.disk_names.setdefault(PROJECTIONS[part.projection], part.projection)
+
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|blocks|h|mtp)\.(\d{1,6})(?=\.)")
+
+
+def layers_of_blocks(
+    found: Mapping[str, None], layers: int | None
+) -> tuple[dict[int, str], dict[int, str], tuple[str, ...]]:
+    """Blocks by layer number: the model's own, its draft layers, and blocks of other towers.
+
+    Draft (MTP, nextn) layers lie outside the model: named ``mtp``, or numbered past its last layer.
+    """
+    families: dict[str, dict[int, str]] = {}
+    drafts: dict[int, str] = {}
+    for block in found:
+        match = _LAYER.search(f"{block}.")
+        number = int(match[1]) if match else 0
+        parts = block.split(".")
+        if "mtp" in parts or "nextn" in parts or "mtp_layers" in parts:
+            drafts[(layers or 100_000) + number] = block
+        elif layers is not None and number >= layers:
+            drafts[number] = block
+        else:
+            family = block[: match.start()] if match else block
+            families.setdefault(family, {})[number] = block
+    main = max(families.values(), key=len, default={})
+    left_out = tuple(block for family in families.values() if family is not main for block in family.values())
+    return main, drafts, left_out

@@ -1,0 +1,84 @@
+"""Which dialect a projection's tensors speak: by suffixes and element types; the configuration settles only ties."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nvfp4viz.checkpoint.dialects.compressed_tensors import COMPRESSED_TENSORS, COMPRESSED_TENSORS_MXFP4
+from nvfp4viz.checkpoint.dialects.modelopt import (
+    INKLING,
+    MODELOPT,
+    MODELOPT_FUSED,
+    MODELOPT_MXFP4,
+    MODELOPT_STACKED,
+)
+from nvfp4viz.checkpoint.dialects.mxfp4 import DEEPSEEK_V4, GPT_OSS, QUARK, QUARK_QUANTIZER
+from nvfp4viz.checkpoint.dialects.per_expert import E8M0, Dialect
+
+PACKED = ("U8", "I8", "F4")
+
+
+def recognise(types: Mapping[str, str], arrangement: str, method: str | None) -> Dialect | None:
+    """The dialect of one projection.
+
+    Parameters
+    ----------
+    types
+        Element type by suffix.
+    arrangement
+        ``"expert"``, ``"stacked"`` or ``"fused"``.
+    method
+        The configuration's `quant_method`, asked only where two dialects share suffixes and types.
+
+    Returns
+    -------
+    dialect
+        None where these tensors alone do not tell, as for a weight without any scale.
+
+    >>> recognise({"weight": "I8", "scale": "U8"}, "expert", None).id
+    'deepseek-v4'
+    """
+    if arrangement == "fused":
+        return _fused(types)
+    if arrangement == "stacked":
+        return _stacked(types)
+    return _per_expert(types, method or "")
+
+
+def _fused(types: Mapping[str, str]) -> Dialect | None:
+    if "blocks" in types or "scales" in types:
+        return GPT_OSS
+    quantised = {"weight_scale", "weight_scale_2", "input_scale"} & set(types)
+    return MODELOPT_FUSED if quantised else None
+
+
+def _stacked(types: Mapping[str, str]) -> Dialect | None:
+    if "scale2" in types:
+        return INKLING
+    if "weight_scale_2" in types or (types.get("weight") in PACKED and types.get("weight_scale") == "F8_E4M3"):
+        return MODELOPT_STACKED
+    return None
+
+
+def _per_expert(types: Mapping[str, str], method: str) -> Dialect | None:
+    weight, scale = types.get("weight"), types.get("weight_scale")
+    if "weight_global_scale" in types or ("weight_packed" in types and scale == "F8_E4M3"):
+        return COMPRESSED_TENSORS
+    if "weight_packed" in types and scale in E8M0:
+        return COMPRESSED_TENSORS_MXFP4
+    if types.get("weight_scale_2") == "F32":
+        return MODELOPT
+    if weight in PACKED:
+        if types.get("scale") in E8M0:
+            return DEEPSEEK_V4
+        if scale in E8M0:
+            return MODELOPT_MXFP4 if method.startswith("modelopt") else QUARK
+        if "weight_quantizer.scale" in types:
+            return QUARK_QUANTIZER
+        if scale == "F8_E4M3":
+            # The scales' type says NVFP4, the configuration says otherwise, and no second level contradicts it.
+            return QUARK if method.startswith(("quark", "mxfp4")) and "input_scale" not in types else MODELOPT
+        return None
+    if weight is None and types.get("scale") == "F8_E8M0":
+        return DEEPSEEK_V4
+    return None

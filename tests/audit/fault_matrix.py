@@ -1,0 +1,410 @@
+"""Dialect × fault: each fault as a change of a healthy layout, and exactly what the audit must say of it.
+
+``python -m tests.audit.fault_matrix`` writes ``docs/audit-matrix.md`` from this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nvfp4viz.audit import Report, audit
+from nvfp4viz.checkpoint import Tensor, tensor
+from tests.audit.layouts import EXPERTS, HIDDEN, LAYOUTS, SIZES, Layout, bf16, typed
+
+BAD = 3
+ALL = tuple(range(EXPERTS))
+# code, severity, role, layer, projection, experts
+Expected = tuple[str, str, str | None, int | None, str | None, tuple[int, ...] | None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A broken checkpoint: tensors and what else changes, and the findings that it must have beside the layout's own
+    notes."""
+
+    tensors: dict[str, Tensor]
+    expected: list[Expected]
+    changes: dict[str, Any] | None = None
+
+    def report(self, layout: Layout) -> Report:
+        return audit(layout.open(self.tensors, **(self.changes or {})))
+
+
+# A reason why a layout cannot have a fault.
+ONE_NUMBER = "one number for all experts"
+ONE_TENSOR = "one tensor for all experts"
+NO_ROLE = "no such tensor"
+Built = Case | str
+
+
+def found(report: Report, layout: Layout) -> list[Expected]:
+    """The report's findings, less the notes that the healthy layout has too."""
+    return [
+        (item.code, item.severity, item.role, item.layer, item.projection, item.experts)
+        for item in report.findings
+        if not (item.severity == "info" and item.code in layout.notes)
+    ]
+
+
+def severity(role: str) -> str:
+    return "backend" if role == "input_scale" else "error"
+
+
+def who(layout: Layout, *experts: int) -> tuple[int, ...] | None:
+    """Whom a finding names: nobody where all experts share the tensor."""
+    return None if layout.arrangement == "fused" else experts
+
+
+def missing(role: str) -> Callable[[Layout], Built]:
+    def build(layout: Layout) -> Built:
+        if role not in layout.roles:
+            return NO_ROLE
+        if layout.id == "Inkling" and role != "weight_scale_2":
+            return "its name is not public"
+        tensors = layout.tensors()
+        del tensors[layout.name(BAD, "down", role)]
+        experts = who(layout, *(ALL if layout.arrangement == "stacked" else (BAD,)))
+        return Case(tensors, [("scale.missing", severity(role), role, 0, "down", experts)])
+
+    return build
+
+
+def projection_hole(layout: Layout) -> Built:
+    if not layout.with_input:
+        return NO_ROLE
+    names = layout.names("down", "input_scale")
+    tensors = {name: item for name, item in layout.tensors().items() if name not in names}
+    return Case(tensors, [("scale.missing", "backend", "input_scale", 0, "down", who(layout, *ALL))])
+
+
+def rank_hole(layout: Layout) -> Built:
+    if not layout.with_input:
+        return NO_ROLE
+    if layout.arrangement != "expert":
+        return ONE_TENSOR
+    lost = {layout.name(expert, kind, "input_scale") for expert in ALL[4:] for kind in layout.kinds}
+    tensors = {name: item for name, item in layout.tensors().items() if name not in lost}
+    return Case(tensors, [("expert.rank-hole", "backend", "input_scale", 0, None, ALL[4:])])
+
+
+def mislabelled(layout: Layout) -> Built:
+    if not layout.with_input or layout.block == "MXFP4":
+        return NO_ROLE
+    lost = set().union(*(layout.names(kind, "input_scale") for kind in layout.kinds))
+    tensors = {name: item for name, item in layout.tensors().items() if name not in lost}
+    return Case(tensors, [("scheme.mislabelled", "backend", "input_scale", None, None, None)])
+
+
+CLASSES = {
+    "zero": (0.0, np.inf), "nan": (np.nan, np.nan), "inf": (np.inf, 0.0), "negative": (-1e-3, -1e3),
+    "subnormal": (4.4e-42, np.finfo(np.float32).max),
+}  # fmt: skip
+
+
+def stored(role: str, kind: str) -> Callable[[Layout], Built]:
+    def build(layout: Layout) -> Built:
+        if role not in layout.roles:
+            return NO_ROLE
+        tensors = layout.tensors()
+        layout.put(tensors, BAD, "down", role, CLASSES[kind][layout.divisors])
+        return Case(tensors, [(f"scale.{kind}", severity(role), role, 0, "down", who(layout, BAD))])
+
+    return build
+
+
+def outlier(role: str) -> Callable[[Layout], Built]:
+    def build(layout: Layout) -> Built:
+        if role not in layout.roles:
+            return NO_ROLE
+        if layout.arrangement == "fused":
+            return ONE_NUMBER
+        tensors = layout.tensors()
+        value = layout.get(tensors, BAD, "down", role)
+        layout.put(tensors, BAD, "down", role, value / 1000 if layout.divisors else value * 1000)
+        return Case(tensors, [("scale.outlier", "warn", role, 0, "down", (BAD,))])
+
+    return build
+
+
+def filled(layout: Layout) -> Built:
+    if not layout.with_input:
+        return NO_ROLE
+    if layout.block == "MXFP4" or layout.scheme == "W4A8":
+        return "the fingerprints are those of amax/2688"
+    tensors = layout.tensors()
+    layout.put(tensors, BAD, "down", "input_scale", layout.stored(np.float32(0.5) / np.float32(2688)))
+    return Case(tensors, [("scale.filled", "warn", "input_scale", 0, "down", who(layout, BAD))])
+
+
+def identity(layout: Layout) -> Built:
+    if not layout.with_input:
+        return NO_ROLE
+    if layout.arrangement == "fused":
+        return ONE_NUMBER
+    tensors = layout.tensors()
+    layout.put(tensors, BAD, "down", "input_scale", 1.0)
+    return Case(tensors, [("scale.identity", "info", "input_scale", 0, "down", (BAD,))])
+
+
+def convention(layout: Layout) -> Built:
+    if "weight_scale_2" not in layout.roles:
+        return NO_ROLE
+    tensors = layout.tensors()
+    for kind in layout.kinds:
+        for expert in ALL if layout.arrangement != "fused" else (0,):
+            value = layout.get(tensors, expert, kind, "weight_scale_2")
+            layout.put(tensors, expert, kind, "weight_scale_2", np.float32(1) / value)
+    return Case(tensors, [("scale.convention", "error", "weight_scale_2", 0, None, None)])
+
+
+def pair_mismatch(layout: Layout) -> Built:
+    if "weight_scale_2" not in layout.roles:
+        return NO_ROLE
+    if not {"gate", "up"} <= set(layout.kinds):
+        return "no separate gate and up"
+    tensors = layout.tensors()
+    layout.put(tensors, BAD, "up", "weight_scale_2", layout.get(tensors, BAD, "up", "weight_scale_2") * 1.25)
+    return Case(tensors, [("scale.pair-mismatch", "backend", "weight_scale_2", 0, None, (BAD,))])
+
+
+def no_scalar(layout: Layout) -> Built:
+    role = "weight_scale_2" if "weight_scale_2" in layout.roles else "input_scale"
+    if role not in layout.roles:
+        return NO_ROLE
+    tensors = layout.tensors()
+    tensors[layout.name(BAD, "down", role)] = tensor(np.full(EXPERTS - 1, 1e-4, np.float32))
+    return Case(
+        tensors, [("scale.shape", "error", role, 0, "down", (BAD,) if layout.arrangement == "expert" else None)]
+    )
+
+
+def block_width(layout: Layout) -> Built:
+    return _other_blocks(layout, layout.scale_type, 48 - layout.group)
+
+
+def block_type(layout: Layout) -> Built:
+    if layout.block == "MXFP4":
+        return "E4M3 bytes make it another layout"
+    return _other_blocks(layout, "F8_E8M0", 16)
+
+
+def _other_blocks(layout: Layout, dtype: str, width: int) -> Built:
+    tensors = layout.tensors()
+    kind = layout.kinds[0]
+    rows = SIZES[kind][0]
+    shape = (rows, HIDDEN // width) if layout.arrangement == "expert" else (EXPERTS, rows, HIDDEN // width)
+    tensors[layout.name(BAD, kind, "weight_scale")] = typed(np.full(shape, 0x78, np.uint8), dtype)
+    experts = who(layout, *(ALL if layout.arrangement == "stacked" else (BAD,)))
+    return Case(tensors, [("block-scale.group", "error", "weight_scale", 0, kind, experts)])
+
+
+def absent(layout: Layout) -> Built:
+    tensors = layout.tensors()
+    if layout.arrangement == "expert":
+        lost = {layout.name(EXPERTS - 1, kind, role) for kind in layout.kinds for role in layout.roles}
+        lost |= {name for name in tensors if f".{EXPERTS - 1}." in name and name.endswith("pre_quant_scale")}
+        tensors = {name: item for name, item in tensors.items() if name not in lost}
+    else:
+        for name, item in list(tensors.items()):
+            if name.startswith(layout.prefix) and item.shape and item.shape[0] == EXPERTS:
+                data, shape = item.tobytes(), (EXPERTS - 1, *item.shape[1:])
+                tensors[name] = Tensor(item.dtype, shape, data[: len(data) * (EXPERTS - 1) // EXPERTS])
+    return Case(tensors, [("expert.absent", "error", None, 0, None, (EXPERTS - 1,))])
+
+
+def gap(layout: Layout) -> Built:
+    if layout.arrangement != "expert":
+        return ONE_TENSOR
+    lost = {layout.name(BAD, kind, role) for kind in layout.kinds for role in layout.roles}
+    tensors = {
+        name: item
+        for name, item in layout.tensors().items()
+        if name not in lost and not (f".{BAD}." in name and name.endswith("pre_quant_scale"))
+    }
+    return Case(tensors, [("expert.gap", "error", None, 0, None, (BAD,))])
+
+
+def _replaced(layout: Layout, kinds: tuple[str, ...], make: Callable[[tuple[int, int]], Tensor]) -> dict[str, Tensor]:
+    """Some projections of an expert in another format."""
+    lost = {layout.name(BAD, kind, role) for kind in kinds for role in layout.roles}
+    tensors = {name: item for name, item in layout.tensors().items() if name not in lost}
+    for kind in kinds:
+        module = layout.name(BAD, kind, "weight").removesuffix(f".{layout.suffixes['weight']}")
+        tensors[f"{module}.weight"] = make(SIZES[kind])
+    return tensors
+
+
+def mixed_layer(layout: Layout) -> Built:
+    if layout.arrangement != "expert":
+        return ONE_TENSOR
+    tensors = _replaced(layout, layout.kinds, lambda size: typed(np.full(size, 0x38, np.uint8), "F8_E4M3"))
+    return Case(tensors, [("scheme.mixed-layer", "error", None, 0, None, (BAD,))])
+
+
+def unquantised(layout: Layout) -> Built:
+    if layout.arrangement == "expert":
+        tensors, experts = _replaced(layout, ("down",), lambda size: bf16(*size)), (BAD,)
+    else:
+        lost = {layout.name(0, "down", role) for role in layout.roles}
+        tensors = {name: item for name, item in layout.tensors().items() if name not in lost}
+        experts = None
+        suffix = ".weight" if layout.arrangement == "stacked" and layout.id != "Inkling" else ""
+        tensors[f"{layout.prefix}.{layout.disk['down']}{suffix}"] = bf16(EXPERTS, *SIZES["down"])
+    return Case(tensors, [("weight.unquantised", "error", "weight", 0, "down", experts)])
+
+
+def pre_quant_scale(layout: Layout) -> Built:
+    tensors = layout.tensors()
+    names = [name for name in tensors if f".{BAD}." in name and name.endswith("pre_quant_scale")]
+    if not names:
+        return NO_ROLE
+    for name in names:
+        del tensors[name]
+    code = "scheme.pre-quant-scale"
+    return Case(tensors, [(code, "error", None, 0, kind, (BAD,)) for kind in layout.kinds])
+
+
+def pre_quant_ones(layout: Layout) -> Built:
+    tensors = layout.tensors()
+    names = [name for name in tensors if f".{BAD}." in name and name.endswith("pre_quant_scale")]
+    if not names:
+        return NO_ROLE
+    for name in names:
+        tensors[name] = tensor(np.ones(tensors[name].shape, np.float32))
+    code = "scheme.pre-quant-scale"
+    return Case(tensors, [(code, "warn", None, 0, kind, (BAD,)) for kind in layout.kinds])
+
+
+def _without_quant(layout: Layout) -> dict[str, Any]:
+    return {
+        key: value for key, value in (layout.config or {}).items() if key not in ("quantization_config", "expert_dtype")
+    }
+
+
+def config_absent(layout: Layout) -> Built:
+    changes = {"config": _without_quant(layout), "quant": None}
+    expected: list[Expected] = [("config.absent", "error", None, None, None, None)]
+    if layout.dialect == "quark" or layout.id == "ModelOpt MXFP4":
+        expected.append(("format.ambiguous", "info", "weight_scale", None, None, None))
+    return Case(layout.tensors(), expected, changes)
+
+
+def config_method(layout: Layout) -> Built:
+    config = {**_without_quant(layout), "quantization_config": {"quant_method": "awq", "bits": 4}}
+    expected: list[Expected] = [("config.conflict", "error", None, None, None, None)]
+    if layout.dialect == "quark" or layout.id == "ModelOpt MXFP4":
+        expected.append(("format.ambiguous", "info", "weight_scale", None, None, None))
+    return Case(layout.tensors(), expected, {"config": config, "quant": None})
+
+
+def excluded(layout: Layout) -> Built:
+    if layout.id == "MIXED_PRECISION":
+        return "an allow-list excludes nothing"
+    config, quant = layout.config, layout.quant
+    if quant is not None:
+        quant = {"quantization": {**quant["quantization"], "exclude_modules": ["*gate", f"{layout.prefix}*"]}}
+    else:
+        assert config is not None
+        section = {key: value for key, value in config["quantization_config"].items() if key != "exclude"}
+        section |= {
+            "modules_to_not_convert" if layout.dialect == "gpt-oss" else "ignore": [f"{layout.prefix}*", "*gate"]
+        }
+        config = {**config, "quantization_config": section}
+    expected: list[Expected] = [("config.excluded-but-quantised", "warn", None, None, None, None)]
+    return Case(layout.tensors(), expected, {"config": config, "quant": quant})
+
+
+def draft(layout: Layout) -> Built:
+    if layout.id == "DeepSeek V4, three formats":
+        return "its draft layer is in MXFP4"
+    tensors = layout.tensors()
+    block = layout.prefix.replace("layers.0", "layers.1")
+    for kind in layout.kinds:
+        if layout.arrangement == "expert":
+            for expert in ALL:
+                at = f"{layout.disk[kind]}.{expert}" if layout.projection_major else f"{expert}.{layout.disk[kind]}"
+                tensors[f"{block}.{at}.weight"] = bf16(*SIZES[kind])
+        else:
+            suffix = ".weight" if layout.id == "stacked" else ""
+            tensors[f"{block}.{layout.disk[kind]}{suffix}"] = bf16(EXPERTS, *SIZES[kind])
+    expected: list[Expected] = [("draft.unquantised", "info", None, None, None, None)]
+    if layout.id != "MIXED_PRECISION":
+        expected.insert(0, ("config.unquantised-not-excluded", "warn", None, None, None, None))
+    return Case(tensors, expected)
+
+
+def kv(value: float, code: str) -> Callable[[Layout], Built]:
+    def build(layout: Layout) -> Built:
+        name = layout.prefix.partition("layers.0")[0] + "layers.0.self_attn.k_proj.k_scale"
+        severity = "info" if code == "kv.identity" else "error"
+        expected: list[Expected] = [(code, severity, None, None, None, None)]
+        return Case({**layout.tensors(), name: tensor(np.float32(value))}, expected)
+
+    return build
+
+
+FAULTS: dict[str, Callable[[Layout], Built]] = {
+    **{f"{role} missing": missing(role) for role in ("input_scale", "weight_scale_2", "weight_scale", "weight")},
+    "input_scale missing in a projection": projection_hole,
+    "input_scale missing in a rank": rank_hole,
+    "input_scale missing everywhere": mislabelled,
+    **{f"{role} {kind}": stored(role, kind) for role in ("input_scale", "weight_scale_2") for kind in CLASSES},
+    "input_scale 1000 × its peers": outlier("input_scale"),
+    "weight_scale_2 1000 × its peers": outlier("weight_scale_2"),
+    "input_scale filled in": filled,
+    "input_scale exactly 1": identity,
+    "weight_scale_2 the other way up": convention,
+    "gate and up differ": pair_mismatch,
+    "no scalar": no_scalar,
+    "block scales of another width": block_width,
+    "block scales of another type": block_type,
+    "last expert absent": absent,
+    "an expert between absent": gap,
+    "an expert in FP8": mixed_layer,
+    "a projection in BF16": unquantised,
+    "pre_quant_scale on some": pre_quant_scale,
+    "pre_quant_scale all ones": pre_quant_ones,
+    "no quantisation config": config_absent,
+    "another quant_method": config_method,
+    "experts excluded": excluded,
+    "draft layer in BF16, not excluded": draft,
+    "KV scale zero": kv(0.0, "kv.zero"),
+    "KV scale NaN": kv(float("nan"), "kv.invalid"),
+    "KV scale 1": kv(1.0, "kv.identity"),
+}  # fmt: skip
+
+
+def markdown() -> str:
+    """The matrix as a page."""
+    lines = [
+        "# What the audit finds, in which layout",
+        "",
+        "Made by `python -m tests.audit.fault_matrix`; `tests/audit/test_matrix.py` holds every cell (build the file,",
+        "audit it, exactly these findings and nothing else), every layout's healthy twin, and this page to the code.",
+        "A dash says that the layout cannot have the fault: it stores no such tensor, or one for all experts.",
+        "Faults that need the weights (`--deep`), files and transport have tests of their own.",
+        "",
+    ]
+    for fault, build in FAULTS.items():
+        codes: dict[str, list[str]] = {}
+        for layout in LAYOUTS.values():
+            case = build(layout)
+            said = (
+                ", ".join(dict.fromkeys(f"`{code}`" for code, *_ in case.expected))
+                if isinstance(case, Case)
+                else f"– ({case})"
+            )
+            codes.setdefault(said, []).append(layout.id)
+        lines += [f"## {fault}", "", "| says | layouts |", "|---|---|"]
+        ordered = sorted(codes.items(), key=lambda item: item[0].startswith("–"))
+        lines += [f"| {said} | {'; '.join(names)} |" for said, names in ordered] + [""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    (Path(__file__).parents[2] / "docs" / "audit-matrix.md").write_text(markdown(), encoding="utf-8")

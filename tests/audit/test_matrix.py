@@ -1,0 +1,44 @@
+"""Every fault in every layout that can have it: exactly the findings of the matrix, and none in the healthy twin."""
+
+from pathlib import Path
+
+import pytest
+
+from nvfp4viz.audit import audit
+from tests.audit.fault_matrix import FAULTS, Case, found, markdown
+from tests.audit.layouts import LAYOUTS
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_a_healthy_layout_has_its_notes_and_nothing_else(layout):
+    report = audit(layout.open())
+    assert (report.format.dialect, report.format.scheme) == (layout.dialect, layout.scheme)
+    assert sorted(item.code for item in report.findings) == sorted(layout.notes)
+    assert all(item.severity == "info" for item in report.findings)
+    for row in report.coverage.values():
+        assert row.missing == row.invalid == row.unreadable == row.filled == 0
+    assert {item.outcome for item in report.backends} <= {"safe", "unsupported"}
+    assert any(item.outcome == "safe" for item in report.backends)
+
+
+CELLS = [
+    pytest.param(layout, case, id=f"{layout.id}-{fault}")
+    for layout in LAYOUTS.values()
+    for fault, build in FAULTS.items()
+    if isinstance(case := build(layout), Case)
+]
+
+
+@pytest.mark.parametrize(("layout", "case"), CELLS)
+def test_a_fault_is_found_and_nothing_else(layout, case):
+    report = case.report(layout)
+    assert sorted(found(report, layout), key=str) == sorted(case.expected, key=str)
+    for item in report.findings:
+        assert item.count >= 1
+        assert "{" not in item.message + item.advice
+
+
+def test_the_page_is_the_matrix():
+    assert (DOCS / "audit-matrix.md").read_text(encoding="utf-8") == markdown()
