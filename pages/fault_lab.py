@@ -29,11 +29,16 @@ try:
         stage, side = page.stage()
         with side:
             trial = fault_lab.controls(page, prompt)
-        with stage, st.spinner(page.t("running")):
-            done = fault_lab.result(trial)
         with stage:
-            fault_lab.answers(page, done)
-            fault_lab.layers(page, done)
+            # A fault that does not fit is explained where its result would stand, beside the settings that mend it.
+            try:
+                with st.spinner(page.t("running")):
+                    done = fault_lab.result(trial)
+            except NvError as error:
+                errors.show(error)
+            else:
+                fault_lab.answers(page, done)
+                fault_lab.layers(page, done)
 except NvError as error:
     errors.show(error)
 

@@ -63,6 +63,8 @@ class CoverageGrid:
         Stored values, float32, same shape; where nothing is stored the number is meaningless. None if there are none.
     counts
         Calibration tokens per expert, ``(layers, experts)`` int32, or None if unknown.
+    scale
+        Which scale the values are.
     """
 
     name: str
@@ -71,6 +73,7 @@ class CoverageGrid:
     status: NDArray[np.uint8]
     values: NDArray[np.float32] | None = None
     counts: NDArray[np.int32] | None = None
+    scale: str = "input_scale"
 
     @property
     def experts(self) -> int:
@@ -224,6 +227,7 @@ def pack(
         "names": {name: words(lang, f"coverage.status.{name}") for name in STATUSES},
         "values": None if grid.values is None else _base64(grid.values.astype(np.float32)),
         "counts": None if grid.counts is None else _base64(grid.counts.astype(np.int32)),
+        "scale": grid.scale,
         "words": {name: catalogue(lang)[f"coverage.map.{name}"] for name in _WORDS},
         "selected": None if selected is None else {"layer": selected[0], "expert": selected[1]},
         "tall": tall,

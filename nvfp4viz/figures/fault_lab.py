@@ -35,62 +35,87 @@ def _two_panels(
     low = float(error[drawn].min()) if drawn.any() else 1e-3
     high = float(error[drawn].max()) if drawn.any() else 1.0
     gutter = low / 4
-    figure = go.Figure()
-    figure.add_scatter(
-        x=x,
-        y=np.where(drawn, error, np.nan),
-        mode="lines+markers",
-        connectgaps=False,
-        line={"color": ink.accent, "width": 2},
-        marker={"size": 8, "color": ink.accent, "line": {"color": ink.ink, "width": 1}},
-        hovertemplate=f"{hover}: %{{y:.4g}}<extra></extra>",
-        name=words(lang, "fault_lab.figure.error"),
-        showlegend=False,
-    )
+    traces: list[dict[str, Any]] = [
+        {
+            "type": "scatter",
+            "x": x,
+            "y": np.where(drawn, error, np.nan),
+            "mode": "lines+markers",
+            "connectgaps": False,
+            "line": {"color": ink.accent, "width": 2},
+            "marker": {"size": 8, "color": ink.accent, "line": {"color": ink.ink, "width": 1}},
+            "hovertemplate": f"{hover}: %{{y:.4g}}<extra></extra>",
+            "name": words(lang, "fault_lab.figure.error"),
+        }
+    ]
     marks = {"=": (error == 0), MARKS["nan"]: np.isnan(error)}
-    for mark, here in marks.items():
-        if here.any():
-            figure.add_scatter(
-                x=x[here],
-                y=np.full(int(here.sum()), gutter),
-                mode="text",
-                text=[mark] * int(here.sum()),
-                textfont={"size": 15, "color": ink.ink},
-                hovertemplate=f"{hover}<extra></extra>",
-                name=f"{mark} {words(lang, 'fault_lab.figure.same' if mark == '=' else 'fault_lab.figure.none')}",
-                showlegend=False,
-            )
-    figure.add_bar(
-        x=x,
-        y=share,
-        yaxis="y2",
-        marker={
-            "color": ink.panel,
-            "line": {"color": role("sign", theme).text, "width": 1.5},
-            "pattern": {"shape": "/", "fgcolor": role("sign", theme).text, "size": 6},
-        },
-        hovertemplate=f"{hover}: %{{y:.1%}}<extra></extra>",
-        name=shares,
-        showlegend=False,
-    )
-    figure.update_layout(
-        **base_layout(
-            theme,
-            height=380,
-            bargap=0.45,
-            xaxis={**xaxis, "anchor": "y2", "zeroline": False},
-            yaxis={
-                "title": words(lang, "fault_lab.figure.error"),
-                "type": "log",
-                "domain": [0.46, 1],
-                "dtick": 1,
-                "exponentformat": "power",
-                "range": [float(np.log10(gutter / 2)), float(np.log10(high * 2))],
-            },
-            yaxis2={"title": shares, "domain": [0, 0.34], "range": [0, 1.05], "tickformat": ".0%", "nticks": 3},
+    meanings = {"=": words(lang, "fault_lab.figure.same"), MARKS["nan"]: words(lang, "fault_lab.figure.none")}
+    used = [mark for mark, here in marks.items() if here.any()]
+    for mark in used:
+        here = marks[mark]
+        traces.append(
+            {
+                "type": "scatter",
+                "x": x[here],
+                "y": np.full(int(here.sum()), gutter),
+                "mode": "text",
+                "text": [mark] * int(here.sum()),
+                "textfont": {"size": 15, "color": ink.ink},
+                "hovertemplate": f"{hover}<extra></extra>",
+                "name": f"{mark} {meanings[mark]}",
+            }
         )
+    traces.append(
+        {
+            "type": "bar",
+            "x": x,
+            "y": share,
+            "yaxis": "y2",
+            "marker": {
+                "color": ink.panel,
+                "line": {"color": role("sign", theme).text, "width": 1.5},
+                "pattern": {"shape": "/", "fgcolor": role("sign", theme).text, "size": 6},
+            },
+            "hovertemplate": f"{hover}: %{{y:.1%}}<extra></extra>",
+            "name": shares,
+        }
     )
-    return figure
+    note = {
+        "text": " · ".join(f"<b>{mark}</b> {meanings[mark]}" for mark in used),
+        "showarrow": False,
+        **{"x": 0, "xref": "paper", "xanchor": "left", "y": 1.01, "yref": "paper", "yanchor": "bottom"},
+        "font": {"size": 12, "color": ink.muted},
+    }
+    some = bool(drawn.any())
+    layout = base_layout(
+        theme,
+        height=380,
+        bargap=0.45,
+        showlegend=False,
+        annotations=[note] if used else [],
+        xaxis={**xaxis, "anchor": "y2", "zeroline": False},
+        yaxis={
+            "title": words(lang, "fault_lab.figure.error"),
+            "type": "log",
+            # Marks alone need less room than a curve, and an axis without a number on it has nothing to say.
+            "domain": [0.46, 1] if some else [0.74, 1],
+            "showticklabels": some,
+            "showgrid": some,
+            "ticks": "outside" if some else "",
+            "dtick": 1,
+            "exponentformat": "power",
+            "range": [float(np.log10(gutter / 2)), float(np.log10(high * 2))],
+        },
+        yaxis2={
+            "title": shares,
+            "domain": [0, 0.34] if some else [0, 0.6],
+            "range": [0, 1.05],
+            "tickformat": ".0%",
+            "nticks": 3,
+        },
+    )
+    # Made in one go: adding part after part costs ten times as much.
+    return go.Figure(traces, layout)
 
 
 def layers_figure(effect: FaultEffect, *, theme: Theme, lang: str) -> go.Figure:
@@ -125,8 +150,8 @@ def describe_layers(effect: FaultEffect, lang: str) -> str:
             lang,
             "fault_lab.figure.finding_nan",
             first=effect.first_broken,
-            before=f"{float(effect.layer_nan[effect.first_broken]):.0%}",
-            share=f"{share:.0%}",
+            before=_percent(float(effect.layer_nan[effect.first_broken])),
+            share=_percent(share),
             last=len(effect.layer_nan) - 1,
         )
     first, last = float(effect.layer_error[effect.first_broken]), float(effect.layer_error[-1])
@@ -145,7 +170,7 @@ def describe_layers(effect: FaultEffect, lang: str) -> str:
 
 def _percent(share: float) -> str:
     """Three significant digits: a difference in one bit must not read as none."""
-    return f"{100 * share:.3g} %"
+    return f"{100 * share:.3g}\N{NO-BREAK SPACE}%"
 
 
 def layers_rows(effect: FaultEffect) -> list[dict[str, Any]]:
@@ -198,8 +223,8 @@ def describe_sweep(points: Sequence[SweepPoint], lang: str) -> str:
     said = {
         "points": len(points),
         "worst": f"{worst.factor:.4g}",
-        "changed": f"{worst.changed:.0%}",
-        "nan": f"{worst.nan:.0%}",
+        "changed": _percent(worst.changed),
+        "nan": _percent(worst.nan),
     }
     if len(calm) == len(points):
         key = "finding_sweep_calm"

@@ -93,50 +93,81 @@ def peers_figure(peers: Peers, *, theme: Theme, lang: str) -> go.Figure:
     ink, scale = surface(theme), role("global_scale", theme)
     experts = np.arange(len(peers.values), dtype=np.int32)
     good = peers.usable
-    figure = go.Figure()
-    figure.add_scatter(
-        x=experts[good],
-        y=peers.values[good],
-        mode="markers",
-        marker={"size": 7, "color": scale.fill, "line": {"color": ink.ink, "width": 0.5}},
-        hovertemplate="%{x}: %{y:.4g}<extra></extra>",
-        name=words(lang, "peers.stored"),
-    )
-    low, high = (peers.values[good].min(), peers.values[good].max()) if good.any() else (1e-4, 1e-2)
-    gutter = float(low) / 4 if good.any() else 2e-4
+    low, high = (float(peers.values[good].min()), float(peers.values[good].max())) if good.any() else (1e-3, 1e-2)
+    # Far enough below to be apart, near enough to leave the numbers their room; no gutter where none is needed.
+    gutter = low / max(1.6, (high / low) ** 0.35) if not good.all() else low
+    traces: list[dict[str, Any]] = [
+        {
+            "type": "scatter",
+            "x": experts[good],
+            "y": peers.values[good],
+            "mode": "markers",
+            "marker": {"size": 7, "color": scale.fill, "line": {"color": ink.ink, "width": 0.5}},
+            "hovertemplate": "%{x}: %{y:.4g}<extra></extra>",
+            "name": words(lang, "peers.stored"),
+        }
+    ]
+    notes: list[dict[str, Any]] = []
     if not good.all():
         marks = [MARKS.get(status, "?") for status in peers.status]
-        figure.add_scatter(
-            x=experts[~good],
-            y=np.full(int((~good).sum()), gutter),
-            mode="text",
-            text=[mark for mark, fine in zip(marks, good, strict=True) if not fine],
-            textfont={"size": 13, "color": ink.ink},
-            hovertemplate="%{x}<extra></extra>",
-            name=words(lang, "peers.unusable"),
+        traces.append(
+            {
+                "type": "scatter",
+                "x": experts[~good],
+                "y": np.full(int((~good).sum()), gutter),
+                "mode": "text",
+                "text": [mark for mark, fine in zip(marks, good, strict=True) if not fine],
+                "textfont": {"size": 13, "color": ink.ink},
+                "hovertemplate": "%{x}<extra></extra>",
+                "name": words(lang, "peers.unusable"),
+                "showlegend": False,  # Plotly's legend would show it as "Aa"
+            }
         )
-    figure.add_scatter(
-        x=[peers.picked],
-        y=[float(peers.values[peers.picked]) if good[peers.picked] else gutter],
-        mode="markers",
-        marker={"size": 17, "symbol": "circle-open", "color": ink.ink, "line": {"width": 2}},
-        hoverinfo="skip",
-        name=words(lang, "peers.picked"),
-    )
-    if peers.median is not None:
-        figure.add_hline(y=peers.median, line={"color": ink.muted, "width": 1, "dash": "dot"})
-    figure.update_layout(
-        **base_layout(
-            theme,
-            height=300,
-            xaxis={"title": words(lang, "coverage.expert"), "range": [-1, len(experts)]},
-            yaxis={
-                "title": words(lang, "peers.axis"),
-                "type": "log",
-                "exponentformat": "power",
-                "range": [float(np.log10(gutter / 1.6)), float(np.log10(high * 1.6))],
-                "dtick": 1,
-            },
+        notes.append(
+            {
+                "text": words(lang, "peers.unusable"),
+                "showarrow": False,
+                **{"x": 1, "xref": "paper", "xanchor": "right", "y": float(np.log10(gutter)), "yshift": 14},
+                "font": {"size": 12, "color": ink.muted},
+            }
         )
+    traces.append(
+        {
+            "type": "scatter",
+            "x": [peers.picked],
+            "y": [float(peers.values[peers.picked]) if good[peers.picked] else gutter],
+            "mode": "markers",
+            "marker": {"size": 17, "symbol": "circle-open", "color": ink.ink, "line": {"width": 2}},
+            "hoverinfo": "skip",
+            "name": words(lang, "peers.picked"),
+        }
     )
-    return figure
+    line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": peers.median, "y1": peers.median}
+    layout = base_layout(
+        theme,
+        height=300,
+        annotations=notes,
+        shapes=[line | {"line": {"color": ink.muted, "width": 1, "dash": "dot"}}] if peers.median is not None else [],
+        xaxis={
+            "title": words(lang, "coverage.expert"),
+            "range": [-1, len(experts)],
+            "showgrid": False,
+            "zeroline": False,
+        },
+        yaxis={
+            "title": words(lang, "peers.axis"),
+            "type": "log",
+            **(_ticks(low, high) if good.any() else {"tickvals": []}),
+            "range": [float(np.log10(gutter / 1.25)), float(np.log10(high * 1.25))],
+        },
+    )
+    # Made in one go: adding part after part costs ten times as much.
+    return go.Figure(traces, layout)
+
+
+def _ticks(low: float, high: float) -> dict[str, Any]:
+    """Ticks of a logarithmic axis: decades where there are some, else a few round numbers; none beside the gutter."""
+    if high / low > 100:
+        return {"dtick": 1, "exponentformat": "power"}
+    values = np.unique([float(f"{value:.2g}") for value in np.geomspace(low, high, 4)])
+    return {"tickvals": values, "ticktext": [f"{value:.2g}" for value in values]}

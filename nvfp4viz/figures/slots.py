@@ -67,7 +67,7 @@ def coverage_grid(facts: Facts, report: Report, role: str) -> CoverageGrid | Non
             if table is not None:
                 status[p, row, : len(table.values)] = slot_statuses(facts, report, table)
                 values[p, row, : len(table.values)] = table.values
-    return CoverageGrid(f"{facts.checkpoint.name} · {role}", layers, tuple(projections), status, values)
+    return CoverageGrid(f"{facts.checkpoint.name} · {role}", layers, tuple(projections), status, values, scale=role)
 
 
 def peers_of(facts: Facts, report: Report, role: str, layer: int, projection: str, expert: int) -> Peers | None:

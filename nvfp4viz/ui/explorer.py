@@ -22,6 +22,7 @@ from nvfp4viz.ui.theme import theme
 
 if TYPE_CHECKING:
     from nvfp4viz.audit import Finding
+    from nvfp4viz.checkpoint import Slot
     from nvfp4viz.ui.explorer_open import Opened
     from nvfp4viz.ui.lesson import Lesson
 
@@ -48,6 +49,11 @@ def code_span(text: object) -> str:
     return "`" + str(text).replace("`", "ˋ").replace("\n", "⏎") + "`"
 
 
+def readable(opened: Opened) -> bool:
+    """At least one file is what its name says."""
+    return any(header.readable for header in opened.audit.checkpoint.files)
+
+
 def summary(page: Lesson, opened: Opened) -> None:
     """Verdict, scheme, shape, files, and how little was read."""
     report = opened.audit.report
@@ -57,7 +63,7 @@ def summary(page: Lesson, opened: Opened) -> None:
         (page.t("summary.verdict"), page.t(f"verdicts.{report.verdict}"), page.t(f"verdict_says.{report.verdict}")),
         (
             page.t("summary.model"),
-            page.t("summary.model_value", layers=layers, experts=experts),
+            page.t("summary.model_value", layers=layers, experts=experts) if layers else "–",
             page.t("summary.model_help", projections=", ".join(report.model.projections) or "–"),
         ),
         (
@@ -74,7 +80,12 @@ def summary(page: Lesson, opened: Opened) -> None:
     with st.container(horizontal=True, gap="medium", key="explorer_summary"):
         for label, value, more in cells:
             st.metric(label, value, help=more, border=True)
-    sources = ", ".join(code_span(name) for name in report.format.config_sources)
+    if not readable(opened):
+        return
+    if report.format.scheme == "UNQUANTISED":
+        page.finding("summary.plain")
+        return
+    sources = page.t("findings.separator").join(code_span(name) for name in report.format.config_sources)
     page.finding(
         "summary.sentence",
         dialect=report.format.dialect,
@@ -114,17 +125,20 @@ def _holes(grid: CoverageGrid) -> Iterator[tuple[int, int, str]]:
 
 def map_and_slot(page: Lesson, opened: Opened) -> None:
     """The coverage map on the stage; beside it the pick by keyboard and the slot among its peers."""
+    facts, report = opened.audit.facts, opened.audit.report
+    if not readable(opened):
+        page.prose("map.unreadable")
+        return
+    if not any(is_expected(report, role) for role in SCALE_ROLES):
+        page.prose("map.no_scales" if report.model.moe_layers else "map.none", scheme=report.format.scheme)
+        return
     stage, side = page.stage()
     with side:
         role = st.segmented_control(page.t("map.role"), SCALE_ROLES, required=True, **page.view.widget("role"))
-    facts, report = opened.audit.facts, opened.audit.report
     grid = coverage_grid(facts, report, str(role))
     if grid is None:
         with stage:
-            if not any(header.readable for header in opened.audit.checkpoint.files):
-                page.prose("map.unreadable")
-            else:
-                page.prose("map.no_scales" if report.model.moe_layers else "map.none", scheme=report.format.scheme)
+            page.prose("map.no_scales", scheme=report.format.scheme)
         return
     settle_cursor(page, grid)
     with side:
@@ -140,10 +154,10 @@ def map_and_slot(page: Lesson, opened: Opened) -> None:
             page.finding(
                 "map.finding_unreadable" if count.unreadable else "map.finding",
                 role=role,
-                missing=count.missing,
-                invalid=count.invalid,
-                expected=count.expected,
-                unreadable=count.unreadable,
+                missing=f"{count.missing:,}",
+                invalid=f"{count.invalid:,}",
+                expected=f"{count.expected:,}",
+                unreadable=f"{count.unreadable:,}",
             )
         strip = peers_of(facts, report, str(role), layer, projection, expert)
         if strip is not None:
@@ -157,15 +171,17 @@ def map_and_slot(page: Lesson, opened: Opened) -> None:
 
 def findings(page: Lesson, opened: Opened) -> None:
     """What the audit found, worst first, and what a naive check would have said."""
-    naive = opened.naive
-    page.prose(
-        "findings.naive",
-        verdict=page.t("findings.naive_pass" if naive.passed else "findings.naive_fail"),
-        counts=", ".join(
-            page.t(f"findings.naive_step.{step.id}", found=f"{step.found:,}", expected=f"{step.expected:,}")
-            for step in naive.steps
-        ),
-    )
+    # A check that has nothing to count would pass.
+    steps = [step for step in opened.naive.steps if step.expected]
+    if steps:
+        page.prose(
+            "findings.naive",
+            verdict=page.t("findings.naive_pass" if opened.naive.passed else "findings.naive_fail"),
+            counts=page.t("findings.separator").join(
+                page.t(f"findings.naive_step.{step.id}", found=f"{step.found:,}", expected=f"{step.expected:,}")
+                for step in steps
+            ),
+        )
     found = opened.audit.report.findings
     if not found:
         page.prose("findings.none")
@@ -188,7 +204,7 @@ def finding_cards(found: Sequence[Finding], *, key: str) -> None:
     for item in sorted(found, key=lambda item: -SEVERITIES.index(item.severity)):
         groups.setdefault((item.severity, item.code), []).append(item)
     for (severity, code), items in groups.items():
-        with st.container(border=True, key=f"finding_card_{key}_{severity}_{code}"):
+        with st.container(border=True, key=f"card_{key}_{severity}_{code}"):
             count = f" · × {len(items)}" if len(items) > 1 else ""
             st.markdown(f"{code_span(code)} · {t(f'explorer.verdicts.{severity}')}{count}")
             if len(items) == 1:
@@ -212,13 +228,14 @@ def _alike(items: Sequence[Finding], key: str) -> None:
     layers = tuple(sorted({item.layer for item in items if item.layer is not None}))
     roles = dict.fromkeys(item.role for item in items if item.role)
     projections = dict.fromkeys(item.projection for item in items if item.projection)
+    separator = t("explorer.findings.separator")
     kind = "group" if layers and roles and projections else "group_layers" if layers else "group_plain"
     st.markdown(
         t(
             f"explorer.findings.{kind}",
             count=len(items),
-            roles=", ".join(code_span(name) for name in roles),
-            projections=", ".join(projections),
+            roles=separator.join(code_span(name) for name in roles),
+            projections=separator.join(projections),
             layers=id_list(layers),
             slots=sum(item.count for item in items),
         )
@@ -241,33 +258,36 @@ def anatomy(page: Lesson, opened: Opened) -> None:
     if layer is None or ((layer, expert, projection) not in view.modules and layer not in view.moe_layers):
         page.prose("map.none")
         return
-    page.prose("anatomy.text", layer=layer, expert=expert)
     module = view.module(layer, expert, projection)
-    rows = []
+    where = view.slot(layer, expert, projection, "weight").name.rpartition(".")[0]
+    page.prose(
+        "anatomy.text", layer=layer, expert=expert, projection=projection, where=code_span(where), state=module.state
+    )
     for role in TENSOR_ROLES:
-        slot = view.slot(layer, expert, projection, role)
-        entry = slot.entry
-        table = opened.audit.facts.tables.get((role, layer, projection))
-        value = four(float(table.stored[expert])) if entry and table is not None else "–"
-        needed = role == "weight" or is_expected(opened.audit.report, role)
-        status = "present" if entry else "missing" if needed else "absent"
-        # Gate and up are one matrix at run time, and gate's second-level scale serves both.
-        text = "weight_scale_2_up" if (role, projection) == ("weight_scale_2", "up") else role
-        rows.append(
-            (
-                f"**{role}**",
-                code_span(slot.name),
-                entry.dtype if entry else "–",
-                str(list(entry.shape)) if entry else "–",
-                page.t(f"anatomy.status.{status}"),
-                value,
-                page.t(f"roles.{text}.who"),
-                page.t(f"roles.{text}.reads"),
-                page.t(f"roles.{text}.absent"),
-            )
-        )
-    st.caption(page.t("anatomy.kind", state=module.state))
-    page.table(("role", "tensor", "dtype", "shape", "status", ">value", "who", "reads", "absent"), rows)
+        _tensor(page, opened, role, view.slot(layer, expert, projection, role))
+
+
+def _tensor(page: Lesson, opened: Opened, role: str, slot: Slot) -> None:
+    """One tensor: what is stored, and its three sentences, beside each other where there is room."""
+    entry, table = slot.entry, opened.audit.facts.tables.get((role, slot.layer, slot.projection))
+    needed = role == "weight" or is_expected(opened.audit.report, role)
+    status = "present" if entry else "missing" if needed else "absent"
+    parts = [f"**{role}**", page.t(f"anatomy.status.{status}")]
+    name = slot.name.rpartition(".")[2]
+    if name != role:
+        parts.append(code_span(name))
+    if entry:
+        parts.append(f"{entry.dtype} {list(entry.shape) if entry.shape else page.t('anatomy.scalar')}")
+        if table is not None:
+            parts.append(f"**{four(float(table.stored[slot.expert]))}**")
+    # Gate and up are one matrix at run time, and gate's second-level scale serves both.
+    text = "weight_scale_2_up" if (role, slot.projection) == ("weight_scale_2", "up") else role
+    with st.container(border=True, key=f"card_tensor_{role}"):
+        st.markdown(" · ".join(parts))
+        for column, what in zip(st.columns(3, gap="medium"), ("who", "reads", "absent"), strict=True):
+            with column:
+                st.caption(page.t(f"columns.{what}"))
+                st.markdown(page.t(f"roles.{text}.{what}"))
 
 
 def backends(page: Lesson, opened: Opened) -> None:

@@ -13,6 +13,7 @@ import streamlit as st
 from nvfp4viz.checkpoint import FAULTS
 from nvfp4viz.figures import fault_lab as figures
 from nvfp4viz.figures.coverage import shown
+from nvfp4viz.model import Tokenizer
 from nvfp4viz.model.corpus import DEMO_PROMPTS
 from nvfp4viz.serving.fault_lab import (
     FaultSpot,
@@ -116,10 +117,12 @@ def prompt_of(page: Lesson) -> str:
     Raises
     ------
     ModelError
-        As `story_runs.checked`.
+        As `story_runs.checked`, or for characters that the model has no token for.
     """
     if page.view["prompt"] == "own":
-        return story_runs.checked(page.view["ask"] or "")
+        text = story_runs.checked(page.view["ask"] or "")
+        Tokenizer().encode(text)
+        return text
     return DEMO_PROMPTS[page.view["prompt"]]
 
 
@@ -174,19 +177,27 @@ def controls(page: Lesson, prompt: str) -> Trial:
     st.selectbox(
         page.t("fault"),
         FAULT_IDS,
-        format_func=lambda name: f"{page.t(f'faults.{name}')} · {name}",
+        format_func=lambda name: page.t(f"faults.{name}"),
         on_change=_new_fault,
         **view.widget("fault"),
     )
+    st.caption(page.t("inject", fault=view["fault"]))
     spec = FAULTS[view["fault"]]
     if view["expert"] is None or view["expert"] >= EXPERTS:
         view.put(expert=busiest(view["backend"], prompt, view["layer"]))
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
         st.number_input(page.t("layer"), 0, LAYERS - 1, step=1, width=110, **view.widget("layer"))
         st.number_input(page.t("expert"), 0, EXPERTS - 1, step=1, width=110, **view.widget("expert"))
+    st.button(
+        page.t("busiest"),
+        key="fault_lab.busiest",
+        icon=":material/target:",
+        help=page.t("busiest_help"),
+        on_click=_to_busiest,
+    )
+    with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
         st.selectbox(page.t("projection"), PROJECTIONS, width=110, **view.widget("projection"))
-    st.button(page.t("busiest"), key="fault_lab.busiest", type="tertiary", on_click=_to_busiest)
-    st.selectbox(page.t("role"), spec.roles, **view.widget("role"))
+        st.selectbox(page.t("role"), spec.roles, width=180, **view.widget("role"))
     with st.container(horizontal=True, gap="small"):
         if spec.value is not None:
             st.number_input(

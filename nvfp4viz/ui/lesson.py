@@ -122,7 +122,8 @@ class Lesson:
         if rows is not None:
             box = st.expander(t("ui.table"), key=f"{key}_table", on_change="rerun")
             if box.open:
-                box.dataframe(list(rows()), hide_index=True, alt=alt)
+                table = list(rows())
+                box.dataframe(table, hide_index=True, alt=alt, column_config=_numbers(table))
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """A small table.  ``columns`` are text keys below ``columns.``, with ``>`` in front where numbers stand right;
@@ -218,6 +219,12 @@ class Lesson:
             place = f"<{where}>" if where.startswith("https://") else f"`{where}`"
             yield f"- {what}  \n  {place}"
             index += 1
+
+
+def _numbers(rows: Rows) -> dict[str, Any]:
+    """Six significant digits for what is no integer: the usual four decimals would make scales look alike."""
+    names = {name for row in rows for name, value in row.items() if isinstance(value, float)}
+    return {name: st.column_config.NumberColumn(format="%.6g") for name in sorted(names)}
 
 
 def _cell(cell: str | list[tuple[str, bool]]) -> str:

@@ -100,6 +100,7 @@ def test_the_browser_gets_the_same_bytes(grid, overlay):
     np.testing.assert_array_equal(ids, overlay.ids)
     assert packed["routes"]["blindEnd"] == [False, True, True]
     assert packed["role"] == 1
+    assert packed["scale"] == "input_scale"
     assert packed["routes"]["first"] == {"token": 1, "layer": 1, "expert": 4}
     assert packed["routes"]["focus"] == 1
 

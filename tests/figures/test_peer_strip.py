@@ -34,3 +34,22 @@ def test_what_has_no_logarithm_stands_below_with_its_mark(theme):
 
 def test_the_table_has_a_row_an_expert():
     assert [row["value"] for row in peers_rows(strip(0))][:3] == [1.0, 2.0, None]
+
+
+def test_the_axis_has_ticks_where_the_numbers_are():
+    """Weight scales of one layer differ by a few per cent: no decade lies among them."""
+    values = np.float32([1.31e-4, 1.52e-4, 1.77e-4])
+    figure = peers_figure(Peers("weight_scale_2", 0, "gate", values, ("present",) * 3, 0), theme="light", lang="en")
+    ticks = np.asarray(figure.layout.yaxis.tickvals)
+    assert len(ticks) >= 2
+    low, high = (10.0**limit for limit in figure.layout.yaxis.range)
+    assert (low < ticks).all()
+    assert (ticks < high).all()
+    assert not figure.layout.annotations  # no gutter for what is not there
+
+
+def test_without_any_number_the_axis_has_no_ticks():
+    values = np.full(3, np.nan, np.float32)
+    figure = peers_figure(Peers("input_scale", 0, "gate", values, ("missing",) * 3, 0), theme="dark", lang="zh")
+    assert len(figure.layout.yaxis.tickvals) == 0
+    assert list(figure.data[1].text) == ["∅"] * 3

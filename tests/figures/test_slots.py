@@ -70,6 +70,11 @@ def test_the_map_counts_as_the_report_does(audited, grid):
     assert shown.count("filled") == count.filled
 
 
+def test_the_map_knows_which_scale_it_shows(audited, grid):
+    assert grid.scale == "input_scale"
+    assert coverage_grid(audited.facts, audited.report, "weight_scale_2").scale == "weight_scale_2"
+
+
 def test_values_are_those_stored(grid):
     down = grid.values[grid.roles.index("down"), 0]
     assert down[13] == np.float32(-2e-3)

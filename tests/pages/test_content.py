@@ -75,6 +75,17 @@ def test_chinese_uses_chinese_punctuation():
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
+def test_bold_ends_where_markdown_sees_its_end(language):
+    """CommonMark closes no ``**`` between a full stop and a letter: a reader would see the asterisks."""
+    unseen = {}
+    for key, text in catalogue(language).items():
+        for bold in re.finditer(r"\*\*(.+?)\*\*(?=(.?))", text):
+            if re.fullmatch(r"[^\w\s}]", bold[1][-1]) and re.fullmatch(r"[\w{]", bold[2]):
+                unseen[key] = bold[0]
+    assert unseen == {}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
 def test_no_exclamation_marks(language):
     assert {key for key, text in catalogue(language).items() if re.search(r"[!！]", CODE.sub("", text))} == set()
 

@@ -19,7 +19,7 @@ from .conftest import clean, tab, texts
 LANGUAGES = ["en", "zh"]
 PAGE = "fault_lab"
 TITLES = {"en": "Fault lab", "zh": "故障实验室"}
-EMPTY = {"en": "The answer is empty.", "zh": "回答是空的。"}
+EMPTY = {"en": "The answer is empty.", "zh": "**回答是空的**。"}
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +99,8 @@ def test_a_prompt_that_cannot_be_used_is_explained(open_page, asked, words):
     at = open_page(PAGE, prompt="own", **({"ask": asked} if asked else {}))
     assert words in texts(at)
     assert not at.get("plotly_chart")
+    # Settings that could not be tried on anything are not half drawn.
+    assert not [box for box in at.selectbox if box.key == "fault_lab.fault"]
 
 
 def test_an_expert_that_the_prompt_never_visits_changes_nothing(open_page):

@@ -626,9 +626,9 @@ class CoverageMap {
     const index = this.at(layer, expert);
     const parts = [fill(words.cell, { layer: data.layers[layer], expert, role: data.roles[this.role] })];
     parts.push(data.names[this.kind(layer, expert)]);
-    if (this.values && !["missing", "absent"].includes(this.kind(layer, expert))) {
+    if (this.values && !["missing", "absent", "unreadable"].includes(this.kind(layer, expert))) {
       const bits = `0x${this.bits[index].toString(16).toUpperCase().padStart(8, "0")}`;
-      parts.push(`input_scale ${Number(this.values[index].toPrecision(5))} (${bits})`);
+      parts.push(`${data.scale} ${Number(this.values[index].toPrecision(5))} (${bits})`);
     }
     if (this.counts) parts.push(fill(words.counted, { n: this.counts[layer * data.experts + expert] }));
     if (this.visits) parts.push(fill(words.visited, { n: this.visits.get(layer * data.experts + expert) ?? 0 }));
