@@ -78,7 +78,9 @@ def _against_tensors(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Fi
     if claimed_size and len(sizes) == 1 and claimed_size not in sizes:
         fill = {"claimed": claimed_size, "found": sizes.pop()}
         yield make("config.conflict", "error", text="config.conflict.group", count=1, fill=fill)
-    if view.scheme == "W4A4" and all(label.startswith("W4A16") for label in _expert_labels(checkpoint, view)):
+    if view.scheme == "W4A4" and all(
+        label.startswith("W4A16") for label in _expert_labels(checkpoint, view) or [quant.algo or ""]
+    ):
         yield make("config.conflict", "warn", text="config.conflict.weight-only", count=1)
     claimed = config_number(checkpoint.config or {}, EXPERT_KEYS)
     if claimed is not None and view.moe_layers and view.experts > claimed:

@@ -49,6 +49,16 @@ SCALARS = ("weight_scale_2", "input_scale")
 CLAIMS = ("NVFP4", "W4A8", "W4A4")
 
 
+def median_of(values: npt.NDArray[Any]) -> Any:
+    """The median of a vector without NaN, as `numpy.median` gives it; that loads masked arrays for 30 ms to say so.
+
+    >>> median_of(np.float32([3, 1, 2])), median_of(np.float32([4, 1, 2, 3]))
+    (np.float32(2.0), np.float32(2.5))
+    """
+    ordered, half = np.sort(values), len(values) // 2
+    return ordered[half] if len(values) % 2 else ordered[half - 1 : half + 1].mean()
+
+
 @dataclass(frozen=True, slots=True)
 class ScaleTable:
     """One role's scalars in one layer and projection; E experts.
@@ -259,8 +269,8 @@ def _fill_tables(facts: Facts, singles: dict[str, tuple[Key, int]]) -> None:
         for key, states in facts.states.items()
         if key[0] in SCALARS and key not in facts.tables
     }
-    for name, value in facts.checkpoint.read_scalars(singles).items():
-        key, expert = singles[name]
+    values = facts.checkpoint.scalars(list(singles))
+    for (key, expert), value in zip(singles.values(), values, strict=True):
         stored[key][expert] = value
     for key, raw in stored.items():
         _add_table(facts, key, raw, shared=False)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nvfp4viz.audit.facts import CLAIMS, CLASSES, Facts, classify, is_scalar
+from nvfp4viz.audit.facts import CLAIMS, CLASSES, Facts, classify, is_scalar, median_of
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.scales import block_width, close, json_number, severity_of
@@ -210,14 +210,14 @@ def _convention(values: list[Scalar]) -> Iterator[Finding]:
     """Second-level weight scales stored the other way up, judged by the median over all ordinary modules."""
     found = [(linear, name, stored, value) for linear, role, name, stored, value in values if role == "weight_scale_2"]
     usable = [value for *_, value in found if np.isfinite(value) and value > 0]
-    if len(usable) < 3 or np.median(usable) <= 1:
+    if len(usable) < 3 or median_of(usable) <= 1:
         return
     divisors = any(linear.dialect is not None and linear.dialect.divisors for linear, *_ in found)
     text = "scale.convention.linear.divisor" if divisors else "scale.convention.linear"
-    middle = json_number(float(np.median([stored for _, _, stored, _ in found])))
+    shown = json_number(float(median_of([stored for _, _, stored, _ in found])))
     yield make(
         "scale.convention", "error", text=text, role="weight_scale_2", tensors=[name for _, name, *_ in found],
-        fill={"median": middle},
+        fill={"median": shown},
     )  # fmt: skip
 
 

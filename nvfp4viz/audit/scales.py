@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nvfp4viz.audit.facts import CLASSES, MISSING, NOT_A_SCALAR, OK, SCALARS, Facts, ScaleTable, is_scalar
+from nvfp4viz.audit.facts import CLASSES, MISSING, NOT_A_SCALAR, OK, SCALARS, Facts, ScaleTable, is_scalar, median_of
 from nvfp4viz.audit.fills import back_fills
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding, json_value
@@ -122,7 +122,7 @@ def _report(
 
 def median(values: npt.NDArray[np.float32], good: Mask) -> float:
     """Median of the good values in log space."""
-    return json_number(float(np.exp2(np.median(np.log2(values[good].astype(np.float64))))))
+    return json_number(float(np.exp2(median_of(np.log2(values[good].astype(np.float64))))))
 
 
 def json_number(value: float) -> float:
@@ -143,8 +143,8 @@ def outliers(values: npt.NDArray[np.float32], good: Mask) -> Mask:
     if good.sum() < 3:
         return out
     logs = np.log2(values[good].astype(np.float64))
-    distance = np.abs(logs - np.median(logs))
-    out[good] = distance > max(OUTLIER_FLOOR, OUTLIER_SPREAD * float(np.median(distance)))
+    distance = np.abs(logs - median_of(logs))
+    out[good] = distance > max(OUTLIER_FLOOR, OUTLIER_SPREAD * float(median_of(distance)))
     return out
 
 
@@ -153,7 +153,7 @@ def _has_wrong_convention(table: ScaleTable) -> bool:
     if table.role != "weight_scale_2":
         return False
     good = table.good()
-    return good.sum() >= 3 and bool(np.median(table.values[good]) > 1)
+    return good.sum() >= 3 and bool(median_of(table.values[good]) > 1)
 
 
 def convention_findings(facts: Facts) -> Iterator[Finding]:
@@ -168,10 +168,10 @@ def convention_findings(facts: Facts) -> Iterator[Finding]:
                 for e in table.where(table.state == OK)
             )
             text = "scale.convention.divisor" if facts.view.divisors_in(layer) else "scale.convention"
-            middle = json_number(float(np.median(np.concatenate([table.stored[table.state == OK] for table in wrong]))))
+            shown = json_number(float(median_of(np.concatenate([table.stored[table.state == OK] for table in wrong]))))
             yield make(
                 "scale.convention", "error", text=text, role="weight_scale_2", layer=layer, tensors=names,
-                fill={"median": middle},
+                fill={"median": shown},
             )  # fmt: skip
 
 

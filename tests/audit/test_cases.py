@@ -9,24 +9,11 @@ import pytest
 
 from nvfp4viz.audit import audit
 from nvfp4viz.checkpoint import memory_checkpoint, tensor
+from tests.audit.reading import found, outcomes
 from tests.checkpoint.checkpoint_fixtures import CONFIG, CT_QUANT, FLAT, QUANT, base, ct_base, opened, scalar, without
 
 E = "model.layers.0.mlp.experts"
 CT_CONFIG = {**CONFIG, "quantization_config": CT_QUANT}
-
-
-def found(report, above="info"):
-    """(code, severity, layer, projection, experts) of every finding above a severity."""
-    order = ("ok", "info", "warn", "backend", "error")
-    return [
-        (item.code, item.severity, item.layer, item.projection, item.experts)
-        for item in report.findings
-        if order.index(item.severity) > order.index(above)
-    ]
-
-
-def outcomes(report):
-    return {item.name: item.outcome for item in report.backends}
 
 
 def flat(**changes):
