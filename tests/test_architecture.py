@@ -21,7 +21,7 @@ SEES = {
     "model": {"errors", "formats", "quant", "moe", "checkpoint"},
     "serving": {"errors", "formats", "quant", "moe", "checkpoint", "model", "device"},
     "audit": {"errors", "formats", "quant", "checkpoint", "serving"},
-    "figures": {"errors", "formats", "quant", "moe", "model", "checkpoint", "serving", "audit"},
+    "figures": {"errors", "formats", "quant", "moe", "model", "checkpoint", "serving", "audit", "device"},
     "cli": {"errors", "formats", "quant", "moe", "checkpoint", "model", "serving", "audit"},
     "warm": {"errors", "formats", "quant", "moe", "checkpoint", "model", "serving"},
 }

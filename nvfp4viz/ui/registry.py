@@ -32,6 +32,7 @@ PAGES = (
     PageEntry("two_level_scaling", "formats"),
     PageEntry("explorer", "checkpoint"),
     PageEntry("fault_lab", "checkpoint"),
+    PageEntry("kernel_lab", "kernels"),
 )
 
 

@@ -1,0 +1,102 @@
+"""What was recorded on GPUs: benches and self-tests that ``benchmarks/results`` holds, read as they were written.
+
+Benches named ``bench_gpu…`` run on a GPU, and their notes say which (``benchmarks/harness.py`` writes the files).
+Nothing here knows a result: without a file there is no record.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nvfp4viz.device.build import KERNELS
+
+__all__ = ["RESULTS", "GpuRecord", "SelfTestRecord", "gpu_records", "selftest_records", "tried_on"]
+
+RESULTS = KERNELS.parent / "benchmarks" / "results"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GpuRecord:
+    """One bench of one day on one machine.
+
+    Attributes
+    ----------
+    bench, date, commit
+        Name of the bench, ISO date, the commit that was measured.
+    machine
+        As `benchmarks.harness.describe_machine` wrote it: ``cpu``, ``versions`` and more.
+    sections
+        Tables with rows: ``title``, ``note``, ``rows`` (``name``, ``seconds``, ``gb_per_s``, ``ratio``), ``goals``.
+    """
+
+    bench: str
+    date: str
+    commit: str
+    machine: Mapping[str, Any]
+    sections: tuple[Mapping[str, Any], ...]
+
+    @property
+    def gpu(self) -> str:
+        """The GPU's name, with which every section's note begins."""
+        return str(self.sections[0]["note"]).split(";")[0]
+
+    @property
+    def versions(self) -> str:
+        """What was installed, for one line."""
+        return ", ".join(f"{name} {version}" for name, version in self.machine.get("versions", {}).items())
+
+
+def gpu_records(folder: Path | None = None) -> list[GpuRecord]:
+    """All records of GPU benches, the newest first."""
+    found = []
+    for path in sorted((folder or RESULTS).glob("*.json")):
+        report = json.loads(path.read_text(encoding="utf-8"))
+        for bench, record in report.get("records", {}).items() if isinstance(report, dict) else ():
+            # A machine without a GPU leaves a section without rows that says so.
+            sections = tuple(section for section in record["sections"] if section["rows"])
+            if bench.startswith("bench_gpu") and sections:
+                commit = record.get("commit", "unknown")
+                found.append(GpuRecord(bench, report["date"], commit, record["before"], sections))
+    return sorted(found, key=lambda record: (record.date, record.bench), reverse=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SelfTestRecord:
+    """A report of ``make selftest`` that somebody sent: what `nvfp4viz.device.selftest.to_json` wrote."""
+
+    report: Mapping[str, Any]
+
+    @property
+    def gpu(self) -> str:
+        return str(self.report["gpu"])
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        major, minor = self.report["capability"]
+        return int(major), int(minor)
+
+    @property
+    def differing(self) -> int:
+        """How many of all compared values differ."""
+        return sum(check["differing"] or 0 for check in self.report["checks"])
+
+    @property
+    def compared(self) -> int:
+        """How many were compared."""
+        return sum(check["compared"] for check in self.report["checks"])
+
+
+def selftest_records(folder: Path | None = None) -> list[SelfTestRecord]:
+    """All self-test reports, the newest first."""
+    paths = sorted((folder or RESULTS).rglob("*selftest*.json"))
+    found = [SelfTestRecord(json.loads(path.read_text(encoding="utf-8"))) for path in paths]
+    return sorted(found, key=lambda record: str(record.report["date"]), reverse=True)
+
+
+def tried_on(major: int, folder: Path | None = None) -> bool:
+    """Whether a self-test of a GPU with this compute capability's major number, or a later one, is recorded."""
+    return any(record.capability[0] >= major for record in selftest_records(folder))
