@@ -243,9 +243,11 @@ def _pre_quant_scales(facts: Facts) -> Iterator[Finding]:
     for (layer, projection), have in sorted(vectors.items()):
         states = facts.states["weight", layer, projection]
         ids = [e for e in range(len(states)) if states[e] != NOT_NEEDED]
-        lack = tuple(e for e in ids if e not in have)
-        if lack:
-            names = [f"{view.module(layer, e, projection).name}.pre_quant_scale" for e in lack]
+        unread = facts.checkpoint.unreadable
+        lost = {e: f"{view.module(layer, e, projection).name}.pre_quant_scale" for e in ids if e not in have}
+        lack = tuple(e for e in lost if lost[e] not in unread)
+        if lack and not facts.checkpoint.blind_files:
+            names = [lost[e] for e in lack]
             yield make(
                 "scheme.pre-quant-scale", "error", layer=layer, projection=projection, experts=lack, tensors=names
             )

@@ -357,8 +357,8 @@ class _Modules:
         elif plain is not None or dialect is None:
             state = "other"
         else:
-            # Scales without codes: the codes are what is missing.
-            state = "quantised" if roles else "other"
+            # Scales without codes, or a bias alone: the codes are what is missing.
+            state = "quantised"
         return list(roles.items()), extras, state
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from nvfp4viz.checkpoint.dialects.per_expert import PROJECTIONS, is_block, parse_module, parse_whole
+from nvfp4viz.checkpoint.dialects.per_expert import PROJECTIONS, QUANTIZERS, is_block, parse_module, parse_whole
 from nvfp4viz.checkpoint.header import TensorEntry
 
 # More experts than this along a tensor's first axis are none.
@@ -80,7 +80,7 @@ def _open(module: str, found: Found, whole: dict[str, dict[str, TensorEntry]]) -
         found.projection_major |= parsed.projection_major
         found.disk_names[PROJECTIONS[parsed.projection]] = parsed.projection
         return bucket
-    if module.endswith(".weight_quantizer") or module.endswith(".input_quantizer"):
+    if module.endswith(QUANTIZERS):
         return bucket if parse_module(module.rpartition(".")[0]) else None
     parent, _, last = module.rpartition(".")
     if is_block(module) or (last in PROJECTIONS and is_block(parent)):
@@ -91,7 +91,7 @@ def _open(module: str, found: Found, whole: dict[str, dict[str, TensorEntry]]) -
 
 def _fold_quantizers(modules: Mapping[str, dict[str, TensorEntry] | None], found: Found) -> None:
     """Quark's ``P.weight_quantizer.scale`` belongs to the projection P."""
-    names = [name for name, bucket in modules.items() if bucket and name.endswith("_quantizer")]
+    names = [name for name, bucket in modules.items() if bucket and name.endswith(QUANTIZERS)]
     if not names:
         return
     by_name = {part.name: part for part in found.parts}

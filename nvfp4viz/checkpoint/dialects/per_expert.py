@@ -108,7 +108,7 @@ class ExpertName(NamedTuple):
     projection_major: bool
 
 
-QUANTIZERS = ("weight_quantizer", "input_quantizer")
+QUANTIZERS = (".weight_quantizer", ".input_quantizer")
 _FUSED = re.compile(r"^(gate_up_proj|gate_proj|up_proj|down_proj|w13_weight|w2_weight)(?:_(.+))?$")
 
 
@@ -121,6 +121,10 @@ def parse_expert_name(name: str) -> ExpertName | None:
     True
     """
     module, _, suffix = name.rpartition(".")
+    if module.endswith(QUANTIZERS):
+        # Quark's `P.weight_quantizer.scale` belongs to the projection P.
+        module, _, quantizer = module.rpartition(".")
+        suffix = f"{quantizer}.{suffix}"
     parsed = parse_module(module)
     return None if parsed is None else parsed._replace(suffix=suffix)
 

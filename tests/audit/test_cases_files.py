@@ -1,0 +1,167 @@
+"""Public reports about files, index and transport (cases 41 to 47), and the same kinds in every layout."""
+
+import json
+
+import pytest
+
+from nvfp4viz.audit import audit
+from nvfp4viz.checkpoint import MemorySource, file_bytes, write_checkpoint
+from tests.audit.layouts import LAYOUTS
+from tests.audit.reading import codes, found, outcomes
+from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base
+
+INDEX = "model.safetensors.index.json"
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0000\nsize 4560236\n"
+
+
+def two_shards(tensors=None, config=CONFIG, quant=QUANT):
+    """A folder in memory: the tensors in two shards, scalars in the first."""
+    tensors = base() if tensors is None else tensors
+    names = sorted(tensors, key=lambda name: (len(tensors[name].tobytes()) > 16, name))
+    cut = len(names) * 2 // 3
+    parts = {FIRST: names[:cut], SECOND: names[cut:]}
+    files = {file: file_bytes({name: tensors[name] for name in part}) for file, part in parts.items()}
+    weight_map = {name: file for file, part in parts.items() for name in part}
+    files[INDEX] = json.dumps({"metadata": {}, "weight_map": weight_map}).encode()
+    for name, content in (("config.json", config), ("hf_quant_config.json", quant)):
+        if content is not None:
+            files[name] = json.dumps(content).encode()
+    return files
+
+
+def report_of(files):
+    return audit(MemorySource(files))
+
+
+def test_the_folder_is_sound():
+    assert codes(report_of(two_shards())) == []
+
+
+# 41. sglang#32279, vllm#34859: the index lists a shard that is not there.
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_41_a_lost_shard_is_one_finding_in_every_layout(name):
+    layout = LAYOUTS[name]
+    files = two_shards(layout.tensors(), layout.config, layout.quant)
+    del files[SECOND]
+    report = report_of(files)
+    assert found(report) == [("container.missing-shard", "error", None, None, None)]
+    assert report.findings[0].count > 1
+    for row in report.coverage.values():
+        assert row.missing == 0
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_41_without_an_index_the_number_in_the_name_tells(name):
+    layout = LAYOUTS[name]
+    files = two_shards(layout.tensors(), layout.config, layout.quant)
+    del files[SECOND], files[INDEX]
+    report = report_of(files)
+    assert found(report) == [("container.missing-shard", "error", None, None, None)]
+
+
+# 42. safetensors#668: a header of 132 MB.
+
+
+@pytest.mark.parametrize(
+    ("length", "code"),
+    [
+        (132_095_296, "container.header-too-large"),
+        (100_000_001, "container.header-too-large"),
+        (100_000_000, "container.truncated"),  # allowed, and longer than the file
+        (2**63 - 1, "container.header-too-large"),
+    ],
+)
+def test_42_wild_headers(length, code):
+    files = two_shards()
+    files[SECOND] = length.to_bytes(8, "little") + b"{}" + b" " * 64
+    report = report_of(files)
+    assert codes(report) == [(code, "error")]
+    assert report.container.bytes_read < 100_000
+
+
+# 43. PersuGPT#2, airllm#137: a shard that was cut.
+
+
+@pytest.mark.parametrize(
+    ("keep", "code"),
+    [
+        (lambda data: data[:-10], "container.truncated"),
+        (lambda data: data[:60], "container.truncated"),
+        (lambda data: data[:5], "container.not-safetensors"),
+        (lambda data: b"", "container.not-safetensors"),
+    ],
+)
+@pytest.mark.parametrize("name", ["modelopt", "stacked", "fused", "gpt-oss", "DeepSeek V4", "compressed-tensors"])
+def test_43_what_lies_inside_is_audited(name, keep, code):
+    layout = LAYOUTS[name]
+    files = two_shards(layout.tensors(), layout.config, layout.quant)
+    files[SECOND] = keep(files[SECOND])
+    report = report_of(files)
+    assert found(report) == [(code, "error", None, None, None)]
+    assert set(outcomes(report).values()) == {"load-error"}
+
+
+def test_43_holes_beside_a_cut_shard_are_still_found():
+    tensors = base()
+    del tensors["model.layers.0.mlp.experts.2.up_proj.input_scale"]
+    files = two_shards(tensors)
+    files[SECOND] = files[SECOND][:-10]
+    assert codes(report_of(files)) == [("container.truncated", "error"), ("scale.missing", "backend")]
+
+
+# 44. gpt-2-simple#263, ollama#8726, mlx-lm#708: side files that are something else.
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "expected"),
+    [
+        (INDEX, b"\xef\xbb\xbf", [("container.index-invalid", "warn")]),  # a BOM in front of a good one
+        ("config.json", b"\xef\xbb\xbf", [("config.invalid", "warn")]),
+        ("config.json", LFS, [("config.invalid", "error")]),
+        ("config.json", b'{"num_experts": 4,}', [("config.invalid", "error")]),
+        ("config.json", b"<html><body>404</body></html>", [("config.invalid", "error")]),
+        ("config.json", b'<?xml version="1.0"?><Error/>', [("config.invalid", "error")]),
+        (SECOND, LFS, [("container.not-safetensors", "error")]),
+        (SECOND, b"<!DOCTYPE html><html></html>", [("container.not-safetensors", "error")]),
+    ],
+)
+def test_44_something_else_under_the_name(file, content, expected):
+    files = two_shards()
+    files[file] = content + files[file] if content == b"\xef\xbb\xbf" else content
+    assert codes(report_of(files)) == expected
+
+
+def test_44_a_bom_inside_a_header_is_no_header():
+    files = two_shards()
+    data = files[SECOND]
+    length = int.from_bytes(data[:8], "little") + 3
+    files[SECOND] = length.to_bytes(8, "little") + b"\xef\xbb\xbf" + data[8:]
+    assert codes(report_of(files)) == [("container.invalid-header", "error")]
+
+
+# 45. CoSER#3, mlx-vlm#1827: an index that names twice as many shards as there are.
+
+
+def test_45_a_stale_index():
+    files = two_shards()
+    index = json.loads(files[INDEX])
+    names = list(index["weight_map"])
+    index["weight_map"] = {name: f"model-{k % 4 + 1:05d}-of-00004.safetensors" for k, name in enumerate(names)}
+    files[INDEX] = json.dumps(index).encode()
+    report = report_of(files)
+    assert [code for code, *_ in found(report)] == ["container.stale-index"]
+    assert report.coverage["input_scale"].present == 12
+
+
+# 47. FreeToken#425: scalars of any shape are `test_47` of test_cases; here through files.
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_47_scalars_through_files(tmp_path, shape):
+    write_checkpoint(tmp_path / "x", base(scalar_shape=shape), config=CONFIG, hf_quant_config=QUANT)
+    report = audit(tmp_path / "x")
+    assert found(report) == []
+    assert codes(report) == ([] if shape == () else [("scale.shape", "info")])
