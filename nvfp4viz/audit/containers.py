@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding
-from nvfp4viz.checkpoint import Checkpoint, TensorEntry
+from nvfp4viz.checkpoint import Checkpoint
+from nvfp4viz.checkpoint.table import TensorTable
 
 
 def container_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -17,21 +18,21 @@ def container_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield make(item.code, item.severity, text=item.text, tensors=item.tensors, count=count, fill=item.params)
 
 
-def fingerprint(tensors: Mapping[str, TensorEntry]) -> str:
+def fingerprint(tensors: TensorTable) -> str:
     """Identity of a checkpoint's layout: equal for copies and re-shardings, whatever the values.
 
     ``sha256`` over one line per tensor, sorted by name: name, NUL, dtype, NUL, sizes joined by commas, line feed.
 
-    >>> fingerprint({})[:20]
+    >>> fingerprint(TensorTable.empty())[:20]
     'sha256:e3b0c44298fc1'
     """
-    tails: dict[tuple[str, tuple[int, ...]], str] = {}
-    lines = []
-    for name in sorted(tensors):
-        entry = tensors[name]
-        kind = (entry.dtype, entry.shape)
-        # Thousands of experts share a handful of shapes.
-        if kind not in tails:
-            tails[kind] = f"\0{entry.dtype}\0{','.join(map(str, entry.shape))}\n"
-        lines.append(name + tails[kind])
-    return f"sha256:{hashlib.sha256(''.join(lines).encode()).hexdigest()}"
+    # Thousands of experts share a handful of shapes.
+    tails = [f"\0{dtype}\0{','.join(map(str, shape))}\n" for dtype, shape in tensors.kinds]
+    named = [name + tails[kind] for name, kind in zip(tensors.names, tensors.kind.tolist(), strict=True)]
+    if any("\0" in name for name in tensors.names):
+        order = sorted(range(len(named)), key=tensors.names.__getitem__)
+        named = [named[row] for row in order]
+    else:
+        # NUL sorts before everything else, so that lines are in the order of their names.
+        named.sort()
+    return f"sha256:{hashlib.sha256(''.join(named).encode()).hexdigest()}"

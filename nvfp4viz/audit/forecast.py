@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nvfp4viz.audit.backends import FAMILIES, FATES, Family, outcome_of_scales
-from nvfp4viz.audit.facts import CLASSES, MISSING, OK, Facts
+from nvfp4viz.audit.facts import CLASSES, MISSING, OK, Facts, median_of
 from nvfp4viz.audit.report import BackendForecast, Finding
 from nvfp4viz.audit.scales import mismatched_pairs, outliers
 from nvfp4viz.audit.texts import id_list, words
@@ -222,7 +222,7 @@ class _LayerScales:
 
 def _typical(values: list[Any]) -> float:
     found = np.concatenate(values) if values else np.zeros(0)
-    return float(np.median(found)) if found.size else 1e-3
+    return float(median_of(found)) if found.size else 1e-3
 
 
 def _torch_max(values: Iterable[float]) -> float:

@@ -17,7 +17,9 @@ _KV = re.compile(r"\.(?:k_proj\.k_scale|v_proj\.v_scale|k_scale|v_scale)$")
 
 def kv_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """``kv.*``: scales of a quantised KV cache, reported apart from the experts."""
-    names = [name for name, entry in checkpoint.tensors.items() if _KV.search(name) and is_scalar(entry)]
+    tensors = checkpoint.tensors
+    named = [name for name in tensors if name.endswith(("k_scale", "v_scale")) and _KV.search(name)]
+    names = [name for name in named if is_scalar(tensors[name])]
     values = checkpoint.read_scalars(names)
     groups: dict[str, list[str]] = {}
     for name, value in values.items():
