@@ -23,11 +23,16 @@
 
 namespace nv {
 
-constexpr int kWarps = 4, kRowTiles = 2;                    // a warp multiplies 32 rows of the weight, a block 128
-constexpr int kFeatures = 16 * kRowTiles * kWarps;
-constexpr int kStep = 64;                                   // k of one stage
+constexpr int kWarps = 4, kThreads = 32 * kWarps;
+constexpr int kStep = 64;  // k of one stage
 constexpr int kStages = 4;
-constexpr int kThreads = 32 * kWarps;
+
+// What one block multiplies: kTokens rows of x, and kRowTiles * 16 rows of the weight in each of its warps.
+template <int kTokensOfBlock, int kRowTilesOfWarp>
+struct Shape {
+  static constexpr int kTokens = kTokensOfBlock, kRowTiles = kRowTilesOfWarp;
+  static constexpr int kTokenTiles = kTokens / 8, kFeatures = 16 * kRowTiles * kWarps;
+};
 
 // ------------------------------------------------------------------------------------------------ widening
 
@@ -74,11 +79,11 @@ NV_DEV unsigned component(const uint4& word, int i) {
 
 // One stage of the pipeline in shared memory.  Rows of x are 128 bytes: 16-byte piece c of row r lies at c ^ (r % 8),
 // so that eight rows read together meet eight different banks.
-template <int kTokens>
+template <class S>
 struct Stage {
-  uint4 words[kWarps][kRowTiles][32];
-  uint2 scales[kWarps][kRowTiles][8];
-  uint4 x[kTokens][8];
+  uint4 words[kWarps][S::kRowTiles][32];
+  uint2 scales[kWarps][S::kRowTiles][8];
+  uint4 x[S::kTokens][8];
 };
 
 struct GroupedW4A16 {
@@ -93,22 +98,22 @@ struct GroupedW4A16 {
 };
 
 // Where this thread's share of every stage comes from; `fill` moves along k.
-template <int kTokens>
+template <class S>
 struct Feed {
-  static constexpr int kRounds = kTokens * 8 / kThreads;  // 16-byte pieces of x per thread
+  static constexpr int kRounds = S::kTokens * 8 / kThreads;  // 16-byte pieces of x per thread
   const uint4* words;   // of the warp's first 16-row tile; the next tile is `tile_stride` words away
-  const uint2* scales;  // lanes 0 to 7 copy 16 bytes each
+  const uint2* scales;  // the first lanes copy 16 bytes each
   const u16* x;         // of the thread's first row; the next one is 16 rows away
   int tile_stride, row_stride, tiles_left, rows_left, k_left;
 
   NV_DEV Feed(const GroupedW4A16& p, const Tile& tile) {
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
     const int steps = (p.k + kStep - 1) / kStep, tiles = (p.n + 15) / 16;
-    const int first = (static_cast<int>(blockIdx.x) * kWarps + thread / 32) * kRowTiles;
+    const int first = (static_cast<int>(blockIdx.x) * kWarps + thread / 32) * S::kRowTiles;
     tiles_left = tiles - first;
     const long long at = (static_cast<long long>(tile.expert) * tiles + (tiles_left > 0 ? first : 0)) * steps;
     words = p.words + at * 32 + lane;
-    const int scale_tile = lane / 4 % kRowTiles;
+    const int scale_tile = lane / 4 % S::kRowTiles;
     scales = p.scales + (at + (scale_tile < tiles_left ? scale_tile : 0) * steps) * 8 + lane % 4 * 2;
     tile_stride = steps * 32;
     row_stride = 16 * p.k;
@@ -117,14 +122,14 @@ struct Feed {
     x = p.x + static_cast<long long>(tile.first) * p.k + (rows_left > 0 ? thread / 8 * p.k : 0) + thread % 8 * 8;
   }
 
-  NV_DEV void fill(Stage<kTokens>& stage, int step) const {
+  NV_DEV void fill(Stage<S>& stage, int step) const {
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
+    for (int m = 0; m < S::kRowTiles; ++m) {
       const bool present = m < tiles_left;
       copy16_async(&stage.words[warp][m][lane], words + (present ? m * tile_stride : 0) + step * 32, present);
     }
-    if (lane < 4 * kRowTiles)
+    if (lane < 4 * S::kRowTiles)
       copy16_async(&stage.scales[warp][lane / 4][lane % 4 * 2], scales + step * 8, lane / 4 < tiles_left);
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
@@ -135,54 +140,56 @@ struct Feed {
   }
 };
 
-template <int kTokens>
-NV_DEV void multiply_stage(float (&acc)[kRowTiles][kTokens / 8][4], const Stage<kTokens>& stage, int token_tiles) {
+template <class S>
+using Sums = float[S::kRowTiles][S::kTokenTiles][4];
+
+template <class S>
+NV_DEV void multiply_stage(Sums<S>& acc, const Stage<S>& stage, int token_tiles) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  uint4 words[kRowTiles];
-  uint2 scales[kRowTiles];
+  uint4 words[S::kRowTiles];
+  uint2 scales[S::kRowTiles];
 #pragma unroll
-  for (int m = 0; m < kRowTiles; ++m) {
+  for (int m = 0; m < S::kRowTiles; ++m) {
     words[m] = stage.words[warp][m][lane];
     scales[m] = stage.scales[warp][m][lane / 4];
   }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {  // 32 of the 64 k at a time: two fragments
-    unsigned a[2][kRowTiles][4];
+    unsigned a[2][S::kRowTiles][4];
 #pragma unroll
     for (int f = 0; f < 2; ++f)
 #pragma unroll
-      for (int m = 0; m < kRowTiles; ++m)
+      for (int m = 0; m < S::kRowTiles; ++m)
         widen(a[f][m], component(words[m], 2 * half + f), scales[m], 2 * half + f);
 #pragma unroll
-    for (int j = 0; j < kTokens / 8; ++j) {
+    for (int j = 0; j < S::kTokenTiles; ++j) {
       if (j >= token_tiles) break;
       unsigned b[4];
       load_matrices(b, &stage.x[8 * j + lane % 8][(4 * half + lane / 8) ^ (lane % 8)]);
 #pragma unroll
       for (int f = 0; f < 2; ++f)
 #pragma unroll
-        for (int m = 0; m < kRowTiles; ++m) mma_bf16(acc[m][j], a[f][m], b[2 * f], b[2 * f + 1]);
+        for (int m = 0; m < S::kRowTiles; ++m) mma_bf16(acc[m][j], a[f][m], b[2 * f], b[2 * f + 1]);
     }
   }
 }
 
 // Scale, round, and turn the block's outputs round in shared memory: a lane holds neighbouring tokens, memory wants
 // neighbouring features.
-template <int kTokens>
-NV_DEV void store(const float (&acc)[kRowTiles][kTokens / 8][4], u16* turned, const GroupedW4A16& p,
-                  const Tile& tile) {
-  constexpr int kPitch = kFeatures + 8;  // 16 bytes more, against bank conflicts
+template <class S>
+NV_DEV void store(const Sums<S>& acc, u16* turned, const GroupedW4A16& p, const Tile& tile) {
+  constexpr int kFeatures = S::kFeatures, kPitch = kFeatures + 8;  // 16 bytes more, against bank conflicts
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int first = static_cast<int>(blockIdx.x) * kFeatures;
   const float decode = p.decode[tile.expert];
 #pragma unroll
-  for (int m = 0; m < kRowTiles; ++m) {
+  for (int m = 0; m < S::kRowTiles; ++m) {
 #pragma unroll
     for (int lower = 0; lower < 2; ++lower) {
-      const int feature = (warp * kRowTiles + m) * 16 + lane / 4 + 8 * lower;
+      const int feature = (warp * S::kRowTiles + m) * 16 + lane / 4 + 8 * lower;
       const bool nan = first + feature < p.n && p.row_nan[static_cast<long long>(tile.expert) * p.n + first + feature];
 #pragma unroll
-      for (int j = 0; j < kTokens / 8; ++j) {
+      for (int j = 0; j < S::kTokenTiles; ++j) {
 #pragma unroll
         for (int odd = 0; odd < 2; ++odd) {
           const float sum = multiply(acc[m][j][2 * lower + odd], 256.0f);
@@ -201,18 +208,19 @@ NV_DEV void store(const float (&acc)[kRowTiles][kTokens / 8][4], u16* turned, co
   }
 }
 
-template <int kTokens>
+template <class S>
 NV_DEV void grouped_w4a16(const GroupedW4A16& p, void* shared) {
-  static_assert(kTokens * (kFeatures + 8) * 2 <= kStages * static_cast<int>(sizeof(Stage<kTokens>)), "no room to turn");
-  Stage<kTokens>* stages = static_cast<Stage<kTokens>*>(shared);
-  const Tile tile = find_tile(p.offsets, p.experts, kTokens, static_cast<int>(blockIdx.y));
+  static_assert(S::kTokens * (S::kFeatures + 8) * 2 <= kStages * static_cast<int>(sizeof(Stage<S>)), "no room to turn");
+  Stage<S>* stages = static_cast<Stage<S>*>(shared);
+  const Tile tile = find_tile(p.offsets, p.experts, S::kTokens, static_cast<int>(blockIdx.y));
   if (tile.rows == 0) {
-    clear_rows(p.out, p.offsets[p.experts], p.rows, p.n, static_cast<int>(blockIdx.x) * kFeatures, kFeatures);
+    const int column = static_cast<int>(blockIdx.x) * S::kFeatures;
+    clear_rows(p.out, p.offsets[p.experts], p.rows, p.n, column, S::kFeatures);
     return;
   }
   const int steps = (p.k + kStep - 1) / kStep, token_tiles = (tile.rows + 7) / 8;
-  const Feed<kTokens> feed(p, tile);
-  float acc[kRowTiles][kTokens / 8][4] = {};
+  const Feed<S> feed(p, tile);
+  Sums<S> acc = {};
 
   for (int s = 0; s < kStages - 1; ++s) {
     if (s < steps) feed.fill(stages[s], s);
@@ -224,11 +232,11 @@ NV_DEV void grouped_w4a16(const GroupedW4A16& p, void* shared) {
     const int ahead = step + kStages - 1;
     if (ahead < steps) feed.fill(stages[ahead % kStages], ahead);
     close_copies();
-    multiply_stage(acc, stages[step % kStages], token_tiles);
+    multiply_stage<S>(acc, stages[step % kStages], token_tiles);
   }
   wait_copies<0>();
   __syncthreads();
-  store<kTokens>(acc, static_cast<u16*>(shared), p, tile);
+  store<S>(acc, static_cast<u16*>(shared), p, tile);
 }
 
 // ----------------------------------------------------------------------------------------------- preparation
@@ -304,15 +312,18 @@ extern "C" __global__ void nv_w4a16_widen(const uint4* words, const uint2* scale
   nv::widen_all(words, scales, out, experts, n, k);
 }
 
-// Grid: (N / 128 up, rows / TOKENS down + experts + 1); block 128; 4 * (4608 + 128 * TOKENS) bytes of shared memory.
-#define NV_GROUPED_W4A16(TOKENS, BLOCKS)                                                                              \
-  extern "C" __global__ void __launch_bounds__(128, BLOCKS) nv_grouped_w4a16_##TOKENS(                                \
-      const nv::u16* x, const uint4* words, const uint2* scales, const nv::u8* row_nan,                               \
-      const float* decode, const int* offsets, nv::u16* out, int rows, int experts, int n, int k) {        \
-    NV_SHARED_MEMORY(uint4, nv_shared);                                                                               \
-    nv::grouped_w4a16<TOKENS>({x, words, scales, row_nan, decode, offsets, out, rows, experts, n, k}, nv_shared);     \
+// Grid: (N / (64 * ROW_TILES) up, rows / TOKENS down + experts + 1); block 128; shared memory of four stages, each
+// 2304 * ROW_TILES + 128 * TOKENS bytes.
+#define NV_GROUPED_W4A16(TOKENS, ROW_TILES, BLOCKS)                                                                  \
+  extern "C" __global__ void __launch_bounds__(128, BLOCKS) nv_grouped_w4a16_##TOKENS(                               \
+      const nv::u16* x, const uint4* words, const uint2* scales, const nv::u8* row_nan, const float* decode,         \
+      const int* offsets, nv::u16* out, int rows, int experts, int n, int k) {                                       \
+    NV_SHARED_MEMORY(uint4, nv_shared);                                                                              \
+    nv::grouped_w4a16<nv::Shape<TOKENS, ROW_TILES>>(                                                                 \
+        {x, words, scales, row_nan, decode, offsets, out, rows, experts, n, k}, nv_shared);                          \
   }
 
-NV_GROUPED_W4A16(16, 6)
-NV_GROUPED_W4A16(32, 5)
-NV_GROUPED_W4A16(64, 4)
+NV_GROUPED_W4A16(16, 4, 4)
+NV_GROUPED_W4A16(32, 2, 5)
+NV_GROUPED_W4A16(64, 2, 4)
+NV_GROUPED_W4A16(128, 2, 2)

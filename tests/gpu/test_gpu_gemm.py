@@ -102,16 +102,21 @@ def run_w4a16(ops, case: W4A16Case, method: str = "fused", packed=None) -> np.nd
     return numpy_of(ops.grouped_gemm_w4a16(cuda(case.x), *weight, cuda(case.decode), cuda(case.offsets), method))
 
 
-COUNTS = {16: (0, 1, 7, 16, 17, 3), 32: (0, 1, 17, 32, 33), 64: (0, 1, 63, 64, 65, 127, 128, 129)}
+COUNTS = {
+    16: (0, 1, 7, 16, 17, 3),
+    32: (0, 1, 17, 32, 33),
+    64: (0, 1, 63, 64, 65, 127, 128, 129),
+    128: (129, 0, 257, 128, 1),
+}
 
 
 @pytest.mark.parametrize("tokens", COUNTS)
 @pytest.mark.parametrize("size", [(2816, 704), (152, 336), (8, 16)])
 def test_w4a16_is_the_product_within_its_bound(ops, tokens, size):
-    from nvfp4viz.device.ops.gemm import _tokens_of_a_block
+    from nvfp4viz.device.ops.gemm import tokens_of_a_block
 
     case = w4a16_case(COUNTS[tokens], *size, seed=6)
-    assert _tokens_of_a_block(len(case.x), len(case.counts)) == tokens, "the tile this case is meant for"
+    assert tokens_of_a_block(len(case.x), len(case.counts)) == tokens, "the tile this case is meant for"
     expected, allowed = case.expected()
     out = run_w4a16(ops, case).astype(np.float64)
     assert (np.abs(out - expected) <= allowed).all(), float((np.abs(out - expected) / allowed).max())
@@ -141,10 +146,10 @@ def test_widened_weights_are_exact(ops):
 
 def test_a_token_does_not_feel_its_neighbours(ops):
     """Same bits alone, in a small tile and in a large one: a row's sum has one order."""
-    case = w4a16_case((90, 100), 264, 704, seed=9)
+    case = w4a16_case((150, 100), 264, 704, seed=9)
     weight = ops.pack_w4a16(cuda(case.packed), cuda(case.scales))
     whole = bits(run_w4a16(ops, case, packed=weight))
-    for rows in (1, 5, 20, 64):
+    for rows in (1, 5, 20, 64, 150):
         few = replace(case, x=np.ascontiguousarray(case.x[:rows]), counts=(rows, 0))
         np.testing.assert_array_equal(bits(run_w4a16(ops, few, packed=weight)), whole[:rows])
 

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 __all__ = ["PackedW4A16", "grouped_gemm_w4a4", "grouped_gemm_w4a16", "pack_w4a16", "widened_weight"]
 
 THREADS = 128
-COLUMNS = 128  # of the result, a block
-W4A4_ROWS = 32  # of the result, a block
-STAGES, STAGE_BYTES, ROW_BYTES = 4, 4608, 128  # of gemm_w4a16.cu: pipeline, weight and scales of a stage, a row of x
+W4A4_COLUMNS, W4A4_ROWS = 128, 32  # of the result, a block
+ROW_TILES = {16: 4, 32: 2, 64: 2, 128: 2}
+"""Tokens of a block of `gemm_w4a16.cu`, and 16-row tiles of the weight in each of its four warps."""
 METHODS = ("fused", "dequantize")
 _OUT = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
@@ -102,7 +102,7 @@ def grouped_gemm_w4a4(
         check(op, "a.scales", a.scales, torch.uint8, rows, k // block)
         check(op, "b_scales", b_scales, torch.uint8, experts, n, k // block)
     out = empty(op, (rows, n), out_dtype, a.packed.device)
-    grid = (-(-n // COLUMNS), rows // W4A4_ROWS + experts + 1 if rows else 0)
+    grid = (-(-n // W4A4_COLUMNS), rows // W4A4_ROWS + experts + 1 if rows else 0)
     operands = (aligned(a.packed), aligned(a.scales), aligned(b_packed), aligned(b_scales))
     arguments = (*operands, offsets, scale_offsets, alphas, row_alphas, out)
     sizes = (np.int32(rows), np.int32(experts), np.int32(n), np.int32(k))
@@ -231,22 +231,28 @@ def _w4a16(name: str):
     return kernel("gemm_w4a16.cu", name)
 
 
-def _tokens_of_a_block(rows: int, experts: int) -> int:
+def tokens_of_a_block(rows: int, experts: int) -> int:
     """The tile's height: room for what an expert usually gets, since a second tile widens the weight again."""
     mean = rows / max(experts, 1)
+    if mean > 96 and torch.cuda.get_device_capability() >= (8, 0):  # Turing's shared memory is too small for it
+        return 128
     return 16 if mean <= 8 else 32 if mean <= 18 else 64
+
+
+def shared_bytes(tokens: int) -> int:
+    """Shared memory of a block: four stages of weight, scales and activations."""
+    return 4 * (2304 * ROW_TILES[tokens] + 128 * tokens)
 
 
 def _fused(x: torch.Tensor, weight: PackedW4A16, decode_scales: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     experts, n, k = weight.shape
     rows = x.shape[0]
     out = empty("grouped_gemm_w4a16", (rows, n), torch.bfloat16, x.device)
-    tokens = _tokens_of_a_block(rows, experts)
-    grid = (-(-n // COLUMNS), rows // tokens + experts + 1 if rows else 0)
+    tokens = tokens_of_a_block(rows, experts)
+    grid = (-(-n // (64 * ROW_TILES[tokens])), rows // tokens + experts + 1 if rows else 0)
     arguments = (aligned(x), weight.words, weight.scales, weight.row_nan, decode_scales, offsets, out)
     sizes = (np.int32(rows), np.int32(experts), np.int32(n), np.int32(k))
-    shared = STAGES * (STAGE_BYTES + ROW_BYTES * tokens)
-    _w4a16(f"nv_grouped_w4a16_{tokens}")(grid, THREADS, (*arguments, *sizes), shared)
+    _w4a16(f"nv_grouped_w4a16_{tokens}")(grid, THREADS, (*arguments, *sizes), shared_bytes(tokens))
     return out
 
 
@@ -257,7 +263,7 @@ def _dequantized(
     x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, decode_scales: torch.Tensor, offsets: torch.Tensor
 ) -> torch.Tensor:
     """All experts at once; where memory does not suffice, fewer at a time."""
-    experts, chunk = len(packed), len(packed)
+    chunk = len(packed)
     while True:
         try:
             return _dequantized_by(chunk, x, packed, scales, decode_scales, offsets)
@@ -271,7 +277,7 @@ def _dequantized(
             if chunk == 1 or error.code != "ops.memory":
                 raise
         torch.cuda.empty_cache()
-        chunk = min(experts, chunk + 1) // 2
+        chunk = (chunk + 1) // 2
 
 
 def _dequantized_by(
