@@ -18,8 +18,9 @@ import numpy as np
 from nvfp4viz.audit.backends import FAMILIES, FATES, Family, outcome_of_scales
 from nvfp4viz.audit.facts import CLASSES, MISSING, OK, Facts, median_of
 from nvfp4viz.audit.report import BackendForecast, Finding
-from nvfp4viz.audit.scales import mismatched_pairs, outliers
+from nvfp4viz.audit.scales import has_wrong_convention, mismatched_pairs, outliers
 from nvfp4viz.audit.texts import id_list, words
+from nvfp4viz.checkpoint import printable
 
 # Worst first.  "ignored" is worse than "safe" only in that something is wrong that the backend does not read.
 OUTCOMES = ("load-error", "unsupported", "nan", "undefined", "zero", "degraded", "ignored", "safe")
@@ -37,7 +38,7 @@ class _Effect:
 
 
 def forecast(
-    facts: Facts, findings: Iterable[Finding], *, promoted: bool, weight_only: bool
+    facts: Facts, findings: Iterable[Finding], *, promoted: bool, weight_only: bool, refused: str | None = None
 ) -> tuple[BackendForecast, ...]:
     """One forecast per backend, in the order of the vocabulary.
 
@@ -49,6 +50,8 @@ def forecast(
         vLLM rewrites the algorithm to W4A16.
     weight_only
         It is labelled W4A16, so that every server reads it so.
+    refused
+        The algorithm's name, where vLLM raises an error at it.
     """
     found = list(findings)
     # What is wrong is the same for all thirteen backends; only what they make of it differs.
@@ -59,6 +62,9 @@ def forecast(
     def of_backend(name: str, family: Family) -> BackendForecast:
         as_w4a16 = weight_only or (promoted and family.engine == "vllm")
         effects = [*_files(family, found), *_structure(family, found)]
+        if refused is not None and family.engine == "vllm":
+            fill = {"algo": printable(refused, 60)}
+            effects.append(_Effect("unsupported", (), "model", set(facts.layers), "why.unsupported.algo", fill))
         if only_mxfp4:
             if not family.mxfp4:
                 effects.append(_Effect("unsupported", (), "model", set(facts.layers), "why.unsupported.mxfp4"))
@@ -137,8 +143,12 @@ def _structure(family: Family, findings: list[Finding]) -> Iterable[_Effect]:
         lost = item.code in ("expert.absent", "expert.gap") or (
             item.code == "scale.missing" and item.role != "input_scale"
         )
-        if lost:
-            refuses = family.engine == "tensorrt-llm"
+        refuses = family.engine == "tensorrt-llm"
+        unread = item.role == "weight_scale_2" and item.projection == "up" and family.gate_rules
+        if lost and unread and not refuses:
+            fill = {"tensor": item.tensors[0], "slots": item.count}
+            yield _Effect("degraded", MILD, "experts", layers, "why.up-unread", fill)
+        elif lost:
             yield _Effect(
                 "load-error" if refuses else "undefined",
                 () if refuses else ("degraded", "nan", "zero"),
@@ -300,6 +310,11 @@ def _layer_maxima(scales: _LayerScales, kinds: list[str]) -> tuple[float, float]
     return out[0], out[1]
 
 
+# Which of two scales is the right one, a file does not say; and a scale that is far off may be meant.  Where the
+# difference is large the products may also overflow or vanish.
+MILD, WILD, HARSH = ("degraded", "safe"), ("degraded", "nan", "safe", "zero"), 7.0
+
+
 class _LayerWeights:
     """One layer's second-level weight scales: their classes, and which pairs differ."""
 
@@ -307,8 +322,15 @@ class _LayerWeights:
         self.layer = layer
         tables = {kind: facts.tables["weight_scale_2", layer, kind] for kind in facts.view.projections}
         self.classes = {kind: table.classes() for kind, table in tables.items()}
-        self.mismatched, _ = mismatched_pairs(facts, layer)
-        self.wrong = bool(self.mismatched.any()) or any(bool(found.any()) for found in self.classes.values())
+        self.mismatched, self.ratios = mismatched_pairs(facts, layer)
+        # Values far from their peers; where the whole layer is the other way up, that is said already.
+        upright = not any(has_wrong_convention(table) for table in tables.values())
+        self.far = {
+            kind: outliers(table.values, table.good()) if upright else np.zeros(len(table.values), np.bool_)
+            for kind, table in tables.items()
+        }
+        masks = [self.mismatched, *self.far.values(), *self.classes.values()]
+        self.wrong = any(bool(mask.any()) for mask in masks)
 
 
 def _weights(family: Family, weights: _LayerWeights) -> Iterable[_Effect]:
@@ -319,7 +341,7 @@ def _weights(family: Family, weights: _LayerWeights) -> Iterable[_Effect]:
         follows_gate = kind == "up" and family.gate_rules and "gate" in weights.classes
         for expert in np.flatnonzero(found).tolist():
             name = CLASSES[int(found[expert])]
-            effect = ("degraded", ()) if follows_gate else _weight_outcome(family, kind, name)
+            effect = ("degraded", MILD) if follows_gate else _weight_outcome(family, kind, name)
             effects.setdefault(effect, []).append(expert)
     for (outcome, possible), experts in effects.items():
         fill = {"experts": id_list(tuple(sorted(set(experts)))), "layer": layer, "slots": len(experts)}
@@ -327,7 +349,14 @@ def _weights(family: Family, weights: _LayerWeights) -> Iterable[_Effect]:
     if family.gate_rules and weights.mismatched.any():
         ids = tuple(np.flatnonzero(weights.mismatched).tolist())
         fill = {"experts": id_list(ids), "layer": layer, "slots": len(ids)}
-        yield _Effect("degraded", (), "experts", {layer}, "why.pair", fill)
+        off = np.abs(np.log2(weights.ratios[list(ids)])).max()
+        yield _Effect("degraded", MILD if off < HARSH else WILD, "experts", {layer}, "why.pair", fill)
+    for kind, far in weights.far.items():
+        told = weights.mismatched if family.gate_rules and kind in ("gate", "up") and weights.mismatched.size else False
+        ids = tuple(np.flatnonzero(far & ~np.asarray(told)).tolist())
+        if ids:
+            fill = {"experts": id_list(ids), "layer": layer, "projection": kind, "slots": len(ids)}
+            yield _Effect("degraded", WILD, "experts", {layer}, "why.weight-outlier", fill)
 
 
 def _weight_outcome(family: Family, kind: str, name: str) -> tuple[str, tuple[str, ...]]:

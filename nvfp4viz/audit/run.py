@@ -36,7 +36,7 @@ from nvfp4viz.audit.scales import (
     pair_findings,
     scale_findings,
 )
-from nvfp4viz.audit.schemes import is_weight_only, label_of, promotion, rank_holes, scheme_findings
+from nvfp4viz.audit.schemes import is_weight_only, label_of, promotion, rank_holes, scheme_findings, vllm_refuses
 from nvfp4viz.audit.texts import words
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, Source, canonical, inspect
 
@@ -136,7 +136,13 @@ def _audit(
         findings += linear_findings(checkpoint, facts, linears, siblings)
         findings += kv_findings(checkpoint)
     served = in_full and any(facts.block(layer) for layer in view.moe_layers)
-    backends = forecast(facts, findings, promoted=scheme.promoted, weight_only=scheme.weight_only) if served else ()
+    backends = (
+        forecast(
+            facts, findings, promoted=scheme.promoted, weight_only=scheme.weight_only, refused=vllm_refuses(checkpoint)
+        )
+        if served
+        else ()
+    )
     report = Report(
         schema=SCHEMA,
         source=shown_as if shown_as is not None else checkpoint.name,

@@ -96,7 +96,7 @@ def _values(facts: Facts, table: ScaleTable, fills: dict[str, Mask], explained: 
     if np.array_equal(one, good):
         one = np.zeros_like(good)
     yield from _report(facts, table, one & ~explained, "scale.identity", "info")
-    if not _has_wrong_convention(table):
+    if not has_wrong_convention(table):
         far = outliers(table.values, good) & ~explained & ~one
         yield from _report(facts, table, far, "scale.outlier", "warn", median=median(table.values, good))
 
@@ -148,7 +148,7 @@ def outliers(values: npt.NDArray[np.float32], good: Mask) -> Mask:
     return out
 
 
-def _has_wrong_convention(table: ScaleTable) -> bool:
+def has_wrong_convention(table: ScaleTable) -> bool:
     """Multipliers are far below one, divisors far above: a median on the wrong side means an exporter's mix-up."""
     if table.role != "weight_scale_2":
         return False
@@ -160,7 +160,7 @@ def convention_findings(facts: Facts) -> Iterator[Finding]:
     """``scale.convention``: whole layers whose second-level weight scales are stored the other way up."""
     for layer in facts.layers:
         tables = [facts.tables["weight_scale_2", layer, kind] for kind in facts.view.projections]
-        wrong = [table for table in tables if _has_wrong_convention(table)]
+        wrong = [table for table in tables if has_wrong_convention(table)]
         if wrong:
             names = dict.fromkeys(
                 facts.view.slot(layer, e, table.projection, "weight_scale_2").name

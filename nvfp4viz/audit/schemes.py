@@ -232,6 +232,17 @@ def promotion(facts: Facts) -> tuple[bool, str, str]:
 _PRE_QUANT_LIMIT = 4 * 1024 * 1024
 
 
+def vllm_refuses(checkpoint: Checkpoint) -> str | None:
+    """The algorithm that vLLM's ModelOpt loader does not know, such as ``NVFP4_AWQ``; None where it knows it."""
+    from nvfp4viz.serving.quant_config import resolve_quantization
+
+    try:
+        resolve_quantization(checkpoint.config, checkpoint.hf_quant_config)
+    except ServingError as error:
+        return str(checkpoint.quant_config.algo) if error.code == "serving.quant-algo" else None
+    return None
+
+
 def _pre_quant_scales(facts: Facts) -> Iterator[Finding]:
     """AWQ's ``pre_quant_scale`` on some experts of a projection only, or all ones (Model-Optimizer#1142, #1354)."""
     view = facts.view

@@ -1,0 +1,143 @@
+"""The forecast against tiny-moe itself: every fault that shows in the scalars, on every backend that is simulated.
+
+One layer of the trained model is loaded, converted and run as `nvfp4viz.serving` does, on the hidden states that a
+prompt brings there, with every token on the broken expert.  Undefined slots are run under every allocator.
+"""
+
+from functools import cache
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from nvfp4viz import serving
+from nvfp4viz.audit import audit
+from nvfp4viz.checkpoint import FAULTS, canonical, inject_tensors, memory_checkpoint, open_checkpoint
+from nvfp4viz.model.tokenizer import Tokenizer
+from nvfp4viz.serving import ALLOCATORS, load_parameters, process_weights_after_loading
+from nvfp4viz.serving.backends import RUNNERS, prepare_layer
+from sample_checkpoints import ensure
+
+LAYER, BAD, OTHER = 1, 5, 9
+BACKENDS = ("vllm-cutlass", "vllm-flashinfer-cutlass", "vllm-flashinfer-trtllm", "vllm-emulation", "vllm-marlin")
+PROMPT = "The orchard was quiet, and 12 + 7 = "
+# Faults whose finding needs no weight to be read.
+VISIBLE = [fault for fault in FAULTS.values() if fault.findings and not fault.deep]
+CASES = [
+    pytest.param(fault.id, role, projection, id=f"{fault.id}-{role}-{projection}")
+    for fault in VISIBLE
+    for role in fault.roles
+    for projection in ("gate", "up", "down")
+    if not (fault.id == "pair-mismatch" and projection == "down")
+]
+
+
+@cache
+def layer():
+    """One layer's tensors, its configuration, and the hidden states of a prompt there."""
+    served = serving.load(ensure("tiny-moe-nvfp4-full"), backend="vllm-marlin")
+    seen = {}
+
+    def watching(at, x, routing):
+        seen.setdefault(at, np.array(x))
+        return served.experts(at, x, routing)
+
+    served.model.forward(Tokenizer().encode(PROMPT), watching)
+    checkpoint = open_checkpoint(ensure("tiny-moe-nvfp4-full"))
+    prefix = canonical(checkpoint).blocks[LAYER]
+    tensors = {name: checkpoint.read_tensor(name) for name in checkpoint.tensors if name.startswith(f"{prefix}.")}
+    return tensors, checkpoint.config, checkpoint.hf_quant_config, seen[LAYER]
+
+
+def opened(tensors):
+    _, config, quant, _ = layer()
+    return memory_checkpoint(tensors, config=config, hf_quant_config=quant)
+
+
+def parameters_of(tensors, allocator="zeros", seed=0):
+    checkpoint = opened(tensors)
+    [parameters], _ = load_parameters(checkpoint, canonical(checkpoint), allocator=allocator, seed=seed)
+    return parameters
+
+
+def run(parameters, backend, expert):
+    """The layer's output with every token on one expert."""
+    x = layer()[3]
+    experts = prepare_layer(parameters, process_weights_after_loading(parameters, backend))
+    routing = SimpleNamespace(ids=np.full((len(x), 1), expert, np.int32), weights=np.ones((len(x), 1), np.float32))
+    return RUNNERS[type(experts)](x, routing, experts).out.astype(np.float64)
+
+
+@cache
+def truth(expert):
+    """The answer with activations in BF16, which no activation scale touches."""
+    return run(parameters_of(layer()[0]), "vllm-marlin", expert)
+
+
+def outcome(values, expert):
+    reference = truth(expert)
+    if not np.isfinite(values).all():
+        return "nan"
+    if np.abs(values).max() <= 1e-12 * np.abs(reference).max():
+        return "zero"
+    error = np.linalg.norm(values - reference) / np.linalg.norm(reference)
+    return "safe" if error < 0.3 else "degraded"
+
+
+def agrees(forecast, seen):
+    if forecast.outcome == "ignored":
+        return seen == "safe"
+    return seen == forecast.outcome or seen in forecast.possible
+
+
+def test_the_healthy_layer_is_safe_everywhere():
+    tensors = layer()[0]
+    assert {item.outcome for item in audit(opened(tensors)).backends} == {"safe"}
+    for backend in BACKENDS:
+        for expert in (BAD, OTHER):
+            assert outcome(run(parameters_of(tensors), backend, expert), expert) == "safe"
+
+
+@pytest.mark.parametrize(("fault", "role", "projection"), CASES)
+def test_every_fault_comes_out_as_forecast(fault, role, projection):
+    healthy, config, quant, _ = layer()
+    tensors = inject_tensors(
+        healthy, fault, layer=LAYER, expert=BAD, projection=projection, role=role, seed=3, config=config,
+        hf_quant_config=quant,
+    )  # fmt: skip
+    forecasts = {item.name: item for item in audit(opened(tensors)).backends}
+    lost = fault == "missing"
+    fates = (
+        [(name, seed) for name in ALLOCATORS for seed in range(4 if name == "random" else 1)]
+        if lost
+        else [("zeros", 0)]
+    )
+    loaded = [parameters_of(tensors, *fate) for fate in fates]
+    for backend in BACKENDS:
+        forecast = forecasts[backend]
+        seen = {outcome(run(parameters, backend, BAD), BAD) for parameters in loaded}
+        for each in seen:
+            assert agrees(forecast, each), (backend, forecast.outcome, forecast.possible, seen)
+        if forecast.scope in ("none", "experts"):
+            others = {outcome(run(parameters, backend, OTHER), OTHER) for parameters in loaded}
+            assert others == {"safe"}, (backend, forecast.scope, others)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_whole_model_comes_out_as_forecast(backend):
+    """A NaN in one expert that the prompt reaches: generated to the end, once a backend."""
+    healthy = open_checkpoint(ensure("tiny-moe-nvfp4-full"))
+    served = serving.load(healthy, backend="vllm-marlin")
+    used = served.generate(PROMPT, 1).trace.routes[-1, LAYER]
+    tensors = inject_tensors(
+        healthy.read_tensors(), "nan", layer=LAYER, expert=int(used[0]), projection="down", config=healthy.config,
+        hf_quant_config=healthy.hf_quant_config,
+    )  # fmt: skip
+    broken = memory_checkpoint(tensors, config=healthy.config, hf_quant_config=healthy.hf_quant_config)
+    forecast = next(item for item in audit(broken).backends if item.name == backend)
+    nan = np.asarray(serving.load(broken, backend=backend).generate(PROMPT, 1).trace.nan_fraction, np.float64)
+    assert (forecast.outcome == "nan") == bool(nan[-1, LAYER:].any())
+    # What comes before the broken layer is as it was.
+    assert not nan[:, :LAYER].any()
+    assert forecast.outcome == ("ignored" if backend == "vllm-marlin" else "nan")
+    assert forecast.layers == (() if backend == "vllm-marlin" else (LAYER,))
