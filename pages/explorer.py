@@ -19,7 +19,9 @@ UPLOAD = explorer_open.UPLOAD
 with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
     own = st.toggle(page.t("source.upload"), key="explorer.own")
     if not own:
-        st.selectbox(page.t("source.label"), SAMPLE_IDS, format_func=sample_title, **page.view.widget("checkpoint"))
+        st.selectbox(
+            page.t("source.label"), SAMPLE_IDS, format_func=sample_title, width=460, **page.view.widget("checkpoint")
+        )
     st.selectbox(
         page.t("backends.gpu"),
         ("any", *explorer.GPUS),

@@ -31,14 +31,37 @@ def test_a_cell_picked_on_the_map_becomes_the_slot(visit):
     assert re.search(r"expert=\d+", page.url)
 
 
+def test_findings_alike_open_from_one_card(visit):
+    page = visit("/explorer?lang=en")
+    card = page.locator("[class*=st-key-card_explorer]")
+    assert card.count() == 1
+    assert card.get_by_role("listitem").count() == 0
+    card.get_by_text("Show each of the").click()
+    settle(page)
+    card.get_by_role("listitem").first.wait_for()
+    assert card.get_by_role("listitem").count() > 3
+
+
+@pytest.mark.parametrize("path", ["/explorer", "/fault_lab"])
+@pytest.mark.parametrize("tab", [0, 1, 2])
+def test_a_phone_never_scrolls_sideways(visit, path, tab):
+    """Wide tables scroll inside their own frame."""
+    page = visit(f"{path}?lang=en", width=390)
+    page.get_by_role("tab").nth(tab).click()
+    settle(page)
+    main = page.locator("[data-testid=stMain]")
+    assert main.evaluate("box => box.scrollWidth <= box.clientWidth")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
         ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "Git LFS"),
         ("model.safetensors", b"<!DOCTYPE html><html><body>404</body></html>", "web page"),
         ("model.safetensors", b"", "is empty"),
+        ("model.safetensors", (200_000_000).to_bytes(8, "little") + b"{}", "a header of 200,000,000 bytes"),
     ],
-    ids=["lfs pointer", "web page", "empty"],
+    ids=["lfs pointer", "web page", "empty", "header of 200 MB"],
 )
 def test_a_corrupt_upload_is_named_and_the_page_lives_on(visit, name, content, says):
     page = visit("/explorer?lang=en")
