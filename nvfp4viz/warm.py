@@ -1,7 +1,8 @@
-"""``python -m nvfp4viz.warm``: compile every Numba kernel now, so that no page waits for a compiler.
+"""``python -m nvfp4viz.warm``: compile every kernel now, so that no page waits for a compiler.
 
 Kernels state their signatures, so importing their modules is all it takes; later processes load the compiled code from
-Numba's cache in a fraction of a second.  Every module whose name ends in ``kernels`` or ``kernel`` holds some.
+Numba's cache in a fraction of a second.  Every module whose name ends in ``kernels`` or ``kernel`` holds some.  Where a
+GPU computes, the CUDA kernels are compiled for it into the cache of `nvfp4viz.device.build`.
 """
 
 from __future__ import annotations
@@ -10,8 +11,13 @@ import importlib
 import sys
 import threading
 import time
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
+
+from nvfp4viz import device
+from nvfp4viz.device import build
+from nvfp4viz.errors import DeviceError
 
 PACKAGE = Path(__file__).parent
 
@@ -26,15 +32,37 @@ def kernel_modules() -> list[str]:
     return [".".join((PACKAGE.name, *file.relative_to(PACKAGE).with_suffix("").parts)) for file in files]
 
 
+def cuda_sources() -> list[str]:
+    """Files of ``kernels/`` that the app may launch on this machine's GPU; none where the CPU computes."""
+    if device.describe_device().computes_on != "cuda":
+        return []
+    return sorted(path.name for path in build.KERNELS.glob("*.cu") if path.stem != "selftest")
+
+
+def steps() -> list[tuple[str, Callable[[], object]]]:
+    """What there is to compile, by name, and how."""
+    found: list[tuple[str, Callable[[], object]]] = [
+        (name, partial(importlib.import_module, name)) for name in kernel_modules()
+    ]
+    gpus = device.describe_device().gpus
+    return found + [(name, partial(build.cubin, name, build.target_of(gpus[0].capability))) for name in cuda_sources()]
+
+
 def warm() -> float:
-    """Import all kernel modules, showing progress on stderr; returns the seconds it took."""
-    names = kernel_modules()
+    """Compile everything, showing progress on stderr; returns the seconds it took.
+
+    A CUDA kernel that does not compile is named and left to the CPU, which the pages then say.
+    """
+    todo = steps()
     begin = time.perf_counter()
-    for done, name in enumerate(names, start=1):
-        print(f"\rCompiling kernels {done}/{len(names)}: {name:<50}", end="", file=sys.stderr, flush=True)
-        importlib.import_module(name)
+    for done, (name, compile_it) in enumerate(todo, start=1):
+        print(f"\rCompiling kernels {done}/{len(todo)}: {name:<50}", end="", file=sys.stderr, flush=True)
+        try:
+            compile_it()
+        except DeviceError as error:
+            print(f"\r{error.what} {error.why}", file=sys.stderr)
     seconds = time.perf_counter() - begin
-    print(f"\r{len(names)} kernel modules are ready after {seconds:.1f} s.{'':<50}", file=sys.stderr)
+    print(f"\r{len(todo)} kernel modules are ready after {seconds:.1f} s.{'':<50}", file=sys.stderr)
     return seconds
 
 
@@ -47,9 +75,9 @@ def warm_in_background() -> threading.Thread:
     """
 
     def load() -> None:
-        for name in kernel_modules():
+        for name, compile_it in steps():
             try:
-                importlib.import_module(name)
+                compile_it()
             except Exception as error:
                 print(f"{name} did not load: {error}", file=sys.stderr)
 

@@ -23,7 +23,7 @@ SEES = {
     "audit": {"errors", "formats", "quant", "checkpoint", "serving"},
     "figures": {"errors", "formats", "quant", "moe", "model", "checkpoint", "serving", "audit", "device"},
     "cli": {"errors", "formats", "quant", "moe", "checkpoint", "model", "serving", "audit"},
-    "warm": {"errors", "formats", "quant", "moe", "checkpoint", "model", "serving"},
+    "warm": {"errors", "formats", "quant", "moe", "checkpoint", "model", "serving", "device"},
 }
 
 

@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from nvfp4viz import device, warm
+from nvfp4viz.device import build
+from nvfp4viz.errors import DeviceError
 from nvfp4viz.warm import kernel_modules, warm_in_background
 
 ROOT = Path(__file__).parents[1]
@@ -44,3 +47,34 @@ def test_a_server_loads_its_kernels_in_the_background_once():
     thread.join(120)
     assert not thread.is_alive()
     assert set(kernel_modules()) <= set(sys.modules)
+
+
+H200 = device.DeviceReport("cuda", "EPYC", 2, (device.Gpu("H200", (9, 0)),), (13, 0), None)
+
+
+def test_cuda_kernels_are_compiled_for_the_gpu_that_computes(monkeypatch):
+    """Each for its full target; one that does not compile is named, and the rest goes on."""
+    asked = []
+
+    def compile_(source, target):
+        asked.append((source, target))
+        if source == "amax.cu":
+            raise DeviceError("device.compile", file=source, target=target, log="no")
+        return b""
+
+    monkeypatch.setattr(device, "_found", lambda: H200)
+    monkeypatch.setattr(device.outcome, "failure", None)
+    monkeypatch.setattr(warm, "kernel_modules", list)
+    monkeypatch.setattr(build, "cubin", compile_)
+    warm.warm()
+    assert {target for _, target in asked} == {"sm_90"}
+    assert {"probe.cu", "quantize.cu", "gemm_w4a4.cu", "amax.cu"} <= {source for source, _ in asked}
+
+
+def test_without_a_gpu_no_cuda_kernel_is_compiled(monkeypatch):
+    monkeypatch.setattr(
+        device, "_found", lambda: device.DeviceReport("cpu", "EPYC", 2, (), None, DeviceError("device.no-driver"))
+    )
+    assert warm.cuda_sources() == []
+    monkeypatch.setattr(warm, "kernel_modules", list)
+    assert warm.steps() == []
