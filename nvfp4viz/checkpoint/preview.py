@@ -73,11 +73,21 @@ def _packed_rows(checkpoint: Checkpoint, view: CanonicalView, slot: Slot, data: 
         ("E2M1", _numbers(values)),
     ]
     scale = view.slot(slot.layer, slot.expert, slot.projection, "weight_scale")
-    second = view.slot(slot.layer, slot.expert, slot.projection, "weight_scale_2")
-    if scale.entry is None or second.entry is None or scale.entry.dtype != "F8_E4M3":
+    dialect = view.dialects.get(slot.layer)
+    if scale.entry is None or dialect is None or scale.entry.dtype not in dialect.scale_types:
         return tuple(rows)
-    block = decode_e4m3(np.frombuffer(checkpoint.read_first(scale.name, 1), np.uint8))[0]
-    stored = checkpoint.read_scalar(second.name)
+    byte = np.frombuffer(checkpoint.read_first(scale.name, 1), np.uint8)
+    if dialect.block == "MXFP4":
+        block = decode_ue8m0(byte)[0]
+        rows.append(("scale", f"block {block:g}"))
+        rows.append(("weights", _numbers(values * block)))
+        return tuple(rows)
+    second = view.slot(slot.layer, slot.expert, slot.projection, "weight_scale_2")
+    if second.entry is None or second.entry.dtype != "F32" or not second.entry.nbytes:
+        return tuple(rows)
+    block = decode_e4m3(byte)[0]
+    # Of a tensor that holds all experts, the first bytes are the first expert's, and so is the first scale.
+    stored = np.frombuffer(checkpoint.read_first(second.name, 4), "<f4")[0]
     with np.errstate(all="ignore"):
         level = np.float32(1) / stored if view.divisors_in(slot.layer) else stored
         rows.append(("scale", f"block {block:g} × second level {level:g}"))
