@@ -10,13 +10,15 @@ from nvfp4viz.device import dispatch
 
 @pytest.mark.parametrize("recipe", dispatch.CUDA_RECIPES)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
-def test_quantised_and_back(recipe, dtype):
+@pytest.mark.parametrize("garbage", [False, True], ids=["own scale", "NaN, Inf and zeros under a given scale"])
+def test_quantised_and_back(recipe, dtype, garbage):
     x = (np.random.default_rng(5).standard_normal((130, 288)) * 3).astype(dtype)
-    x[3, :32], x[4, 7], x[5, 9] = 0, np.nan, -np.inf
-    expected = quant.quantize(x, recipe=recipe, global_scale=None if "-cuda" not in recipe else 37.5)
-    found, where = dispatch.quantize(
-        x, recipe=recipe, global_scale=None if "-cuda" not in recipe else 37.5, device="cuda"
-    )
+    scale = None
+    if garbage:
+        x[3, :32], x[4, 7], x[5, 9] = 0, np.nan, -np.inf
+        scale = 37.5 if recipe in quant.NVFP4_RECIPES else None
+    expected = quant.quantize(x, recipe=recipe, global_scale=scale)
+    found, where = dispatch.quantize(x, recipe=recipe, global_scale=scale, device="cuda")
     assert where == "cuda"
     assert np.array_equal(found.packed, expected.packed)
     assert np.array_equal(found.scales, expected.scales)
