@@ -81,6 +81,10 @@ def build_parser() -> argparse.ArgumentParser:
     audit.add_argument("--output", metavar="FILE", help="write the report there instead of stdout")
     audit.add_argument("--fail-on", choices=FAIL_ON, default="backend", help="exit 1 from here on (default: backend)")
     audit.add_argument("--gpu", metavar="sm_NN", help="say which backend vLLM picks there by itself")
+    audit.add_argument("--deep", action="store_true", help="read every packed code and block scale too")
+    audit.add_argument(
+        "--resume", action="store_true", help="with --deep: go on where a stopped scan of these files was"
+    )
     audit.add_argument("--paths", action="store_true", help="name the source with its full path in the report")
     audit.add_argument("--quiet", action="store_true", help="no progress")
 
@@ -95,7 +99,7 @@ def build_parser() -> argparse.ArgumentParser:
     inject.add_argument("--fault", required=True, metavar="ID")
     inject.add_argument("--layer", type=int, required=True)
     inject.add_argument("--expert", type=int, required=True)
-    inject.add_argument("--projection", choices=("gate", "up", "down"), required=True)
+    inject.add_argument("--projection", choices=("gate", "up", "gate_up", "down"), required=True)
     inject.add_argument("--role", choices=("input_scale", "weight_scale_2", "weight_scale", "weight"))
     inject.add_argument("--value", type=float)
     inject.add_argument("--seed", type=int, default=0)
@@ -104,6 +108,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _audit(options: argparse.Namespace) -> int:
     from nvfp4viz.audit import run_audit, to_json, to_text
+    from nvfp4viz.audit.deep_findings import deepen
     from nvfp4viz.audit.report import VERDICTS
     from nvfp4viz.checkpoint import inspect
     from nvfp4viz.checkpoint.source import is_address
@@ -117,6 +122,8 @@ def _audit(options: argparse.Namespace) -> int:
         local = options.paths and not is_address(options.source)
         shown = str(Path(options.source).resolve()) if local else None
         done = run_audit(checkpoint, gpu=gpu, shown_as=shown)
+        if options.deep:
+            done = deepen(done, progress=progress, resume=options.resume)
     report = done.report
     if options.format == "json":
         text = to_json(report)

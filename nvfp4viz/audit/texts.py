@@ -1,6 +1,6 @@
 """Words of findings and forecasts, by key and language.
 
-``content/<language>/findings.toml`` has one table per text with ``message`` and ``advice``; forecasts stand there as
+``content/<language>/findings*.toml`` have one table per text with ``message`` and ``advice``; forecasts stand there as
 ``["why.…"]`` with a ``message`` alone.  Container and configuration findings share their words with the errors of
 `nvfp4viz.checkpoint` (``what`` and ``why`` are the message, ``next`` the advice).
 """
@@ -18,7 +18,10 @@ from nvfp4viz.errors import CONTENT, error_texts
 @cache
 def finding_texts(language: str) -> dict[str, dict[str, str]]:
     """All texts of one language: ``{key: {"message": …, "advice": …}}``."""
-    return tomllib.loads((CONTENT / language / "findings.toml").read_text(encoding="utf-8"))
+    texts: dict[str, dict[str, str]] = {}
+    for path in sorted((CONTENT / language).glob("findings*.toml")):
+        texts |= tomllib.loads(path.read_text(encoding="utf-8"))
+    return texts
 
 
 def words(text: str, params: Mapping[str, Any], language: str = "en") -> tuple[str, str]:

@@ -79,6 +79,10 @@ class Checkpoint:
         except CheckpointError as error:
             return Header(file, 0, problems=(from_error("container.unreadable", file, error),))
 
+    def read_range(self, file: str, begin: int, end: int) -> bytes:
+        """Bytes of a shard, whatever they belong to; fewer only where the file ends.  Counted in `bytes_read`."""
+        return self._fetch(file, begin, end)
+
     def _fetch(self, file: str, begin: int, end: int) -> bytes:
         data = self.source.read_range(file, begin, end)
         self._count(len(data))

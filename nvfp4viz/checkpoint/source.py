@@ -153,6 +153,10 @@ class LocalSource:
         except OSError as error:
             raise _unreadable(file, error) from None
 
+    def modified(self, file: str) -> int:
+        """When the file was last written, in nanoseconds: what was once seen of it may no longer be true."""
+        return self.path(file).stat().st_mtime_ns
+
     def read_range(self, file: str, begin: int, end: int) -> bytes:
         return self.read_ranges(file, [(begin, end)])[0]
 

@@ -220,11 +220,11 @@ def linear(name: str, rows: int = HIDDEN, columns: int = HIDDEN, second: float =
 
 def mx_draft() -> dict[str, Tensor]:
     """DeepSeek's draft experts, still in MXFP4, and attention in FP8."""
-    out = fp8("layers.0.attn.wq_a", "scale", "F8_E8M0")
+    out, rng = fp8("layers.0.attn.wq_a", "scale", "F8_E8M0"), np.random.default_rng(4)
     for expert in range(EXPERTS):
         for disk, (rows, columns) in (("w1", SIZES["gate"]), ("w3", SIZES["up"]), ("w2", SIZES["down"])):
             at = f"mtp.0.ffn.experts.{expert}.{disk}"
-            out[f"{at}.weight"] = typed(np.full((rows, columns // 2), 0x21, np.uint8), "I8")
+            out[f"{at}.weight"] = typed(rng.integers(0, 256, (rows, columns // 2), np.uint8), "I8")
             out[f"{at}.scale"] = typed(np.full((rows, columns // 32), 120, np.uint8), "F8_E8M0")
     return out
 

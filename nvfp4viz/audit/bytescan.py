@@ -1,0 +1,156 @@
+"""What the bytes of packed codes and block scales show, eight at a time.
+
+One pass over a tensor in pieces that fit the second-level cache; every number is exact.  Codes are E2M1 nibbles: the
+low three bits are the magnitude, 0 for zero and 7 for 6.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.uint64]
+_U = np.uint64
+# Bytes looked at together.
+PIECE = 1 << 17
+# Positions that are kept of what is wrong.
+SHOWN = 4
+
+_MAGNITUDES, _EACH = _U(0x7777777777777777), _U(0x1111111111111111)
+_LOW_SEVEN, _ONES, _SIGNS = _U(0x7F7F7F7F7F7F7F7F), _U(0x0101010101010101), _U(0x8080808080808080)
+
+
+class Scan(msgspec.Struct, array_like=True, gc=False):
+    """What was seen of one tensor, or of one expert's part of it.
+
+    Attributes
+    ----------
+    nbytes
+        Bytes seen.
+    total, parity
+        Sum (modulo 2^64) and exclusive or of its eight-byte words: equal tensors agree in both.
+    nonzero
+        Some packed code has a magnitude; always True for scales.
+    sixes
+        Packed codes of magnitude 6.
+    nans, negatives
+        Block scales that are NaN, and others with a sign bit.
+    nan_at, negative_at
+        Places of the first few, counted in bytes from the tensor's first.
+    cast
+        E8M0 bytes are what a cast of 2^(b − 127) to an integer leaves.
+    """
+
+    nbytes: int = 0
+    total: int = 0
+    parity: int = 0
+    nonzero: bool = True
+    sixes: int = 0
+    nans: int = 0
+    negatives: int = 0
+    nan_at: tuple[int, ...] = ()
+    negative_at: tuple[int, ...] = ()
+    cast: bool = False
+
+
+class Scanner:
+    """Adds up one tensor's bytes as they come.
+
+    Parameters
+    ----------
+    kind
+        ``"E2M1"`` (packed codes), ``"E4M3"`` or ``"E8M0"`` (block scales).
+
+    >>> scanner = Scanner("E4M3")
+    >>> scanner.add(np.uint8([0x38, 0x7F, 0xB8]))
+    >>> scanner.done().nan_at, scanner.done().negatives
+    ((1,), 1)
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._scan = Scan(nonzero=kind != "E2M1")
+        self._seen: npt.NDArray[np.bool_] = np.zeros(256, np.bool_)
+
+    def add(self, data: Bytes) -> None:
+        """The next bytes; all but the last call bring a multiple of eight."""
+        for at in range(0, len(data), PIECE):
+            self._piece(data[at : at + PIECE])
+
+    def done(self) -> Scan:
+        scan = self._scan
+        if self.kind == "E8M0":
+            scan.cast = _looks_cast(self._seen)
+        return scan
+
+    def _piece(self, data: Bytes) -> None:
+        scan, begin = self._scan, self._scan.nbytes
+        scan.nbytes += len(data)
+        words = _words(data)
+        scan.total = (scan.total + int(np.add.reduce(words))) % 2**64
+        scan.parity ^= int(np.bitwise_xor.reduce(words))
+        if self.kind == "E2M1":
+            self._codes(words)
+        elif self.kind == "E4M3":
+            self._e4m3(data, words, begin)
+        else:
+            self._e8m0(data, begin)
+
+    def _codes(self, words: Words) -> None:
+        scan = self._scan
+        scan.nonzero = scan.nonzero or bool(np.bitwise_or.reduce(words) & _MAGNITUDES)
+        # All three bits of a magnitude set: 6.
+        full = words >> _U(1)
+        full &= words
+        full &= words >> _U(2)
+        full &= _EACH
+        scan.sixes += int(np.bitwise_count(full).sum(dtype=np.int64))
+
+    def _e4m3(self, data: Bytes, words: Words, begin: int) -> None:
+        scan = self._scan
+        # 0x7F plus one carries into the sign bit, and nothing else does.
+        spare = words & _LOW_SEVEN
+        spare += _ONES
+        suspects = (np.bitwise_or.reduce(spare) | np.bitwise_or.reduce(words)) & _SIGNS
+        if not suspects:
+            return
+        nans = np.flatnonzero((data & 0x7F) == 0x7F)
+        negatives = np.flatnonzero((data & 0x80 != 0) & (data != 0xFF))
+        scan.nans += len(nans)
+        scan.negatives += len(negatives)
+        scan.nan_at = _first(scan.nan_at, nans, begin)
+        scan.negative_at = _first(scan.negative_at, negatives, begin)
+
+    def _e8m0(self, data: Bytes, begin: int) -> None:
+        scan = self._scan
+        counts = np.bincount(data, minlength=256)
+        self._seen |= counts > 0
+        if counts[255]:
+            scan.nans += int(counts[255])
+            scan.nan_at = _first(scan.nan_at, np.flatnonzero(data == 255), begin)
+
+
+def _words(data: Bytes) -> Words:
+    """The bytes as words, aligned, with zeros to fill the last one."""
+    rest = -len(data) % 8
+    if rest or data.ctypes.data % 8:
+        data = np.concatenate([data, np.zeros(rest, np.uint8)])
+    return data.view(_U)
+
+
+def _first(known: tuple[int, ...], found: npt.NDArray[Any], begin: int) -> tuple[int, ...]:
+    return (*known, *(found[: SHOWN - len(known)] + begin).tolist()) if len(known) < SHOWN else known
+
+
+# Powers of two as integers, and 0 for everything below one.  Real exponents lie about 127, so that 64 and 128 (2^-63
+# and 2) alone would prove nothing.
+_POWERS = frozenset({0, *(1 << k for k in range(8))})
+
+
+def _looks_cast(seen: npt.NDArray[np.bool_]) -> bool:
+    bytes_seen = set(np.flatnonzero(seen).tolist()) - {255}
+    return bool(bytes_seen) and bytes_seen <= _POWERS and min(bytes_seen) < 64

@@ -1,0 +1,311 @@
+"""``--deep``: every packed code and block scale read once, in file order, in bounded memory, and resumable.
+
+Shards are independent: `scan_file` needs a way to read and a list of units, and gives one small record for each.  What
+is done is kept shard by shard, so that a scan that was stopped goes on with the next shard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from nvfp4viz.audit.bytescan import Scan, Scanner
+from nvfp4viz.audit.containers import fingerprint
+from nvfp4viz.audit.linears import Linear
+from nvfp4viz.checkpoint import CanonicalView, Checkpoint, TensorEntry, printable
+from nvfp4viz.checkpoint.dialects import PACKED
+from nvfp4viz.checkpoint.dialects.per_expert import E8M0
+from nvfp4viz.errors import CheckpointError
+
+# Bytes of one read, reads that wait while one is looked at, and the gap that is read over rather than skipped.
+READ, AHEAD, GAP = 8 << 20, 2, 1 << 16
+# Told of a stage's name, how many MiB are done, and of how many.
+Progress = Callable[[str, int, int], None]
+Read = Callable[[str, int, int], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One tensor, or one expert's part of a tensor that holds all experts.
+
+    Attributes
+    ----------
+    kind
+        ``"E2M1"``, ``"E4M3"`` or ``"E8M0"``.
+    columns
+        Bytes of one row.
+    layer, expert, projection
+        None for an ordinary module.
+    role
+        ``"weight"`` or ``"weight_scale"``.
+    """
+
+    name: str
+    file: str
+    begin: int
+    end: int
+    kind: str
+    columns: int
+    role: str
+    layer: int | None = None
+    expert: int | None = None
+    projection: str | None = None
+
+
+def plan(checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear]) -> dict[str, list[Unit]]:
+    """All units, by file and in the order of their places."""
+    units: list[Unit] = []
+    whole: set[int] = set()
+    for (layer, expert, projection), module in view.modules.items():
+        if module.state != "quantised" or id(module) in whole:
+            continue
+        if module.whole:
+            whole.add(id(module))
+        for role in ("weight", "weight_scale"):
+            entry = module.tensors.get(role)
+            kind = _kind(role, entry)
+            if entry is None or not kind:
+                continue
+            parts = entry.shape[0] if module.whole and len(entry.shape) > 1 else 1
+            size = entry.nbytes // parts if parts else 0
+            for part in range(parts):
+                at, who = entry.begin + part * size, part if module.whole else expert
+                place = (entry.name, entry.file, at, at + size, kind, max(1, entry.shape[-1]))
+                units.append(Unit(*place, role, layer, who, projection))
+    for linear in linears:
+        if linear.format in ("NVFP4", "MXFP4"):
+            for role in ("weight", "weight_scale"):
+                entry = linear.tensor(role) or (linear.tensors.get("scale") if role == "weight_scale" else None)
+                kind = _kind(role, entry)
+                if entry is not None and kind:
+                    columns = max(1, entry.shape[-1])
+                    units.append(Unit(entry.name, entry.file, entry.begin, entry.end, kind, columns, role))
+    out: dict[str, list[Unit]] = {header.file: [] for header in checkpoint.files}
+    for unit in sorted(units, key=lambda unit: unit.begin):
+        out[unit.file].append(unit)
+    return {file: found for file, found in out.items() if found}
+
+
+def _kind(role: str, entry: TensorEntry | None) -> str:
+    """How its bytes are to be looked at; empty where they are of no format that is looked into."""
+    if entry is None or not entry.shape:
+        return ""
+    if role == "weight":
+        return "E2M1" if entry.dtype in PACKED else ""
+    return "E4M3" if entry.dtype == "F8_E4M3" else "E8M0" if entry.dtype in E8M0 else ""
+
+
+def scan_file(read: Read, file: str, units: Sequence[Unit], told: Callable[[int], None] = lambda _: None) -> list[Scan]:
+    """Read one file's units with ``read(file, begin, end)``; ``told`` hears of bytes as they are done.
+
+    Raises
+    ------
+    CheckpointError
+        ``source.*``, or ``checkpoint.unreadable`` where the file has become shorter.
+    """
+    scanners = [Scanner(unit.kind) for unit in units]
+    for begin, data, parts in _reads(read, file, units):
+        array = np.frombuffer(data, np.uint8)
+        for number, first, last in parts:
+            if len(data) < last - begin:
+                shown = printable(units[number].name)
+                raise CheckpointError("checkpoint.unreadable", tensor=shown, file=printable(file))
+            scanners[number].add(array[first - begin : last - begin])
+        told(sum(last - first for _, first, last in parts))
+    return [scanner.done() for scanner in scanners]
+
+
+# A part of a read: which unit, and the place in the file where its bytes begin and end.
+Part = tuple[int, int, int]
+
+
+def _reads(read: Read, file: str, units: Sequence[Unit]) -> Iterator[tuple[int, bytes, list[Part]]]:
+    """Reads of about `READ` bytes in file order, the next ones under way while one is looked at."""
+    with ThreadPoolExecutor(1) as reader:
+        waiting: list[tuple[int, list[Part], Future[bytes]]] = []
+        for begin, end, parts in _cuts(units):
+            waiting.append((begin, parts, reader.submit(read, file, begin, end)))
+            if len(waiting) > AHEAD:
+                first, found, data = waiting.pop(0)
+                yield first, data.result(), found
+        for first, found, data in waiting:
+            yield first, data.result(), found
+
+
+def _cuts(units: Sequence[Unit]) -> Iterator[tuple[int, int, list[Part]]]:
+    """Large tensors cut into reads, small neighbours joined into one."""
+    begin, end, parts = 0, 0, list[Part]()
+    for number, unit in enumerate(units):
+        for first in range(unit.begin, unit.end, READ):
+            last = min(first + READ, unit.end)
+            if parts and (first < end or first - end > GAP or last - begin > READ):
+                yield begin, end, parts
+                parts = []
+            if not parts:
+                begin = first
+            parts.append((number, first, last))
+            end = last
+    if parts:
+        yield begin, end, parts
+
+
+# ------------------------------------------------------------------------------------------------- the whole
+
+
+@dataclass(frozen=True, slots=True)
+class DeepScan:
+    """Every unit with what was seen of it, and groups of experts whose codes are equal byte for byte.
+
+    Attributes
+    ----------
+    twins
+        (layer, projection) to groups of expert numbers.
+    resumed
+        Shards whose records came from an earlier scan.
+    nbytes
+        Bytes looked at, those of an earlier scan apart.
+    """
+
+    units: tuple[Unit, ...]
+    scans: tuple[Scan, ...]
+    twins: dict[tuple[int, str], list[tuple[int, ...]]]
+    resumed: int
+    nbytes: int
+
+
+def deep_scan(
+    checkpoint: Checkpoint,
+    view: CanonicalView,
+    linears: Sequence[Linear],
+    *,
+    progress: Progress | None = None,
+    resume: bool = False,
+    state: Path | None = None,
+) -> DeepScan:
+    """Read all packed codes and block scales.
+
+    Parameters
+    ----------
+    progress
+        Is told of MiB done.
+    resume
+        Go on where an earlier scan of the same files stopped.
+    state
+        Where the records are kept until the scan is complete; by default below the user's cache folder.
+
+    Raises
+    ------
+    CheckpointError
+        As `scan_file`.
+    """
+    work = plan(checkpoint, view, linears)
+    kept = _State(state or default_state(checkpoint, work), resume)
+    total = sum(unit.end - unit.begin for units in work.values() for unit in units)
+    done, fresh = 0, 0
+
+    def told(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress("weights", done >> 20, max(1, total >> 20))
+
+    scans: dict[str, list[Scan]] = {}
+    for file, units in work.items():
+        known = kept.scans.get(file)
+        if known is not None and len(known) == len(units):
+            scans[file] = known
+            told(sum(unit.end - unit.begin for unit in units))
+        else:
+            scans[file] = scan_file(checkpoint.read_range, file, units, told)
+            fresh += sum(scan.nbytes for scan in scans[file])
+            kept.add(file, scans[file])
+    flat_units = tuple(unit for units in work.values() for unit in units)
+    flat_scans = tuple(scan for file in work for scan in scans[file])
+    twins = _twins(checkpoint.read_range, flat_units, flat_scans)
+    kept.remove()
+    return DeepScan(flat_units, flat_scans, twins, len(kept.scans), fresh)
+
+
+def _twins(read: Read, units: Sequence[Unit], scans: Sequence[Scan]) -> dict[tuple[int, str], list[tuple[int, ...]]]:
+    """Experts of one layer whose packed codes are equal: by their sums first, and then byte by byte."""
+    alike: dict[tuple[object, ...], list[Unit]] = {}
+    for unit, scan in zip(units, scans, strict=True):
+        if unit.role == "weight" and unit.expert is not None and scan.nonzero:
+            key = (unit.layer, unit.projection, scan.nbytes, scan.total, scan.parity)
+            alike.setdefault(key, []).append(unit)
+    out: dict[tuple[int, str], list[tuple[int, ...]]] = {}
+    for group in alike.values():
+        rest = group
+        while len(rest) > 1:
+            first, *others = rest
+            same = [unit for unit in others if _equal(read, first, unit)]
+            if same:
+                assert first.layer is not None
+                assert first.projection is not None
+                ids = tuple(sorted(unit.expert for unit in (first, *same) if unit.expert is not None))
+                out.setdefault((first.layer, first.projection), []).append(ids)
+            rest = [unit for unit in others if unit not in same]
+    return out
+
+
+def _equal(read: Read, one: Unit, two: Unit) -> bool:
+    for at in range(0, one.end - one.begin, READ):
+        pieces = [read(unit.file, unit.begin + at, min(unit.begin + at + READ, unit.end)) for unit in (one, two)]
+        if pieces[0] != pieces[1]:
+            return False
+    return True
+
+
+def default_state(checkpoint: Checkpoint, work: dict[str, list[Unit]]) -> Path:
+    """A file of the user's cache, named after what is scanned: layout, files, sizes, and where it is."""
+    digest = hashlib.sha256(fingerprint(checkpoint.tensors).encode())
+    for header in checkpoint.files:
+        digest.update(f"\0{header.file}\0{header.size}\0{len(work.get(header.file, ()))}".encode())
+        modified = getattr(checkpoint.source, "modified", None)
+        if modified is not None:
+            digest.update(str(modified(header.file)).encode())
+    digest.update(checkpoint.name.encode())
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "nvfp4viz" / f"deep-{digest.hexdigest()[:32]}.jsonl"
+
+
+class _State:
+    """Records of finished shards, one a line; a line that was cut off counts as not written."""
+
+    def __init__(self, path: Path, resume: bool) -> None:
+        self._path = path
+        self.scans: dict[str, list[Scan]] = {}
+        if resume and path.exists():
+            for line in path.read_bytes().splitlines():
+                try:
+                    file, scans = msgspec.json.decode(line, type=tuple[str, list[Scan]])
+                except msgspec.MsgspecError:
+                    continue
+                self.scans[file] = scans
+        # What was cut off goes; what is known stays.
+        self._write("wb", self.scans)
+
+    def add(self, file: str, scans: list[Scan]) -> None:
+        self._write("ab", {file: scans})
+
+    def _write(self, mode: str, scans: dict[str, list[Scan]]) -> None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open(mode) as out:
+                for file, found in scans.items():
+                    out.write(msgspec.json.encode((file, found)) + b"\n")
+        except OSError:
+            # Nowhere to keep it, or no room: the scan goes on, and can only be started anew.
+            return
+
+    def remove(self) -> None:
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)

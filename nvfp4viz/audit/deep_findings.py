@@ -1,0 +1,162 @@
+"""Findings about packed codes and block scales, out of a `deep_scan`.
+
+Experts of one layer and projection with the same fault are one finding; ordinary modules with the same fault are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from nvfp4viz.audit.bytescan import Scan
+from nvfp4viz.audit.deep import DeepScan, Progress, Unit, deep_scan
+from nvfp4viz.audit.findings import make, ordered
+from nvfp4viz.audit.linears import collect_linears
+from nvfp4viz.audit.report import Finding, worst
+from nvfp4viz.audit.run import Audit
+from nvfp4viz.audit.texts import id_list
+
+Pairs = list[tuple[Unit, Scan]]
+
+# Part of the codes that may be ±6 before they count as clipped.  A block's largest value is 6 by construction;
+# bell-shaped weights have a tenth of their codes there, uniform ones a sixth, MXFP4's power-of-two scales a fifth.
+SATURATED = 0.3
+# Fewer codes than this prove nothing about their distribution.
+ENOUGH = 1024
+
+
+def deepen(done: Audit, *, progress: Progress | None = None, resume: bool = False, state: Path | None = None) -> Audit:
+    """The same audit with every packed code and block scale read as well.
+
+    Parameters
+    ----------
+    progress, resume, state
+        As for `deep_scan`.
+
+    Raises
+    ------
+    CheckpointError
+        ``source.*`` or ``checkpoint.unreadable``: a shard cannot be read to its end.
+    """
+    checkpoint = done.checkpoint
+    before = checkpoint.bytes_read
+    linears = collect_linears(checkpoint, done.view)
+    scan = deep_scan(checkpoint, done.view, linears, progress=progress, resume=resume, state=state)
+    report = done.report
+    findings = ordered([*report.findings, *deep_findings(scan)])
+    read = report.container.bytes_read + checkpoint.bytes_read - before
+    return replace(
+        done,
+        report=msgspec.structs.replace(
+            report,
+            findings=findings,
+            verdict=worst([item.severity for item in findings]),
+            container=msgspec.structs.replace(report.container, bytes_read=read),
+        ),
+    )
+
+
+def deep_findings(scan: DeepScan) -> Iterator[Finding]:
+    """All findings of codes ``block-scale.nan``, ``.negative``, ``.exponent-cast``; ``weight.all-zero``,
+    ``.saturated``, ``.duplicate-expert``.
+    """
+    groups: dict[tuple[int | None, str | None], Pairs] = {}
+    for unit, seen in zip(scan.units, scan.scans, strict=True):
+        groups.setdefault((unit.layer, unit.projection), []).append((unit, seen))
+    for (layer, projection), pairs in groups.items():
+        scales = [pair for pair in pairs if pair[0].role == "weight_scale"]
+        weights = [pair for pair in pairs if pair[0].role == "weight"]
+        zero = [pair for pair in weights if not pair[1].nonzero and pair[1].nbytes]
+        empty = {(unit.expert, unit.name.rpartition(".")[0]) for unit, _ in zero}
+        nans = [pair for pair in scales if pair[1].nans]
+        cast = [
+            (unit, seen)
+            for unit, seen in scales
+            # All scales 2^-127 are right for a weight of zeros.
+            if seen.cast and (unit.expert, unit.name.rpartition(".")[0]) not in empty
+        ]
+        yield from _bytes(layer, projection, nans, "nan", lambda seen: (seen.nans, seen.nan_at))
+        negative = [pair for pair in scales if pair[1].negatives]
+        yield from _bytes(layer, projection, negative, "negative", lambda seen: (seen.negatives, seen.negative_at))
+        yield from _plain(layer, projection, cast, "block-scale.exponent-cast")
+        yield from _plain(layer, projection, zero, "weight.all-zero")
+        full = [
+            (unit, seen)
+            for unit, seen in weights
+            if seen.nbytes * 2 >= ENOUGH and seen.sixes > SATURATED * seen.nbytes * 2
+        ]
+        share = max((seen.sixes / (2 * seen.nbytes) for _, seen in full), default=0.0)
+        yield from _plain(layer, projection, full, "weight.saturated", share=f"{share:.0%}")
+    yield from _twins(scan)
+
+
+def _bytes(
+    layer: int | None,
+    projection: str | None,
+    pairs: Pairs,
+    kind: str,
+    of: Callable[[Scan], tuple[int, tuple[int, ...]]],
+) -> Iterator[Finding]:
+    """Wrong bytes of block scales, with their number and the (row, block) of the first ones."""
+    if not pairs:
+        return
+    places = []
+    for unit, seen in pairs[:3]:
+        at = ", ".join("({}, {})".format(*divmod(place, unit.columns)) for place in of(seen)[1])
+        places.append(at if unit.expert is None or len(pairs) == 1 else f"{unit.expert}: {at}")
+    fill = {"positions": "; ".join(places) + ("; …" if len(pairs) > 3 else "")}
+    count = sum(of(seen)[0] for _, seen in pairs)
+    yield _make(layer, projection, pairs, f"block-scale.{kind}", "error", count, fill)
+
+
+def _plain(layer: int | None, projection: str | None, pairs: Pairs, code: str, **fill: object) -> Iterator[Finding]:
+    if pairs:
+        yield _make(layer, projection, pairs, code, "warn", len(pairs), fill)
+
+
+def _make(
+    layer: int | None,
+    projection: str | None,
+    pairs: Pairs,
+    code: str,
+    severity: str,
+    count: int,
+    fill: dict[str, object],
+) -> Finding:
+    names = tuple(dict.fromkeys(unit.name for unit, _ in pairs))
+    experts = tuple(sorted({unit.expert for unit, _ in pairs if unit.expert is not None}))
+    text = code if layer is not None else f"{code}.linear"
+    return make(
+        code, severity, text=text, role=pairs[0][0].role, layer=layer, projection=projection,
+        experts=experts or None, tensors=names, count=count, fill=fill,
+    )  # fmt: skip
+
+
+def _twins(scan: DeepScan) -> Iterator[Finding]:
+    """Equal in every projection is one finding; equal in some only is one a projection."""
+    kinds: dict[int, set[str]] = {}
+    names: dict[tuple[int, str, int], str] = {}
+    for unit in scan.units:
+        if unit.role == "weight" and unit.layer is not None and unit.projection is not None and unit.expert is not None:
+            kinds.setdefault(unit.layer, set()).add(unit.projection)
+            names[unit.layer, unit.projection, unit.expert] = unit.name
+    layers = dict.fromkeys(layer for layer, _ in scan.twins)
+    for layer in layers:
+        found = {kind: set(scan.twins.get((layer, kind), ())) for kind in kinds[layer]}
+        everywhere = set.intersection(*found.values())
+        groups = [(None, everywhere), *((kind, ids - everywhere) for kind, ids in sorted(found.items()))]
+        for projection, sets in groups:
+            if sets:
+                experts = tuple(sorted(expert for ids in sets for expert in ids))
+                shown = [kind for kind in sorted(kinds[layer]) if projection in (None, kind)]
+                words = "; ".join(id_list(ids, 8) for ids in sorted(sets)[:4]) + ("; …" if len(sets) > 4 else "")
+                yield make(
+                    "weight.duplicate-expert", "warn",
+                    text="weight.duplicate-expert" if projection is None else "weight.duplicate-expert.projection",
+                    role="weight", layer=layer, projection=projection, experts=experts, count=len(experts),
+                    tensors=tuple(dict.fromkeys(names[layer, kind, e] for e in experts for kind in shown)),
+                    fill={"groups": words},
+                )  # fmt: skip

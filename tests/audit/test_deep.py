@@ -1,0 +1,370 @@
+"""``--deep``: exact counts over bytes, a finding for each fault in each layout, stopping and going on."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from nvfp4viz.audit import run_audit
+from nvfp4viz.audit.bytescan import PIECE, Scanner
+from nvfp4viz.audit.deep import READ, deep_scan, default_state, plan, scan_file
+from nvfp4viz.audit.deep_findings import deepen
+from nvfp4viz.audit.linears import collect_linears
+from nvfp4viz.checkpoint import FAULTS, Tensor, inject, inspect, tensor, write_checkpoint
+from nvfp4viz.errors import CheckpointError
+from tests.audit.layouts import EXPERTS, HIDDEN, LAYOUTS, SIZES, linear
+from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, opened
+from tests.checkpoint.web_server import Site, serve
+
+BAD = 3
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def found(checkpoint, **options):
+    """What ``--deep`` adds: (code, severity, layer, projection, experts, count)."""
+    plain = run_audit(checkpoint)
+    deep = deepen(plain, **options).report
+    added = [item for item in deep.findings if item not in plain.report.findings]
+    return [(i.code, i.severity, i.layer, i.projection, i.experts, i.count) for i in added]
+
+
+# ---------------------------------------------------------------------------------------- counting bytes
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 1000, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 5])
+@pytest.mark.parametrize("shift", [0, 3])
+def test_codes_are_counted_exactly(size, shift):
+    data = np.random.default_rng(size).integers(0, 256, size + shift, dtype=np.uint8)[shift:]
+    scanner = Scanner("E2M1")
+    scanner.add(data)
+    scan = scanner.done()
+    nibbles = np.concatenate([data & 15, data >> 4])
+    words = np.frombuffer(data.tobytes() + bytes(-size % 8), np.uint64)
+    assert (scan.nbytes, scan.sixes) == (size, int((nibbles & 7 == 7).sum()))
+    assert scan.nonzero == bool((nibbles & 7).any())
+    assert scan.total == sum(words.tolist()) % 2**64
+    assert scan.parity == int(np.bitwise_xor.reduce(words))
+
+
+@pytest.mark.parametrize("code", [0x00, 0x08, 0x80, 0x88])
+def test_minus_zero_is_zero(code):
+    scanner = Scanner("E2M1")
+    scanner.add(np.full(100, code, np.uint8))
+    assert not scanner.done().nonzero
+
+
+def test_every_byte_of_a_block_scale_is_judged_by_itself():
+    """All 256 bytes, each alone among sound ones, at every place of a word."""
+    for byte in range(256):
+        for place in range(8):
+            data = np.full(24, 0x38, np.uint8)
+            data[8 + place] = byte
+            scanner = Scanner("E4M3")
+            scanner.add(data)
+            scan = scanner.done()
+            nan = byte & 0x7F == 0x7F
+            assert (scan.nans, scan.negatives) == (int(nan), int(byte >= 0x80 and not nan)), hex(byte)
+            assert scan.nan_at == ((8 + place,) if nan else ())
+
+
+def test_the_first_places_are_kept_across_pieces():
+    data = np.full(2 * PIECE, 0x38, np.uint8)
+    places = [5, PIECE - 1, PIECE, PIECE + 77, 2 * PIECE - 1]
+    data[places] = 0x7F
+    scanner = Scanner("E4M3")
+    scanner.add(data[: 8 * 1000])
+    scanner.add(data[8 * 1000 :])
+    assert (scanner.done().nans, scanner.done().nan_at) == (5, tuple(places[:4]))
+
+
+@pytest.mark.parametrize(
+    ("values", "cast"),
+    [
+        ([118, 120, 121], False),
+        ([0, 0, 1, 4], True),
+        ([0, 0, 0], True),
+        ([128, 128], False),
+        ([64, 128], False),
+        ([0, 120], False),
+        ([0, 2, 255], True),
+        ([255], False),
+    ],
+)
+def test_exponents_that_were_cast(values, cast):
+    scanner = Scanner("E8M0")
+    scanner.add(np.uint8(values))
+    assert scanner.done().cast is cast
+
+
+# ------------------------------------------------------------------------- each fault in each layout
+
+
+def spoiled(layout, kind, role, change):
+    """The layout with one expert's bytes changed by ``change(bytes (rows, columns)) -> None``."""
+    tensors = layout.tensors()
+    name = layout.name(BAD, kind, role)
+    old = tensors[name]
+    data = np.frombuffer(old.tobytes(), np.uint8).copy()
+    parts = data.reshape(1 if layout.arrangement == "expert" else EXPERTS, SIZES[kind][0], -1)
+    change(parts[0 if layout.arrangement == "expert" else BAD])
+    tensors[name] = Tensor(old.dtype, old.shape, data.tobytes())
+    return tensors
+
+
+def put(value, *place):
+    def change(part):
+        part[place or ...] = value
+
+    return change
+
+
+@pytest.mark.parametrize("id", LAYOUTS)
+def test_a_healthy_layout_stays_healthy(id):
+    assert found(LAYOUTS[id].open()) == []
+
+
+@pytest.mark.parametrize("id", LAYOUTS)
+def test_every_fault_in_every_layout(id):
+    layout = LAYOUTS[id]
+    kind, ids = "down", (BAD,)
+    cases = [
+        (("weight", put(0)), "weight.all-zero", "warn", 1),
+        (("weight", put(0x88)), "weight.all-zero", "warn", 1),
+        (("weight", put(0x7F)), "weight.saturated", "warn", 1),
+    ]
+    if layout.block == "NVFP4":
+        cases += [
+            (("weight_scale", put(0x7F, 2, 1)), "block-scale.nan", "error", 1),
+            (("weight_scale", put(0xFF, 5)), "block-scale.nan", "error", 2),
+            (("weight_scale", put(0xB8, 2, 1)), "block-scale.negative", "error", 1),
+            (("weight_scale", put(0x80, 2, 1)), "block-scale.negative", "error", 1),
+        ]
+    else:
+        cases += [
+            (("weight_scale", put(0xFF, 2, 0)), "block-scale.nan", "error", 1),
+            (("weight_scale", put(0)), "block-scale.exponent-cast", "warn", 1),
+        ]
+    for (role, change), code, severity, count in cases:
+        checkpoint = layout.open(spoiled(layout, kind, role, change))
+        layer = run_audit(checkpoint).view.moe_layers[0]
+        assert found(checkpoint) == [(code, severity, layer, kind, ids, count)], code
+
+
+@pytest.mark.parametrize("id", LAYOUTS)
+def test_equal_experts_in_every_layout(id):
+    layout = LAYOUTS[id]
+    tensors = layout.tensors()
+    for kind in layout.kinds:
+        name = layout.name(BAD, kind, "weight")
+        old = tensors[name]
+        if layout.arrangement == "expert":
+            tensors[name] = tensors[layout.name(6, kind, "weight")]
+        else:
+            data = np.frombuffer(old.tobytes(), np.uint8).copy().reshape(EXPERTS, -1)
+            data[BAD] = data[6]
+            tensors[name] = Tensor(old.dtype, old.shape, data.tobytes())
+        if kind == "down":
+            continue
+    layer = run_audit(layout.open()).view.moe_layers[0]
+    assert found(layout.open(tensors)) == [("weight.duplicate-expert", "warn", layer, None, (3, 6), 2)]
+
+
+def test_equal_in_one_projection_only():
+    layout = LAYOUTS["modelopt"]
+    tensors = layout.tensors()
+    tensors[layout.name(1, "up", "weight")] = tensors[layout.name(4, "up", "weight")]
+    [item] = [i for i in deepen(run_audit(layout.open(tensors))).report.findings if i.code == "weight.duplicate-expert"]
+    assert (item.projection, item.experts, item.text) == ("up", (1, 4), "weight.duplicate-expert.projection")
+    assert "1, 4" in item.message
+
+
+def test_the_same_sums_are_not_the_same_codes():
+    """Rows in another order add up to the same, and are another matrix."""
+    layout = LAYOUTS["modelopt"]
+    tensors = layout.tensors()
+    name = layout.name(4, "up", "weight")
+    rows = np.frombuffer(tensors[name].tobytes(), np.uint8).reshape(SIZES["up"][0], -1)
+    turned = Tensor("U8", tensors[name].shape, rows[::-1].tobytes())
+    assert found(layout.open({**tensors, layout.name(1, "up", "weight"): turned})) == []
+
+
+def test_a_weight_of_zeros_may_have_the_smallest_scales():
+    layout = LAYOUTS["DeepSeek V4"]
+    tensors = spoiled(layout, "down", "weight", put(0))
+    scale = layout.name(BAD, "down", "weight_scale")
+    tensors[scale] = Tensor(tensors[scale].dtype, tensors[scale].shape, bytes(len(tensors[scale].tobytes())))
+    assert [item[0] for item in found(layout.open(tensors))] == ["weight.all-zero"]
+
+
+def test_positions_are_rows_and_blocks():
+    layout = LAYOUTS["modelopt"]
+    tensors = spoiled(layout, "gate", "weight_scale", put(0x7F, 11, 2))
+    report = deepen(run_audit(layout.open(tensors))).report
+    assert "(11, 2)" in report.findings[0].message
+    assert report.verdict == "error"
+
+
+def test_ordinary_modules_are_looked_at_too():
+    more = linear("model.layers.0.self_attn.o_proj", HIDDEN, HIDDEN)
+    scale = more["model.layers.0.self_attn.o_proj.weight_scale"]
+    data = np.frombuffer(scale.tobytes(), np.uint8).copy()
+    data[5] = 0x7F
+    data[6] = 0xA0
+    more["model.layers.0.self_attn.o_proj.weight_scale"] = Tensor(scale.dtype, scale.shape, data.tobytes())
+    zero = more["model.layers.0.self_attn.o_proj.weight"]
+    more["model.layers.0.self_attn.o_proj.weight"] = Tensor("U8", zero.shape, bytes(len(zero.tobytes())))
+    assert found(opened({**base(), **more})) == [
+        ("block-scale.nan", "error", None, None, None, 1),
+        ("block-scale.negative", "error", None, None, None, 1),
+        ("weight.all-zero", "warn", None, None, None, 1),
+    ]
+
+
+@pytest.mark.parametrize("byte", [0x00, 0x88])
+def test_25_rows_of_zeros(byte):
+    """ollama#15866: an expert's codes are all zero, written as plus or minus zero."""
+    tensors = base()
+    name = "model.layers.0.mlp.experts.0.up_proj.weight"
+    tensors[name] = tensor(np.full(tensors[name].shape, byte, np.uint8))
+    report = deepen(run_audit(opened(tensors))).report
+    assert [(i.code, i.severity, i.projection, i.experts) for i in report.findings] == [
+        ("weight.all-zero", "warn", "up", (0,))
+    ]
+    assert "0x88" in report.findings[0].message
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_checkpoint(tmp_path / "model", base(layers=2), config=CONFIG | {"num_hidden_layers": 2},
+                     hf_quant_config=QUANT, max_shard_bytes=1400)  # fmt: skip
+    assert len(list((tmp_path / "model").glob("*.safetensors"))) > 3
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS.values() if fault.deep], ids=lambda fault: fault.id)
+def test_an_injected_fault_gives_what_it_promises(folder, tmp_path, fault):
+    if fault.id == "exponent-cast":
+        layout = LAYOUTS["DeepSeek V4"]
+        folder = tmp_path / "mx"
+        write_checkpoint(folder, layout.tensors(), config=layout.config)
+    inject(folder, tmp_path / "out", fault.id, layer=0, expert=1, projection="up", seed=3)
+    codes = {item[0] for item in found(inspect(tmp_path / "out"))}
+    assert codes == set(fault.findings)
+
+
+# -------------------------------------------------------------------------------- reading, stopping, going on
+
+
+def test_bytes_read_are_those_of_the_files(folder):
+    """Headers, scalars, and each code and block scale once."""
+    report = deepen(run_audit(folder)).report
+    box = report.container
+    router = sum(entry.nbytes for entry in inspect(folder).tensors.values() if entry.dtype == "BF16")
+    assert box.bytes_read <= box.bytes + 8 * 4 * 24 * 2
+    assert box.bytes_read >= box.bytes - router
+
+
+def test_a_remote_checkpoint_can_be_read_deep(folder):
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with serve(Site(files)) as site:
+        assert found(inspect(site.address)) == []
+
+
+class Stop(Exception):
+    pass
+
+
+def test_a_stopped_scan_goes_on(folder, tmp_path):
+    checkpoint = inspect(folder)
+    done = run_audit(checkpoint)
+    linears = collect_linears(checkpoint, done.view)
+    shards = len(plan(checkpoint, done.view, linears))
+    state = tmp_path / "state.jsonl"
+    calls = []
+
+    def stop(stage, count, total):
+        calls.append(stage)
+        if len(calls) == 3:
+            raise Stop
+
+    with pytest.raises(Stop):
+        deep_scan(checkpoint, done.view, linears, progress=stop, state=state)
+    # A line that was being written when the power went.
+    state.write_bytes(state.read_bytes() + b'["model-00003')
+    second = deep_scan(checkpoint, done.view, linears, resume=True, state=state)
+    whole = deep_scan(checkpoint, done.view, linears, state=state)
+    assert 0 < second.resumed < shards
+    assert second.nbytes < whole.nbytes
+    assert (second.units, second.scans, second.twins) == (whole.units, whole.scans, whole.twins)
+    assert whole.resumed == 0
+    # A finished scan leaves nothing behind.
+    assert not state.exists()
+
+
+def test_changed_files_are_not_taken_for_seen(folder):
+    checkpoint = inspect(folder)
+    view = run_audit(checkpoint).view
+    work = plan(checkpoint, view, ())
+    before = default_state(checkpoint, work)
+    assert before == default_state(inspect(folder), work)
+    shard = folder / checkpoint.files[0].file
+    shard.write_bytes(shard.read_bytes())
+    assert before != default_state(inspect(folder), work)
+
+
+def test_nowhere_to_keep_what_is_seen(folder, tmp_path, monkeypatch):
+    """A home that cannot be written costs the chance to go on, and no more."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert found(inspect(folder)) == []
+
+
+def test_progress_ends_at_the_end(folder):
+    told = []
+    deepen(run_audit(folder), progress=lambda *at: told.append(at))
+    assert told[-1][0] == "weights"
+    assert all(done <= total for _, done, total in told)
+
+
+def test_a_shard_that_has_become_shorter(folder):
+    checkpoint = inspect(folder)
+    view = run_audit(checkpoint).view
+    file = checkpoint.files[-1].file
+    units = plan(checkpoint, view, ())[file]
+    path = folder / file
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(CheckpointError) as caught:
+        scan_file(checkpoint.read_range, file, units)
+    assert caught.value.code == "checkpoint.unreadable"
+
+
+def test_large_tensors_are_read_in_parts_and_in_bounded_memory(tmp_path):
+    """Three reads a tensor; positions count from the tensor's first byte."""
+    rows = 3 * READ // 4096 + 8
+    tensors = {}
+    for expert in range(4):
+        for kind in ("gate_proj", "up_proj", "down_proj"):
+            at = f"model.layers.0.mlp.experts.{expert}.{kind}"
+            weight = np.full((rows, 4096), 0x12, np.uint8)
+            weight[expert] = 0x34
+            scales = np.full((rows, 512), 0x38, np.uint8)
+            if expert == 2 and kind == "up_proj":
+                scales[rows - 1, 511] = 0x7F
+            tensors |= {f"{at}.weight": tensor(weight), f"{at}.weight_scale": tensor(scales, "F8_E4M3"),
+                        f"{at}.weight_scale_2": tensor(np.float32(1e-4)),
+                        f"{at}.input_scale": tensor(np.float32(1e-3 * (1 + expert / 10)))}  # fmt: skip
+    write_checkpoint(tmp_path / "large", tensors, config=CONFIG, hf_quant_config=QUANT)
+    del tensors
+    done = run_audit(tmp_path / "large")
+    tracemalloc.start()
+    report = deepen(done).report
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 * READ
+    [item] = [item for item in report.findings if item.code == "block-scale.nan"]
+    assert (item.projection, item.experts) == ("up", (2,))
+    assert f"({rows - 1}, 511)" in item.message
