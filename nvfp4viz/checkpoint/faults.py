@@ -1,8 +1,9 @@
 """Break a checkpoint on purpose, on a copy, at one slot.
 
 `FAULTS` says for each fault where it can be put and what the audit must say about it, or that no check of the file
-alone can see it.  `changes` computes the new tensors; `inject` writes a new folder (see `injection`), `inject_tensors`
-works on tensors in memory.  Inputs are never changed.
+alone can see it.  Where a tensor holds all experts, a fault changes one expert's row of it; one number for all of them
+changes for all, and ``missing`` takes the whole tensor away.  `changes` computes the new tensors; `inject` writes a new
+folder (see `injection`), `inject_tensors` works on tensors in memory.  Inputs are never changed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nvfp4viz.checkpoint.canonical import CanonicalView, canonical_of
+from nvfp4viz.checkpoint.canonical import CanonicalView, Slot, canonical_of
 from nvfp4viz.checkpoint.header import TensorEntry
 from nvfp4viz.checkpoint.problems import printable
 from nvfp4viz.checkpoint.quantconfig import read_quant_config
@@ -99,6 +100,7 @@ FAULTS: dict[str, Fault] = {
 
 # New tensors by name; None takes the tensor away.
 Changes = dict[str, Tensor | None]
+U8 = npt.NDArray[np.uint8]
 
 
 def inject_tensors(
@@ -179,7 +181,8 @@ def changes(
         raise InputError(
             "fault.no-such-slot", layer=layer, expert=expert, projection=printable(projection), layers=_span(numbers)
         )
-    if fault == "pair-mismatch" and projection not in ("gate", "up"):
+    paired = {"gate", "up"} <= set(view.projections)
+    if (fault == "pair-mismatch" and projection not in ("gate", "up")) or (fault == "gate-up-swap" and not paired):
         raise InputError("fault.pair", projection=printable(projection))
     at = _At(view, read, layer, expert, projection, role or spec.roles[0], seed)
     factor = next((number for number in (value, spec.value) if number is not None), 1.0)
@@ -187,11 +190,8 @@ def changes(
         return {at.name(at.role): None}
     if fault in ("neighbour", "duplicate-expert", "gate-up-swap"):
         return _copied(at, fault)
-    name = at.name(at.role)
-    item = read(name)
-    if at.role in SCALARS:
-        return {name: _scalar(at, item, fault, factor)}
-    return {name: _bytes(at, item, fault)}
+    old = at.bytes(at.role)
+    return at.changed(at.role, _scalar(at, old, fault, factor) if at.role in SCALARS else _bytes(at, old, fault))
 
 
 def _spec(fault: str, role: str | None, value: float | None) -> Fault:
@@ -218,13 +218,40 @@ class _At:
     role: str
     seed: int
 
-    def name(self, role: str, expert: int | None = None, projection: str | None = None) -> str:
+    def slot(self, role: str, expert: int | None = None, projection: str | None = None) -> Slot:
         slot = self.view.slot(
             self.layer, self.expert if expert is None else expert, projection or self.projection, role
         )
         if slot.entry is None:
             raise InputError("fault.absent", tensor=printable(slot.name))
-        return slot.name
+        return slot
+
+    def name(self, role: str) -> str:
+        return self.slot(role).name
+
+    def bytes(self, role: str, expert: int | None = None, projection: str | None = None) -> U8:
+        """What is stored for a slot: the tensor, or its row of a tensor that holds all experts."""
+        slot = self.slot(role, expert, projection)
+        item = self.read(slot.name)
+        stored = np.frombuffer(item.tobytes(), np.uint8)
+        return stored if slot.index is None else stored.reshape(item.shape[0], -1)[slot.index]
+
+    def changed(self, role: str, new: U8, projection: str | None = None) -> Changes:
+        """The tensor with this slot's bytes replaced."""
+        slot = self.slot(role, None, projection)
+        item = self.read(slot.name)
+        if slot.index is not None:
+            stored = np.frombuffer(item.tobytes(), np.uint8).reshape(item.shape[0], -1).copy()
+            stored[slot.index] = new.reshape(-1)
+            new = stored
+        return {slot.name: Tensor(item.dtype, item.shape, new.tobytes())}
+
+    def copied(self, role: str, expert: int, source: str, projection: str) -> Changes:
+        """The tensor of ``projection`` with what another slot has in place of this one's."""
+        if self.slot(role, None, projection).index is None:
+            # Type and shape come along.
+            return {self.slot(role, None, projection).name: self.read(self.slot(role, expert, source).name)}
+        return self.changed(role, self.bytes(role, expert, source), projection)
 
     @property
     def neighbour(self) -> int:
@@ -235,11 +262,11 @@ class _At:
         return np.random.default_rng([self.seed, self.layer, self.expert])
 
 
-def _scalar(at: _At, item: Tensor, fault: str, factor: float) -> Tensor:
+def _scalar(at: _At, old: U8, fault: str, factor: float) -> U8:
     """The number a fault leaves, as stored; zero, inf and subnormal mean the effective multiplier."""
-    stored = np.frombuffer(item.tobytes(), "<f4")
+    stored = old.view("<f4")
     new: npt.NDArray[Any]
-    divisor = at.view.divisors
+    divisor = at.view.divisors_in(at.layer)
     with np.errstate(all="ignore"):
         if fault == "scaled" or fault == "pair-mismatch":
             new = stored / np.float32(factor) if divisor else stored * np.float32(factor)
@@ -256,47 +283,48 @@ def _scalar(at: _At, item: Tensor, fault: str, factor: float) -> Tensor:
             # 1/x of the largest float32 is subnormal; 1/x of a subnormal is already infinite.
             inverse = {"zero": np.inf, "nan": np.nan, "inf": 0.0, "subnormal": np.finfo(np.float32).max}
             new = np.full_like(stored, (inverse if divisor else plain)[fault])
-    return Tensor("F32", item.shape, new.astype("<f4").tobytes())
+    return np.frombuffer(new.astype("<f4").tobytes(), np.uint8)
 
 
-def _bytes(at: _At, item: Tensor, fault: str) -> Tensor:
+def _bytes(at: _At, old: U8, fault: str) -> U8:
     """The bytes that a fault leaves in packed codes or block scales."""
-    old = np.frombuffer(item.tobytes(), np.uint8)
-    new: npt.NDArray[Any] = old.copy()
+    new: npt.NDArray[Any] = old.reshape(-1).copy()
+    slot = at.slot(at.role)
+    assert slot.entry is not None
+    dtype = slot.entry.dtype
     if fault == "nibble-swap":
-        new = (old << 4) | (old >> 4)
+        new = (new << 4) | (new >> 4)
     elif fault == "zero-weight":
         new[:] = 0
     elif fault == "exponent-cast":
-        if item.dtype not in ("F8_E8M0", "U8"):
-            raise InputError("fault.format", fault=fault, tensor=printable(at.name(at.role)), dtype=item.dtype)
+        if dtype not in ("F8_E8M0", "U8"):
+            raise InputError("fault.format", fault=fault, tensor=printable(slot.name), dtype=dtype)
         # A cast takes the value 2^(b−127) for the byte: everything below one becomes 0.
-        new = np.clip(np.exp2(old.astype(np.float64) - 127), 0, 255).astype(np.uint8)
+        new = np.clip(np.exp2(new.astype(np.float64) - 127), 0, 255).astype(np.uint8)
     elif new.size:
-        if item.dtype != "F8_E4M3":
-            raise InputError("fault.format", fault=fault, tensor=printable(at.name(at.role)), dtype=item.dtype)
+        if dtype != "F8_E4M3":
+            raise InputError("fault.format", fault=fault, tensor=printable(slot.name), dtype=dtype)
         place = int(at.rng.integers(0, new.size))
         new[place] = 0x7F if fault == "block-nan" else new[place] | 0x80
-    return Tensor(item.dtype, item.shape, new.tobytes())
+    return new
 
 
 def _copied(at: _At, fault: str) -> Changes:
-    """Whole tensors that stand where another's should."""
+    """Whole tensors, or rows of them, that stand where another's should."""
     if fault == "neighbour":
-        return {at.name(at.role): at.read(at.name(at.role, at.neighbour))}
-    roles = at.view.roles
+        return at.copied(at.role, at.neighbour, at.projection, at.projection)
+    roles = at.view.roles_in(at.layer)
+    out: Changes = {}
     if fault == "gate-up-swap":
         pair = {"gate": "up", "up": "gate"}
-        return {
-            at.name(role, projection=kind): at.read(at.name(role, projection=pair[kind]))
-            for kind in ("gate", "up")
-            for role in roles
-        }
-    return {
-        at.name(role, projection=kind): at.read(at.name(role, at.neighbour, kind))
-        for kind in at.view.projections
-        for role in roles
-    }
+        for role in roles:
+            for kind in ("gate", "up"):
+                out |= at.copied(role, at.expert, pair[kind], kind)
+        return out
+    for role in roles:
+        for kind in at.view.projections:
+            out |= at.copied(role, at.neighbour, kind, kind)
+    return out
 
 
 def _span(numbers: set[int]) -> str:
