@@ -7,9 +7,11 @@ scale.  The story page runs both on the same checkpoint.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, canonical
 from nvfp4viz.checkpoint.canonical import config_number
+from nvfp4viz.checkpoint.header import TensorEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +52,40 @@ def naive_check(checkpoint: Checkpoint, view: CanonicalView | None = None) -> Na
     view = view or canonical(checkpoint)
     index = checkpoint.index
     names = set(index) if index is not None else set(checkpoint.tensors)
-    weights = [
-        slot
+    places = [
+        (layer, expert, projection)
         for layer in view.moe_layers
         for expert in range(view.experts_in[layer])
         for projection in view.projections
-        if (slot := view.slot(layer, expert, projection, "weight")).entry is not None
     ]
-    expected = sum(view.experts_in[layer] for layer in view.moe_layers) * len(view.projections)
-    hidden, width = _sizes(checkpoint, view)
-    fitting = 0
-    for slot in weights:
-        assert slot.entry is not None
-        rows, columns = (hidden, width) if slot.projection == "down" else (width, hidden)
-        packed = slot.entry.dtype in ("U8", "I8")
-        fitting += slot.entry.shape == (rows, columns // 2 if packed else columns)
+    sizes = _sizes(checkpoint, view)
+    found = fitting = 0
+    for layer, expert, projection in places:
+        module = view.module(layer, expert, projection)
+        # An unquantised stack of experts is named like its module, without a suffix.
+        entry = module.tensors.get("weight") or module.extras.get("")
+        if entry is not None:
+            found += 1
+            fitting += _fits(entry, projection, sizes, view.experts_in[layer] if module.whole else None)
     return NaiveCheck(
         (
             NaiveStep("index", len(names), len(names & set(checkpoint.tensors))),
-            NaiveStep("weights", expected, len(weights)),
-            NaiveStep("shapes", len(weights), fitting),
+            NaiveStep("weights", len(places), found),
+            NaiveStep("shapes", found, fitting),
         )
     )
+
+
+def _fits(entry: TensorEntry, projection: str, sizes: tuple[int, int], stacked: int | None) -> bool:
+    """One expert's matrix as configured; of ``stacked`` experts in one tensor the number of values."""
+    hidden, width = sizes
+    rows, columns = (hidden, width) if projection == "down" else (width, hidden)
+    per_byte = 2 if entry.dtype in ("U8", "I8") else 1
+    if projection == "gate_up":
+        rows *= 2
+    if stacked is not None:
+        return prod(entry.shape) * per_byte == stacked * rows * columns
+    return entry.shape == (rows, columns // per_byte)
 
 
 def _sizes(checkpoint: Checkpoint, view: CanonicalView) -> tuple[int, int]:

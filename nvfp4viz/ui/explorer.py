@@ -130,7 +130,8 @@ def map_and_slot(page: Lesson, opened: Opened) -> None:
         page.prose("map.unreadable")
         return
     if not any(is_expected(report, role) for role in SCALE_ROLES):
-        page.prose("map.no_scales" if report.model.moe_layers else "map.none", scheme=report.format.scheme)
+        if report.format.scheme != "UNQUANTISED":  # that has been said
+            page.prose("map.no_scales" if report.model.moe_layers else "map.none", scheme=report.format.scheme)
         return
     stage, side = page.stage()
     with side:

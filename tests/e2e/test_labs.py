@@ -44,7 +44,7 @@ def test_findings_alike_open_from_one_card(visit):
 
 @pytest.mark.parametrize("path", ["/explorer", "/fault_lab"])
 @pytest.mark.parametrize("tab", [0, 1, 2])
-def test_a_phone_never_scrolls_sideways(visit, path, tab):
+def test_no_tab_scrolls_a_phone_sideways(visit, path, tab):
     """Wide tables scroll inside their own frame."""
     page = visit(f"{path}?lang=en", width=390)
     page.get_by_role("tab").nth(tab).click()
