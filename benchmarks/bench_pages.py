@@ -25,6 +25,7 @@ MAIN_FIGURES = {
     "two_level_scaling": ".lab",
     "explorer": ".field canvas",
     "fault_lab": ".js-plotly-plot .main-svg",
+    "kernel_lab": ".kernel-lab .machine",
 }
 STEPS = {2: ".reply", 3: ".field canvas", 4: ".chain button.row", 5: ".story table tbody tr"}
 

@@ -154,12 +154,18 @@ def presence_figure(presence: Presence, *, theme: Theme, lang: str, picked: str 
     for row, counts in enumerate(presence.counts):
         for column, count in enumerate(counts):
             cells[presence.state(row, column)].append((presence.targets[column], names[row], count))
+    # Squares fill their cells at any width; the marker on top, of the same colour, is there for the legend.
+    filled = [[1.0 if count else None for count in counts] for counts in presence.counts]
     looks = {
-        INSTRUCTION: {"symbol": "square", "size": 18, "color": scale.fill, "line": {"width": 1, "color": ink.ink}},
-        SOFTWARE: {"symbol": "circle-open", "size": 11, "color": ink.ink, "line": {"width": 2}},
+        INSTRUCTION: {"symbol": "square", "size": 13, "color": scale.fill},
+        SOFTWARE: {"symbol": "circle-open", "size": 10, "color": ink.ink, "line": {"width": 2}},
         UNUSED: {"symbol": "circle", "size": 4, "color": ink.muted},
     }
     figure = go.Figure()
+    figure.add_heatmap(
+        x=list(presence.targets), y=names, z=filled, colorscale=[[0, scale.fill], [1, scale.fill]], zmin=0, zmax=1,
+        showscale=False, xgap=2, ygap=3, hoverinfo="skip",
+    )  # fmt: skip
     for state, look in looks.items():
         text = [str(count) for _, _, count in cells[state]] if state == INSTRUCTION else None
         figure.add_scatter(

@@ -180,9 +180,9 @@ def _target_control(page: Lesson, presence: Presence, knows: bool) -> None:
         format_func=lambda target: f"{MARKS[presence.state_of(page.view['feature'], target)]} {target}",
         required=True,
         wrap=True,
-        help=page.t("control.marks"),
         **page.view.widget("target"),
     )
+    st.caption(page.t("control.marks"))
 
 
 def _ask_about_the_letter(page: Lesson) -> bool:
@@ -252,6 +252,7 @@ def machine_html(page: Lesson, presence: Presence) -> str:
     one = figures.feature(page.view["feature"])
     head = page.t("machine.head", target=here.target, instructions=here.instructions, registers=here.registers)
     memory = page.t("machine.memory", shared=here.shared_bytes, stack=here.stack_bytes)
+    memory += page.t("machine.list" if here.telling else "machine.no_list")
     rows = []
     for instruction in here.telling:
         hit = one.opcode.fullmatch(instruction.opcode)
@@ -260,7 +261,7 @@ def machine_html(page: Lesson, presence: Presence) -> str:
             f'<span class="times">{instruction.count} ×</span><code>{html.escape(instruction.example)}</code></li>'
         )
     return (
-        f'<section class="machine"><h3>{html.escape(head)}</h3><p>{html.escape(memory)}</p>'
+        f'<section class="machine"><h2>{html.escape(head)}</h2><p>{html.escape(memory)}</p>'
         f"<ul>{''.join(rows)}</ul></section>"
     )
 

@@ -89,7 +89,7 @@ def run_part(page: Lesson) -> None:
         done = of_settings(page)
     _compared_finding(page, done)
     page.html_table(
-        ("path", "recipe", ">compared", ">differing", "first", ">time"),
+        ("path", ">differing", "first", ">compared", "recipe", ">time"),
         [_table_row(page, run, d) for run, d in zip(done.runs, done.differences, strict=True)],
     )
     _bytes_table(page, done)
@@ -153,10 +153,10 @@ def _compared_finding(page: Lesson, done: Compared) -> None:
 def _table_row(page: Lesson, run: PathRun, difference: Difference) -> list[str | list[tuple[str, bool]]]:
     return [
         page.t(f"run.path.{run.path}"),
-        [(run.recipe, False)],
-        str(difference.bytes),
         [(str(difference.differing), difference.differing > 0)],
         _first(page, difference),
+        str(difference.bytes),
+        [(run.recipe, False)],
         f"{four(1e3 * run.seconds)}\u00a0ms",
     ]
 
@@ -192,12 +192,12 @@ def _bytes_table(page: Lesson, done: Compared) -> None:
         lines.append(
             [
                 page.t(f"run.path.{run.path}"),
-                [(f"{int(scale):02x}", bool(scale != truth.scales[row, block]))],
                 [(f"{int(b):02x}", bool(b != t)) for b, t in zip(packed, truth.packed[row, codes], strict=True)],
+                [(f"{int(scale):02x}", bool(scale != truth.scales[row, block]))],
             ]
         )
     st.markdown(page.t("run.block", row=row, block=block))
-    page.html_table(("path", "scale_byte", "code_bytes"), lines)
+    page.html_table(("path", "code_bytes", "scale_byte"), lines)
 
 
 def run_rows(page: Lesson) -> list[dict[str, Any]]:

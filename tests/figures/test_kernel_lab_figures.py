@@ -96,12 +96,13 @@ def test_sentences_come_from_the_same_record(presence, lang):
 @pytest.mark.parametrize("theme", THEMES)
 def test_presence_is_told_by_symbol_and_number(presence, theme, lang):
     spec = json.loads(figures.presence_figure(presence, theme=theme, lang=lang, picked="sm_90").to_json())
-    have, soft, unused = spec["data"]
-    assert len({trace["marker"]["symbol"] + str(trace["marker"]["size"]) for trace in spec["data"]}) == 3
+    cells, have, soft, unused = spec["data"]
+    assert cells["z"] == [[None, 1, None], [1, 1, 1], [None, None, None]]
+    assert len({trace["marker"]["symbol"] + str(trace["marker"]["size"]) for trace in (have, soft, unused)}) == 3
     assert have["text"] == ["16", "4", "4", "4"]
     assert soft["x"] == ["sm_90", "sm_120"]
     assert unused["x"] == ["sm_90", "sm_120a", "sm_120"]
-    assert sum(len(trace["x"]) for trace in spec["data"]) == 9
+    assert sum(len(trace["x"]) for trace in (have, soft, unused)) == 9
     assert contrast(have["marker"]["color"], have["textfont"]["color"]) >= 4.5
     assert contrast(soft["marker"]["color"], surface(theme).page) >= 4.5
     (frame,) = spec["layout"]["shapes"]
@@ -158,4 +159,4 @@ def test_every_committed_kernel_can_be_shown(source):
         assert presence.targets == EXTRACTED
         for lang in LANGUAGES:
             assert name in figures.describe_presence(presence, lang)
-        assert len(figures.presence_figure(presence, theme="light", lang="en").data) == 3
+        assert len(figures.presence_figure(presence, theme="light", lang="en").data) == 4
