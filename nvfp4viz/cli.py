@@ -81,6 +81,8 @@ def build_parser() -> argparse.ArgumentParser:
     audit.add_argument("--output", metavar="FILE", help="write the report there instead of stdout")
     audit.add_argument("--fail-on", choices=FAIL_ON, default="backend", help="exit 1 from here on (default: backend)")
     audit.add_argument("--gpu", metavar="sm_NN", help="say which backend vLLM picks there by itself")
+    audit.add_argument("--tp", type=_ranks, metavar="N", help="check where N tensor-parallel ranks cut the experts")
+    audit.add_argument("--ep", type=_ranks, metavar="N", help="check how N expert-parallel ranks share the experts")
     audit.add_argument("--deep", action="store_true", help="read every packed code and block scale too")
     audit.add_argument(
         "--resume", action="store_true", help="with --deep: go on where a stopped scan of these files was"
@@ -121,7 +123,7 @@ def _audit(options: argparse.Namespace) -> int:
         # An address is shown without its secrets, with or without --paths.
         local = options.paths and not is_address(options.source)
         shown = str(Path(options.source).resolve()) if local else None
-        done = run_audit(checkpoint, gpu=gpu, shown_as=shown)
+        done = run_audit(checkpoint, gpu=gpu, shown_as=shown, tp=options.tp, ep=options.ep)
         if options.deep:
             done = deepen(done, progress=progress, resume=options.resume)
     report = done.report
@@ -136,6 +138,14 @@ def _audit(options: argparse.Namespace) -> int:
     if options.fail_on == "never":
         return OK
     return FOUND if VERDICTS.index(report.verdict) >= VERDICTS.index(options.fail_on) else OK
+
+
+def _ranks(text: str) -> int:
+    """A number of ranks for argparse."""
+    number = int(text)
+    if not 1 <= number <= 65536:
+        raise ValueError
+    return number
 
 
 def _gpu(text: str | None) -> str | None:

@@ -113,7 +113,7 @@ def outcome_of_scales(
     return ("degraded", ("degraded", "safe", "zero")) if max(ratios) > LOSES_ABOVE else ("safe", ())
 
 
-def automatic_backend(gpu: str, activation: str, weight_only: bool) -> str | None:
+def automatic_backend(gpu: str, activation: str, weight_only: bool, mxfp4: str | None = None) -> str | None:
     """What vLLM 0.33 picks by itself on a GPU (``serving-vllm.md`` 5.1), with FlashInfer installed.
 
     Parameters
@@ -124,6 +124,9 @@ def automatic_backend(gpu: str, activation: str, weight_only: bool) -> str | Non
         ``"silu"``, ``"gelu_tanh"``, ``"relu2"``, …; some backends do not have all.
     weight_only
         The checkpoint is served as W4A16.
+    mxfp4
+        The dialect of MXFP4 experts, which have an order of their own (5.3); None for NVFP4.  What it picks may be
+        outside the vocabulary (Triton), which is None here.
 
     >>> automatic_backend("sm_120", "silu", False), automatic_backend("sm_90", "silu", False)
     ('vllm-flashinfer-cutlass', 'vllm-humming')
@@ -132,6 +135,12 @@ def automatic_backend(gpu: str, activation: str, weight_only: bool) -> str | Non
     capability = int(digits) if digits else 0
     if capability < 75:
         return None
+    if mxfp4 is not None:
+        if capability // 10 == 10:
+            return "vllm-flashinfer-trtllm"
+        if mxfp4 != "deepseek-v4":
+            return None
+        return "vllm-humming" if capability == 90 else "vllm-marlin"
     if weight_only or capability < 100:
         return "vllm-humming" if capability == 90 else "vllm-marlin"
     family = capability // 10 * 10

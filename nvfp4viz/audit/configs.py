@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from nvfp4viz.audit.facts import label_in
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.linears import Linear
 from nvfp4viz.audit.report import Finding
@@ -91,10 +92,7 @@ def _against_tensors(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Fi
 def _expert_labels(checkpoint: Checkpoint, view: CanonicalView) -> list[str]:
     """What the configuration calls the experts of each of the model's own quantised layers."""
     layers = [layer for layer in view.moe_layers if view.dialects[layer] is not None]
-    return [
-        checkpoint.quant_config.algo_of(view.blocks[layer], f"{view.blocks[layer]}.0.down_proj") or ""
-        for layer in layers
-    ]
+    return [label_in(checkpoint, view, layer) or "" for layer in layers]
 
 
 def _wrong_method(checkpoint: Checkpoint, view: CanonicalView) -> Finding | None:
@@ -172,7 +170,13 @@ def _quantises_every_linear(quant: QuantConfig) -> bool:
     if used.config_groups is None:
         return used.method is None or used.method.startswith("modelopt")
     groups = used.config_groups.values() if isinstance(used.config_groups, dict) else ()
-    targets = [group.get("targets") for group in groups if isinstance(group, dict)]
+    targets = [
+        group.get("targets")
+        for group in groups
+        if isinstance(group, dict)
+        and isinstance(weights := group.get("weights"), dict)
+        and weights.get("num_bits") == 4
+    ]
     return any(isinstance(names, list) and "Linear" in names for names in targets)
 
 

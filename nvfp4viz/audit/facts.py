@@ -157,7 +157,7 @@ class Facts:
 def collect(checkpoint: Checkpoint, view: CanonicalView) -> Facts:
     """Read the experts' scalars and note the state of every slot."""
     facts = Facts(checkpoint, view, _audited_layers(view))
-    facts.labels = {layer: _label(checkpoint, view, layer) for layer in facts.layers}
+    facts.labels = {layer: label_in(checkpoint, view, layer) for layer in facts.layers}
     facts.needs = {layer: _needs(view, layer, facts.labels[layer]) for layer in facts.layers}
     facts.unreadable = _unreadable_slots(checkpoint, view)
     for layer in facts.layers:
@@ -187,8 +187,10 @@ def _audited_layers(view: CanonicalView) -> tuple[int, ...]:
     return (*view.moe_layers, *(layer for layer in view.draft_layers if view.dialects[layer] is not None))
 
 
-def _label(checkpoint: Checkpoint, view: CanonicalView, layer: int) -> str | None:
-    return checkpoint.quant_config.algo_of(view.blocks[layer], f"{view.blocks[layer]}.0.down_proj")
+def label_in(checkpoint: Checkpoint, view: CanonicalView, layer: int) -> str | None:
+    """The algorithm that the configuration gives a layer's experts."""
+    modules = (view.module(layer, 0, kind).name for kind in view.projections)
+    return checkpoint.quant_config.algo_of(view.blocks[layer], *modules)
 
 
 def _needs(view: CanonicalView, layer: int, label: str | None) -> tuple[str, ...]:

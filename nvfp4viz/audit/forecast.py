@@ -349,8 +349,9 @@ def _weights(family: Family, weights: _LayerWeights) -> Iterable[_Effect]:
     if family.gate_rules and weights.mismatched.any():
         ids = tuple(np.flatnonzero(weights.mismatched).tolist())
         fill = {"experts": id_list(ids), "layer": layer, "slots": len(ids)}
+        text = "why.pair.maximum" if family.engine == "tensorrt-llm" else "why.pair"
         off = np.abs(np.log2(weights.ratios[list(ids)])).max()
-        yield _Effect("degraded", MILD if off < HARSH else WILD, "experts", {layer}, "why.pair", fill)
+        yield _Effect("degraded", MILD if off < HARSH else WILD, "experts", {layer}, text, fill)
     for kind, far in weights.far.items():
         told = weights.mismatched if family.gate_rules and kind in ("gate", "up") and weights.mismatched.size else False
         ids = tuple(np.flatnonzero(far & ~np.asarray(told)).tolist())

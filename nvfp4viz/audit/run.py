@@ -105,7 +105,9 @@ def run_audit(
         done = _audit(checkpoint, shown_as, tp, ep, siblings)
     if gpu is not None:
         scheme = _served_scheme(done.facts)
-        auto = automatic_backend(gpu, _activation(checkpoint), scheme.weight_only or scheme.promoted)
+        mxfp4 = done.view.dialect if done.view.scheme == "MXFP4" else None
+        auto = automatic_backend(gpu, _activation(checkpoint), scheme.weight_only or scheme.promoted, mxfp4)
+        auto = None if vllm_refuses(checkpoint) else auto
         return replace(done, report=msgspec.structs.replace(done.report, auto=auto))
     return done
 

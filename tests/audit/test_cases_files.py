@@ -6,9 +6,9 @@ import pytest
 
 from nvfp4viz.audit import audit
 from nvfp4viz.checkpoint import MemorySource, file_bytes, write_checkpoint
-from tests.audit.layouts import LAYOUTS
+from tests.audit.layouts import LAYOUTS, bf16
 from tests.audit.reading import codes, found, outcomes
-from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base
+from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, opened
 
 INDEX = "model.safetensors.index.json"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -165,3 +165,19 @@ def test_47_scalars_through_files(tmp_path, shape):
     report = audit(tmp_path / "x")
     assert found(report) == []
     assert codes(report) == ([] if shape == () else [("scale.shape", "info")])
+
+
+# A lost shard that neither an index nor a number in a name betrays: the router says that there were experts.
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_a_layer_of_which_only_the_router_is_left(layer):
+    tensors = {name: item for name, item in base(3).items() if f"layers.{layer}.mlp.experts" not in name}
+    report = audit(opened(tensors, {**CONFIG, "num_hidden_layers": 3}))
+    assert found(report) == [("expert.absent", "error", layer, None, (0, 1, 2, 3))]
+    # A dense layer has no router of experts, and its own gate projection is none.
+    dense = {name: item for name, item in tensors.items() if f"layers.{layer}." not in name}
+    dense[f"model.layers.{layer}.mlp.gate_proj.weight"] = bf16(16, 32)
+    quant = {"quantization": {**QUANT["quantization"], "exclude_modules": ["*mlp.gate", "*gate_proj"]}}
+    report = audit(opened(dense, {**CONFIG, "num_hidden_layers": 3}, quant))
+    assert [code for code, *_ in found(report) if code.startswith("expert")] == []

@@ -16,6 +16,7 @@ from nvfp4viz.audit.backends import FAMILIES, automatic_backend, outcome_of_scal
 from nvfp4viz.checkpoint import canonical, memory_checkpoint, tensor
 from nvfp4viz.serving import ALLOCATORS, BACKENDS, load_parameters, process_weights_after_loading
 from nvfp4viz.serving.backends import RUNNERS, prepare_layer
+from tests.audit.layouts import LAYOUTS
 
 HIDDEN, WIDTH, EXPERTS, TOKENS, BAD = 64, 32, 4, 6, 1
 E = "model.layers.0.mlp.experts"
@@ -219,3 +220,25 @@ def test_the_rows_of_the_table_of_predicted_outcomes(a13, a2, expected):
 )
 def test_what_vllm_picks_by_itself(gpu, activation, weight_only, expected):
     assert automatic_backend(gpu, activation, weight_only) == expected
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dialect", "expected"),
+    [
+        ("sm_100", "gpt-oss", "vllm-flashinfer-trtllm"),
+        ("sm_103", "deepseek-v4", "vllm-flashinfer-trtllm"),
+        ("sm_90", "deepseek-v4", "vllm-humming"),
+        ("sm_120", "deepseek-v4", "vllm-marlin"),
+        ("sm_90", "gpt-oss", None),  # Triton, which is no NVFP4 backend
+        ("sm_70", "gpt-oss", None),
+    ],
+)
+def test_what_vllm_picks_for_mxfp4(gpu, dialect, expected):
+    assert automatic_backend(gpu, "silu", False, dialect) == expected
+
+
+def test_nothing_is_picked_where_the_configuration_is_refused():
+    layout = LAYOUTS["NVFP4_AWQ"]
+    assert audit(layout.open(), gpu="sm_100").auto is None
+    assert audit(LAYOUTS["modelopt"].open(), gpu="sm_100").auto == "vllm-flashinfer-trtllm"
+    assert audit(LAYOUTS["DeepSeek V4"].open(), gpu="sm_90").auto == "vllm-humming"
