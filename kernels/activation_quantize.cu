@@ -53,40 +53,56 @@ NV_DEVICE Raw<8> gated(const Raw<8>& gates, const Raw<8>& ups, const Activation&
   return out;
 }
 
-// `columns` blocks of 16 outputs a row.  A tile is what one block of threads takes, and `across` of them lie in a row: in
-// the linear layout blockDim.y rows of blockDim.x columns, in the 128x4 layout a quarter's rows of 8 columns.  Blocks of
-// threads go from tile to tile.
-template <class Recipe, bool kSwizzled>
-NV_DEVICE void activation_quantize(const void* x, u64* packed, u8* scales, int rows, int columns, int across, int tiles_of_all,
-                                   const Globals& globals, const i8* reciprocals, const Activation& activation) {
-  const int tiles = (columns + 3) >> 2;
-  for (int tile = blockIdx.x; tile < tiles_of_all; tile += gridDim.x) {
-    const int down = tile / across, right = tile - down * across;
-    int row, column, place = 0, range = -1;
-    if (kSwizzled) {
-      const Tile128x4 at(down, rows, globals.offsets, globals.ranges);
-      row = at.row, place = at.place, range = at.range;
-      column = right * 8 + at.column();
-    } else {
-      row = down * (int)blockDim.y + (int)threadIdx.y;
-      column = right * (int)blockDim.x + (int)threadIdx.x;
-    }
-    u8 byte = 0;
-    if (row >= 0 && row < rows && column < columns) {
-      const u64 start = (u64)row * columns;
-      Raw<8> gates, ups;
-      gates.load(x, 2 * start + column);
-      ups.load(x, 2 * start + columns + column);
-      const Recipe recipe(kSwizzled ? globals.of(row, range) : globals.of(row), reciprocals);
-      const Raw<8> products = gated(gates, ups, activation);
-      float y[16];
-      Bf16::widen(products, y);
-      u64 codes;
-      byte = quantize16(y, Bf16::top(products, y), recipe, codes);
-      packed[start + column] = codes;
-      if (!kSwizzled) scales[start + column] = byte;
-    }
-    if (kSwizzled && column < 4 * tiles) scales[offset_128x4(place, column, tiles)] = byte;
+struct Work {
+  const void* x;
+  u64* packed;
+  u8* scales;
+  u32 rows, columns;  // columns: blocks of 16 outputs in a row
+  Globals globals;
+  const int* places;
+  const i8* reciprocals;
+};
+
+// One block of outputs: its scale byte; the codes are stored.
+template <class Recipe>
+NV_DEVICE u8 one_block(const Work& work, const Activation& activation, u32 row, u32 column) {
+  const u64 start = (u64)row * work.columns;
+  Raw<8> gates, ups;
+  gates.load(work.x, 2 * start + column);
+  ups.load(work.x, 2 * start + work.columns + column);
+  const Recipe recipe(work.globals.of(row), work.reciprocals);
+  const Raw<8> products = gated(gates, ups, activation);
+  float y[16];
+  Bf16::widen(products, y);
+  u64 codes;
+  const u8 byte = quantize16(y, Bf16::top(products, y), recipe, codes);
+  NV_STORE(work.packed[start + column], codes);
+  return byte;
+}
+
+// Blocks of threads stay and take every gridDim.x-th piece of the work.
+template <class Recipe>
+NV_DEVICE void activation_linear(const Work& work, const Activation& activation) {
+  const u32 blocks = work.rows * work.columns, stride = gridDim.x * blockDim.x;
+  for (u32 block = blockIdx.x * blockDim.x + threadIdx.x; block < blocks; block += stride) {
+    const u32 row = block / work.columns;
+    work.scales[block] = one_block<Recipe>(work, activation, row, block - row * work.columns);
+  }
+}
+
+// A piece is what a warp takes of Quarter128x4; 32 pieces with the same columns are neighbours.
+template <class Recipe>
+NV_DEVICE void activation_swizzled(const Work& work, const Activation& activation) {
+  const u32 tiles = (work.columns + 3) >> 2, across = (work.columns + 7) >> 3;
+  const u32 pieces = (work.rows + 127) / 128 * across * 32, stride = gridDim.x * (blockDim.x >> 5);
+  for (u32 piece = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5); piece < pieces; piece += stride) {
+    const u32 down = (piece >> 5) / across, right = (piece >> 5) - down * across;
+    const Quarter128x4 at(4 * down + ((piece & 31) >> 3), piece & 7);
+    const u32 row = at.row, column = 8 * right + at.column;
+    const bool real = row < work.rows;
+    if (column >= 4 * tiles || (work.places != 0 && !real)) continue;
+    const u8 byte = real && column < work.columns ? one_block<Recipe>(work, activation, row, column) : 0;
+    work.scales[offset_128x4(work.places == 0 ? row : __ldg(work.places + row), column, tiles)] = byte;
   }
 }
 
@@ -99,25 +115,24 @@ NV_DEVICE void copy_table(const float* table, float* shared) {
 
 }  // namespace nv
 
-#define NV_ACTIVATION(recipe, Recipe, layout, swizzled, where, in_shared)                                             \
-  extern "C" __global__ void __launch_bounds__(256) nv_activation_quantize_##recipe##_##layout##_##where(            \
-      const void* __restrict__ x, nv::u64* __restrict__ packed, nv::u8* __restrict__ scales, int rows, int columns,   \
-      int across, int tiles_of_all, const float* __restrict__ global_scales, float global_scale,                      \
-      const int* __restrict__ offsets, int ranges, int kind, const nv::i8* __restrict__ reciprocals,                  \
-      const float* __restrict__ table, int rounds_tiny) {                                                             \
-    __shared__ float4 copy[in_shared ? nv::kTableSize / 4 : 1];                                                       \
-    float* shared = reinterpret_cast<float*>(copy);                                                                   \
-    if (in_shared) nv::copy_table(table, shared);                                                                     \
-    nv::activation_quantize<nv::Recipe, swizzled>(x, packed, scales, rows, columns, across, tiles_of_all,             \
-                                                  {global_scales, global_scale, offsets, ranges, kind}, reciprocals,  \
-                                                  {in_shared ? shared : table, rounds_tiny != 0});                    \
+#define NV_ACTIVATION(recipe, Recipe, layout, where, in_shared)                                                        \
+  extern "C" __global__ void __launch_bounds__(512) nv_activation_quantize_##recipe##_##layout##_##where(             \
+      const void* __restrict__ x, nv::u64* __restrict__ packed, nv::u8* __restrict__ scales, int rows, int columns,    \
+      const float* __restrict__ global_scales, float global_scale, const int* __restrict__ places, int kind,           \
+      const nv::i8* __restrict__ reciprocals, const float* __restrict__ table, int rounds_tiny) {                      \
+    __shared__ float4 copy[in_shared ? nv::kTableSize / 4 : 1];                                                        \
+    float* shared = reinterpret_cast<float*>(copy);                                                                    \
+    if (in_shared) nv::copy_table(table, shared);                                                                      \
+    nv::activation_##layout<nv::Recipe>({x, packed, scales, (nv::u32)rows, (nv::u32)columns,                           \
+                                         {global_scales, global_scale, 0, 0, kind}, places, reciprocals},              \
+                                        {in_shared ? shared : table, rounds_tiny != 0});                               \
   }
 
-#define NV_ACTIVATION_LAYOUTS(recipe, Recipe)                         \
-  NV_ACTIVATION(recipe, Recipe, linear, false, shared, true)          \
-  NV_ACTIVATION(recipe, Recipe, linear, false, global, false)         \
-  NV_ACTIVATION(recipe, Recipe, swizzled, true, shared, true)         \
-  NV_ACTIVATION(recipe, Recipe, swizzled, true, global, false)
+#define NV_ACTIVATION_LAYOUTS(recipe, Recipe)              \
+  NV_ACTIVATION(recipe, Recipe, linear, shared, true)      \
+  NV_ACTIVATION(recipe, Recipe, linear, global, false)     \
+  NV_ACTIVATION(recipe, Recipe, swizzled, shared, true)    \
+  NV_ACTIVATION(recipe, Recipe, swizzled, global, false)
 
 NV_ACTIVATION_LAYOUTS(ieee, Ieee)
 NV_ACTIVATION_LAYOUTS(vllm, VllmCuda)

@@ -42,24 +42,33 @@ NV_DEVICE u32 join4(u32 top, const uint4& v) {
   return T::join(T::join(T::join(T::join(top, v.x), v.y), v.z), v.w);
 }
 
+// A block takes 16 vectors of 16 bytes for each of its threads, one after the other in memory; the last block the rest too.
 template <class T>
 NV_DEVICE void amax_all(const void* x, u64 elements, u32* out) {
-  const u64 vectors = elements / (4 * T::kPerWord), stride = (u64)gridDim.x * blockDim.x;
-  const u64 me = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+  const u64 vectors = elements / (4 * T::kPerWord);
+  const u64 first = (u64)blockIdx.x * (16 * blockDim.x) + threadIdx.x;
   const uint4* from = static_cast<const uint4*>(x);
   u32 top = 0;
-  u64 i = me;
-  for (; i + 3 * stride < vectors; i += 4 * stride) {
+  for (int round = 0; round < 4; ++round) {
     uint4 v[4];
     NV_UNROLL
-    for (int k = 0; k < 4; ++k) v[k] = __ldg(from + i + k * stride);
+    for (int k = 0; k < 4; ++k) {
+      const u64 at = first + (4 * round + k) * blockDim.x;
+      v[k] = at < vectors ? __ldg(from + at) : make_uint4(0, 0, 0, 0);
+    }
     NV_UNROLL
     for (int k = 0; k < 4; ++k) top = join4<T>(top, v[k]);
   }
-  for (; i < vectors; i += stride) top = join4<T>(top, __ldg(from + i));
-  for (u64 k = vectors * (4 * T::kPerWord) + me; k < elements; k += stride) top = T::join(top, T::element(x, k));
+  const u64 rest = vectors * (4 * T::kPerWord) + threadIdx.x;
+  if (blockIdx.x == gridDim.x - 1 && rest < elements) top = T::join(top, T::element(x, rest));
+  __shared__ u32 of_warp[8];
   top = finish<T>(top);
-  if ((threadIdx.x & 31) == 0 && top != 0) atomicMax(out, top);
+  if ((threadIdx.x & 31) == 0) of_warp[threadIdx.x >> 5] = top;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  NV_UNROLL
+  for (int i = 1; i < 8; ++i) top = max(top, of_warp[i]);
+  if (top != 0) atomicMax(out, top);
 }
 
 // `columns` elements a row, a multiple of 16 bytes.
@@ -74,7 +83,7 @@ NV_DEVICE void amax_rows(const void* x, int rows, int columns, const int* offset
   top = finish<T>(top);
   if (lane != 0) return;
   if (offsets == 0) out[row] = top;
-  else atomicMax(out + Globals{0, 0, offsets, ranges, kPerRange}.range_of(row), top);
+  else atomicMax(out + range_of(row, offsets, ranges), top);
 }
 
 }  // namespace nv

@@ -5,9 +5,14 @@
 #pragma once
 
 #include "nvfp4_math.cuh"
-#include "warp.cuh"
 
 #define NV_DEVICE static __device__ __forceinline__
+
+#if defined(NV_STCS)
+#define NV_STORE(at, value) __stcs(&(at), value)
+#else
+#define NV_STORE(at, value) (at) = (value)
+#endif
 
 namespace nv {
 
@@ -20,7 +25,12 @@ struct Raw {
   __device__ __forceinline__ void load(const void* x, u64 block) {
     const uint4* from = static_cast<const uint4*>(x) + block * (kWords / 4);
     NV_UNROLL
-    for (int i = 0; i < kWords / 4; ++i) part[i] = __ldg(from + i);
+    for (int i = 0; i < kWords / 4; ++i)
+#if defined(NV_LDCS)
+      part[i] = __ldcs(from + i);
+#else
+      part[i] = __ldg(from + i);
+#endif
   }
   __device__ __forceinline__ u32 word(int i) const {
     const uint4& p = part[i / 4];
@@ -28,19 +38,30 @@ struct Raw {
   }
 };
 
-// Larger magnitudes of pairs of 16-bit numbers; a NaN loses.  A maximum is a choice, so it is the same in any type.
+// Larger magnitudes of pairs of 16-bit numbers, or NaN: a maximum is a choice, so it is the same in any type.
 #if __CUDA_ARCH__ >= 800
-#define NV_PAIR_MAX(type)                                                                                        \
-  template <int kWords>                                                                                          \
-  static __device__ __forceinline__ u32 pair_max(const Raw<kWords>& raw) {                                       \
-    u32 top;                                                                                                     \
-    asm("abs." type " %0, %1;" : "=r"(top) : "r"(raw.word(0)));                                                  \
-    NV_UNROLL                                                                                                    \
-    for (int i = 1; i < kWords; ++i)                                                                             \
-      asm("{ .reg .b32 size; abs." type " size, %1; max." type " %0, %0, size; }" : "+r"(top) : "r"(raw.word(i))); \
-    return top;                                                                                                  \
+#define NV_PAIR_MAX(type)                                                                                            \
+  template <int kWords>                                                                                              \
+  static __device__ __forceinline__ u32 pair_max(const Raw<kWords>& raw) {                                           \
+    u32 top;                                                                                                         \
+    asm("abs." type " %0, %1;" : "=r"(top) : "r"(raw.word(0)));                                                      \
+    NV_UNROLL                                                                                                        \
+    for (int i = 1; i < kWords; ++i)                                                                                 \
+      asm("{ .reg .b32 size; abs." type " size, %1; max.NaN." type " %0, %0, size; }" : "+r"(top) : "r"(raw.word(i))); \
+    return top;                                                                                                      \
   }
 #endif
+
+// The larger of two numbers of no sign, or NaN.
+NV_DEVICE float larger_or_nan(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float r;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+#else
+  return value(max(bits(a), bits(b)));
+#endif
+}
 
 struct Bf16 {
   static const int kPerWord = 2;
@@ -49,12 +70,12 @@ struct Bf16 {
   template <int kWords>
   static __device__ __forceinline__ float top(const Raw<kWords>& raw, const float (&)[2 * kWords]) {
     const u32 pair = pair_max(raw);
-    return larger(value(pair << 16), value(pair & 0xFFFF0000u));
+    return larger_or_nan(value(pair << 16), value(pair & 0xFFFF0000u));
   }
 #else
   template <int kWords>
   static __device__ __forceinline__ float top(const Raw<kWords>&, const float (&x)[2 * kWords]) {
-    return block_max(x);
+    return block_max_nan(x);
   }
 #endif
   template <int kWords>
@@ -74,12 +95,12 @@ struct F16 {
   template <int kWords>
   static __device__ __forceinline__ float top(const Raw<kWords>& raw, const float (&)[2 * kWords]) {
     const u32 pair = pair_max(raw);
-    return larger(from_f16((u16)(pair & 0xFFFFu)), from_f16((u16)(pair >> 16)));
+    return larger_or_nan(from_f16((u16)(pair & 0xFFFFu)), from_f16((u16)(pair >> 16)));
   }
 #else
   template <int kWords>
   static __device__ __forceinline__ float top(const Raw<kWords>&, const float (&x)[2 * kWords]) {
-    return block_max(x);
+    return block_max_nan(x);
   }
 #endif
   template <int kWords>
@@ -93,8 +114,7 @@ struct F16 {
 };
 
 // As F16, but a NaN keeps its payload, which `ocp-floor` turns into codes.
-struct F16Exact {
-  static const int kPerWord = 2;
+struct F16Exact : F16 {
   template <int kWords>
   static __device__ __forceinline__ void widen(const Raw<kWords>& raw, float (&x)[2 * kWords]) {
     NV_UNROLL
@@ -109,7 +129,10 @@ struct F32 {
   static const int kPerWord = 1;
   template <int kWords>
   static __device__ __forceinline__ float top(const Raw<kWords>&, const float (&x)[kWords]) {
-    return block_max(x);
+    float most = magnitude(x[0]);
+    NV_UNROLL
+    for (int i = 1; i < kWords; ++i) most = larger_or_nan(most, magnitude(x[i]));
+    return most;
   }
   template <int kWords>
   static __device__ __forceinline__ void widen(const Raw<kWords>& raw, float (&x)[kWords]) {
@@ -122,27 +145,29 @@ struct F32 {
 
 enum GlobalScales { kOne = 0, kPerRow = 1, kPerRange = 2 };
 
-// The global scale of every row: one number, one a row, or one for each range offsets[e] … offsets[e + 1] of rows.
-// Rows past the last range belong to it.  `scales` is null if the one number came by value.
+// The last range offsets[e] ... offsets[e + 1] that starts at or before the row: an empty range before it starts there too,
+// and is passed over.  Rows past the last range belong to it.
+NV_DEVICE int range_of(int row, const int* offsets, int ranges) {
+  int low = 0, high = ranges - 1;
+  while (low < high) {
+    const int middle = (low + high + 1) >> 1;
+    if (offsets[middle] <= row) low = middle; else high = middle - 1;
+  }
+  return low;
+}
+
+// The global scale of every row: one number, one a row, or one for each range of rows.  `scales` is null if the one number
+// came by value.  Looking a range up takes several loads one after another, too many for every thread of a large matrix;
+// there, ranges.cu spreads the scales over the rows first.
 struct Globals {
   const float* scales;
   float one;
   const int* offsets;
   int ranges, kind;
 
-  __device__ __forceinline__ float of(int row) const { return of(row, kind == kPerRange ? range_of(row) : 0); }
-  __device__ __forceinline__ float of(int row, int range) const {
+  __device__ __forceinline__ float of(int row) const {
     if (kind == kOne) return scales ? __ldg(scales) : one;
-    return __ldg(scales + (kind == kPerRow ? row : range));
-  }
-  // The last range that starts at or before the row: an empty range before it starts there too, and is passed over.
-  __device__ __forceinline__ int range_of(int row) const {
-    int low = 0, high = ranges - 1;
-    while (low < high) {
-      const int middle = (low + high + 1) >> 1;
-      if (__ldg(offsets + middle) <= row) low = middle; else high = middle - 1;
-    }
-    return low;
+    return __ldg(scales + (kind == kPerRow ? row : range_of(row, offsets, ranges)));
   }
 };
 
@@ -153,27 +178,19 @@ NV_DEVICE u64 offset_128x4(int row, int column, int tiles) {
   return ((u64)(row >> 7) * tiles + (column >> 2)) * 512 + ((row & 31) << 4) + (((row >> 5) & 3) << 2) + (column & 3);
 }
 
-// In the 128x4 kernels, of 256 threads a block, a warp takes 8 columns of the rows r, r + 32, r + 64 and r + 96 of a tile,
-// whose scales share 16 bytes of each 512, and the eight warps of a block take neighbouring r: whole sectors of scales are
-// written together.  A tile is 128 rows of x, or of one range of rows where there are offsets: then every range is padded
-// to tiles of its own, as grouped GEMMs read them.  Grid: x counts quarters of tiles.
-struct Tile128x4 {
-  int place;  // row of the 128x4 layout
-  int row;    // row of x, or -1 for padding
-  int range;
-
-  __device__ __forceinline__ Tile128x4(int quarter, int rows, const int* offsets, int ranges) {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const int within = (quarter & 3) * 8 + warp + (lane >> 3) * 32;
-    place = (quarter >> 2) * 128 + within;
-    row = place < rows ? place : -1;
-    range = 0;
-    if (offsets == 0) return;
-    const Tile tile = find_tile(offsets, ranges, 128, quarter >> 2);
-    row = within < tile.rows ? tile.first + within : -1;
-    range = tile.expert;
+// In the 128x4 kernels a warp takes 8 columns of the rows r, r + 32, r + 64 and r + 96 of 128, whose scales share 16 bytes
+// of each 512, and the eight warps of a block take neighbouring r: whole sectors of scales are written together.  Grid:
+// (columns / 16, quarters of 128 rows), columns first, so that blocks at work together read whole rows.  `places` names the
+// row of the layout for every row of x, null if it is the same (ranges.cu).
+struct Quarter128x4 {
+  int row, column;
+  __device__ __forceinline__ Quarter128x4(int quarter, int warp) {
+    row = (quarter >> 2) * 128 + (quarter & 3) * 8 + warp + ((threadIdx.x & 31) >> 3) * 32;
+    column = threadIdx.x & 7;
   }
-  static __device__ __forceinline__ int column() { return threadIdx.x & 7; }
 };
+
+// A grid's y and z as one number: y alone ends at 65535.
+NV_DEVICE int far_index() { return blockIdx.z * gridDim.y + blockIdx.y; }
 
 }  // namespace nv

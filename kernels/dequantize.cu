@@ -76,11 +76,48 @@ NV_DEVICE u32 without_minus_zero(u32 codes) {
   return codes & (not_zero | 0x77777777u);
 }
 
+// Eight values to BF16 by table: a block has eight magnitudes, so their products are rounded once each, split into low and
+// high bytes, and a byte permutation looks four codes up at a time.  Signs are put on afterwards: rounding is symmetric.
+struct Table {
+  u32 low[2], high[2];  // byte k: of magnitude k
+
+  __device__ __forceinline__ explicit Table(float multiplier) {
+    u32 pair[4];
+    NV_UNROLL
+    for (int k = 0; k < 4; ++k)
+      pair[k] = ToBf16::pair(multiply(e2m1_value(2 * k), multiplier), multiply(e2m1_value(2 * k + 1), multiplier));
+    NV_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      low[half] = __byte_perm(pair[2 * half], pair[2 * half + 1], 0x6420);
+      high[half] = __byte_perm(pair[2 * half], pair[2 * half + 1], 0x7531);
+    }
+  }
+  static __device__ __forceinline__ u32 look_up(const u32 (&bytes)[2], u32 sizes) {
+    u32 r;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(bytes[0]), "r"(bytes[1]), "r"(sizes));
+    return r;
+  }
+  __device__ __forceinline__ uint4 decode(u32 codes) const {
+    const u32 sizes = codes & 0x77777777u, moved = codes << 4;  // signs of odd codes are the top bits of bytes, even ones' of `moved`
+    const u32 l0 = look_up(low, sizes), l1 = look_up(low, sizes >> 16);
+    const u32 h0 = look_up(high, sizes) ^ (__byte_perm(moved, codes, 0x5140) & 0x80808080u);
+    const u32 h1 = look_up(high, sizes >> 16) ^ (__byte_perm(moved, codes, 0x7362) & 0x80808080u);
+    return make_uint4(__byte_perm(l0, h0, 0x5140), __byte_perm(l0, h0, 0x7362), __byte_perm(l1, h1, 0x5140),
+                      __byte_perm(l1, h1, 0x7362));
+  }
+};
+
+NV_DEVICE uint4 decode_by_table(u32 codes, float multiplier, ToBf16) { return Table(multiplier).decode(codes); }
+NV_DEVICE uint4 decode_by_table(u32, float, ToF32) { return make_uint4(0, 0, 0, 0); }
+
 // One unit of kCodes codes.  Every NaN is written as the quiet one; there can be one only where the multiplier is not
 // finite.
 template <class Out>
 NV_DEVICE uint4 decode(u32 codes, float multiplier, bool unsigned_zero) {
   if (unsigned_zero) codes = without_minus_zero(codes);
+#if !defined(NV_HW_FP4)
+  if (Out::kCodes == 8 && is_finite(multiplier)) return decode_by_table(codes, multiplier, Out());
+#endif
   float y[Out::kCodes];
   NV_UNROLL
   for (int i = 0; i < Out::kCodes; i += 2) {
@@ -107,18 +144,18 @@ NV_DEVICE void dequantize_flat(const void* packed, const u8* scales, uint4* out,
   NV_UNROLL
   for (int i = 0; i < kUnits; ++i) {
     const u64 unit = first + i * blockDim.x;
-    if (unit < units) out[unit] = decode<Out>(codes[i], decoder.multiplier(bytes[i], global), decoder.unsigned_zero);
+    if (unit < units) NV_STORE(out[unit], decode<Out>(codes[i], decoder.multiplier(bytes[i], global), decoder.unsigned_zero));
   }
 }
 
-// Grid (rows / blockDim.y, units of a row / (4 blockDim.x)).
+// Grid (units of a row / (4 blockDim.x), rows / blockDim.y).
 template <class Out, bool kSwizzled>
 NV_DEVICE void dequantize_rows(const void* packed, const u8* scales, uint4* out, int rows, int units, Globals globals, Decoder decoder) {
   typedef typename Out::Packed Packed;
   const int shift = decoder.block_shift - (Out::kCodes == 8 ? 3 : 2);
   const int columns = units >> shift, tiles = (columns + 3) >> 2;
-  const int row = blockIdx.x * blockDim.y + threadIdx.y;
-  const int first = blockIdx.y * (kUnits * blockDim.x) + threadIdx.x;
+  const int row = far_index() * blockDim.y + threadIdx.y;
+  const int first = blockIdx.x * (kUnits * blockDim.x) + threadIdx.x;
   if (row >= rows) return;
   const u64 start = (u64)row * units;
   u32 codes[kUnits], bytes[kUnits];
@@ -134,7 +171,7 @@ NV_DEVICE void dequantize_rows(const void* packed, const u8* scales, uint4* out,
   NV_UNROLL
   for (int i = 0; i < kUnits; ++i) {
     const int unit = first + i * blockDim.x;
-    if (unit < units) out[start + unit] = decode<Out>(codes[i], decoder.multiplier(bytes[i], global), decoder.unsigned_zero);
+    if (unit < units) NV_STORE(out[start + unit], decode<Out>(codes[i], decoder.multiplier(bytes[i], global), decoder.unsigned_zero));
   }
 }
 

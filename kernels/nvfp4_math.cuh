@@ -105,6 +105,15 @@ NV_HD float add(float a, float b) {
 #endif
 }
 
+// a * power + b, rounded once: the product with a power of two is exact.
+NV_HD float scale_add(float a, float power, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fmaf_rn(a, power, b);
+#else
+  return a * power + b;
+#endif
+}
+
 NV_HD float divide(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fdiv_rn(a, b);
@@ -221,15 +230,25 @@ NV_HD u32 e2m1_pack4_sizes(const float* y) {
 }
 #endif
 
+// The signs of eight floats, that of element i at bit 4i + 3.
+NV_HD u32 e2m1_signs8(const float* y) {
+#if defined(__CUDA_ARCH__)
+  const u32 even = __byte_perm(__byte_perm(bits(y[0]), bits(y[2]), 0x0073),
+                               __byte_perm(bits(y[4]), bits(y[6]), 0x0073), 0x5410);
+  const u32 odd = __byte_perm(__byte_perm(bits(y[1]), bits(y[3]), 0x0073),
+                              __byte_perm(bits(y[5]), bits(y[7]), 0x0073), 0x5410);
+  return ((even & 0x80808080u) >> 4) | (odd & 0x80808080u);
+#else
+  u32 r = 0;
+  for (int i = 0; i < 8; ++i) r |= (bits(y[i]) >> 31) << (4 * i + 3);
+  return r;
+#endif
+}
+
 // Codes of eight products, element i at bits 4i.  On a GPU a NaN among them must be positive, as its products' are.
 NV_HD u32 e2m1_pack8_soft(const float* y) {
 #if defined(__CUDA_ARCH__)
-  const u32 sizes = __byte_perm(e2m1_pack4_sizes(y), e2m1_pack4_sizes(y + 4), 0x5410);
-  const u32 even_signs = __byte_perm(__byte_perm(bits(y[0]), bits(y[2]), 0x0073),
-                                     __byte_perm(bits(y[4]), bits(y[6]), 0x0073), 0x5410);
-  const u32 odd_signs = __byte_perm(__byte_perm(bits(y[1]), bits(y[3]), 0x0073),
-                                    __byte_perm(bits(y[5]), bits(y[7]), 0x0073), 0x5410);
-  return sizes | ((even_signs & 0x80808080u) >> 4) | (odd_signs & 0x80808080u);
+  return __byte_perm(e2m1_pack4_sizes(y), e2m1_pack4_sizes(y + 4), 0x5410) | e2m1_signs8(y);
 #else
   u32 r = 0;
   for (int i = 0; i < 8; ++i) r |= e2m1_code_soft(y[i]) << (4 * i);
@@ -250,6 +269,22 @@ NV_HD u32 e2m1_pack8(const float* y) {
 #else
   return e2m1_pack8_soft(y);
 #endif
+}
+
+// The same for eight elements times a positive factor, where no product reaches 7 and none is NaN: what nearly all blocks
+// are.  Then the last minimum of e2m1_sum has nothing to do, the sign is the element's, and the sums, positive floats, are
+// ordered like integers.  Shifted by four bits each and added, they leave the codes and one constant.
+NV_HD u32 e2m1_pack8_small(const float* x, float factor) {
+  const float base = 0x1p23f;
+  u32 sum = 0;
+  NV_UNROLL
+  for (int i = 7; i >= 0; --i) {
+    const float m = multiply(magnitude(x[i]), factor);
+    const u32 r0 = bits(scale_add(m, 2.0f, base)), r1 = bits(add(m, base + 2.0f)), r2 = bits(scale_add(m, 0.5f, base + 4.0f));
+    const u32 least = r0 < r1 ? r0 : r1;
+    sum = sum * 16u + (least < r2 ? least : r2);
+  }
+  return (sum - 0xFB000000u) | e2m1_signs8(x);  // 0xFB000000 is 2^23 as bits, times 1 + 16 + ... + 16^7, modulo 2^32
 }
 
 // ------------------------------------------------------------------------------------------------- E4M3
@@ -340,6 +375,21 @@ NV_HD float block_max(const float (&x)[N]) {
   return top;
 }
 
+// As block_max, but one NaN makes the answer NaN: among bit patterns of magnitudes a NaN is the largest.
+template <int N>
+NV_HD float block_max_nan(const float (&x)[N]) {
+  u32 top = bits(x[0]) & kAbs;
+  NV_UNROLL
+  for (int i = 1; i < N; ++i) {
+    const u32 here = bits(x[i]) & kAbs;
+    top = here > top ? here : top;
+  }
+  return value(top);
+}
+
+// Is every product of the block below 7, and none NaN?  `top_or_nan` is its block_max_nan, `factor` not negative.
+NV_HD bool all_small(float top_or_nan, float factor) { return multiply(top_or_nan, factor) < 7.0f; }
+
 // t = m / 6, u = G * t, s = E4M3(u), o = G / s.
 struct Ieee {
   float g;
@@ -358,11 +408,18 @@ struct VllmCuda {
   NV_HD float factor(float s) const { return s == 0.0f ? 0.0f : rcp_approx_ftz(multiply(s, inverse), table); }
 };
 
-// One block, whose block_max is `top`: returns the scale byte, element i of `packed` lies at bits 4i.
+// One block, whose block_max_nan is `top_or_nan`: returns the scale byte, element i of `packed` lies at bits 4i.
 template <class Recipe>
-NV_HD u8 quantize16(const float (&x)[16], float top, const Recipe& recipe, u64& packed) {
+NV_HD u8 quantize16(const float (&x)[16], float top_or_nan, const Recipe& recipe, u64& packed) {
+  const float top = is_nan(top_or_nan) ? block_max(x) : top_or_nan;
   const u32 byte = e4m3_byte(recipe.asked(top));
   const float o = recipe.factor(e4m3_value(byte));
+#if !defined(NV_HW_FP4)
+  if (all_small(top_or_nan, o)) {
+    packed = (u64)e2m1_pack8_small(x, o) | ((u64)e2m1_pack8_small(x + 8, o) << 32);
+    return (u8)byte;
+  }
+#endif
   float y[16];
   NV_UNROLL
   for (int i = 0; i < 16; ++i) y[i] = multiply(x[i], o);
@@ -372,28 +429,16 @@ NV_HD u8 quantize16(const float (&x)[16], float top, const Recipe& recipe, u64& 
 
 // ------------------------------------------------------------------------------- MXFP4, blocks of 32
 
-// As block_max, but one NaN makes the answer NaN: among bit patterns of magnitudes a NaN is the largest.
-template <int N>
-NV_HD u32 block_max_bits(const float (&x)[N]) {
-  u32 top = bits(x[0]) & kAbs;
-  NV_UNROLL
-  for (int i = 1; i < N; ++i) {
-    const u32 here = bits(x[i]) & kAbs;
-    top = here > top ? here : top;
-  }
-  return top;
-}
-
 // What torchao's integer rounding makes of a NaN.
 NV_HD u32 torchao_nan_code(u32 u) { return ((u & kAbs) >= 0x7FE00000u ? 4u : 3u) | ((u >> 28) & 8u); }
 
-// Every rule answers a scale byte and the factor of the block.  A block is plain if its codes are E2M1 of the products;
+// Every rule answers a scale byte and the factor of the block, given its block_max_nan.  A block is plain if its codes are E2M1 of the products;
 // else `code` says what becomes of an element.
 
 // Exponent floor(log2 m) - 2 (OCP MX 1.0, 6.3; torchao FLOOR).
 struct OcpFloor {
-  static NV_HD u32 scale(const float (&x)[32], const i8*, float& o) {
-    const u32 top = block_max_bits(x), field = top >> 23;
+  static NV_HD u32 scale(const float (&)[32], float top_or_nan, const i8*, float& o) {
+    const u32 top = bits(top_or_nan), field = top >> 23;
     const u32 byte = top > kInf ? 255u : field > 2u ? field - 2u : 0u;
     o = byte == 255u ? 0.0f : power_of_two(254u - byte);  // x / infinity is a signed zero, as x * 0
     return byte;
@@ -409,8 +454,8 @@ struct OcpFloor {
 
 // The same, one more from a significand of 1.75 on; byte 0 stands for a scale of zero (vLLM's UE8M0 template).
 struct VllmEven {
-  static NV_HD u32 scale(const float (&x)[32], const i8*, float& o) {
-    const u32 top = bits(block_max(x));
+  static NV_HD u32 scale(const float (&x)[32], float top_or_nan, const i8*, float& o) {
+    const u32 top = bits(is_nan(top_or_nan) ? block_max(x) : top_or_nan);
     const u32 raised = (((top > kInf ? kNan : top) + (1u << 21)) >> 23) & 0xFFu;  // a NaN carries into the sign: 0
     const u32 byte = raised > 2u ? raised - 2u : 0u;
     o = byte == 0u ? 0.0f : power_of_two(254u - byte);
@@ -422,8 +467,9 @@ struct VllmEven {
 
 // The smallest power of two not below m * rcp(6); bytes 0, 254 and 255 have no inverse (FlashInfer).
 struct FlashinferCeil {
-  static NV_HD u32 scale(const float (&x)[32], const i8* table, float& o) {
-    const u32 byte = ue8m0_byte(multiply(block_max(x), rcp_approx_ftz(6.0f, table)));
+  static NV_HD u32 scale(const float (&x)[32], float top_or_nan, const i8* table, float& o) {
+    const float top = is_nan(top_or_nan) ? block_max(x) : top_or_nan;
+    const u32 byte = ue8m0_byte(multiply(top, rcp_approx_ftz(6.0f, table)));
     o = byte == 0u || byte >= 254u ? 0.0f : power_of_two(254u - byte);
     return byte;
   }
@@ -433,10 +479,8 @@ struct FlashinferCeil {
 
 // The smallest power of two not below max(m, 1e-4) / 6; ties toward zero, zeros without a sign (DeepGEMM).
 struct DeepgemmCeil {
-  static NV_HD u32 scale(const float (&x)[32], const i8*, float& o) {
-    const u32 bits_of_top = block_max_bits(x);
-    const float top = value(bits_of_top);
-    const float floored = bits_of_top > kInf || top > 1e-4f ? top : 1e-4f;
+  static NV_HD u32 scale(const float (&)[32], float top_or_nan, const i8*, float& o) {
+    const float floored = is_nan(top_or_nan) || top_or_nan > 1e-4f ? top_or_nan : 1e-4f;
     const u32 up = ue8m0_byte(divide(floored, 6.0f));
     const u32 byte = up < 1u ? 1u : up > 254u ? 254u : up;
     o = power_of_two(254u - byte);
@@ -453,10 +497,17 @@ struct DeepgemmCeil {
 
 // One block: returns the scale byte; elements 0 to 15 in `low`, 16 to 31 in `high`.
 template <class Rule>
-NV_HD u8 quantize32(const float (&x)[32], const i8* table, u64& low, u64& high) {
+NV_HD u8 quantize32(const float (&x)[32], float top_or_nan, const i8* table, u64& low, u64& high) {
   float o;
-  const u32 byte = Rule::scale(x, table, o);
+  const u32 byte = Rule::scale(x, top_or_nan, table, o);
   if (Rule::plain(byte)) {
+#if !defined(NV_HW_FP4)
+    if (all_small(top_or_nan, o)) {
+      low = (u64)e2m1_pack8_small(x, o) | ((u64)e2m1_pack8_small(x + 8, o) << 32);
+      high = (u64)e2m1_pack8_small(x + 16, o) | ((u64)e2m1_pack8_small(x + 24, o) << 32);
+      return (u8)byte;
+    }
+#endif
     float y[32];
     NV_UNROLL
     for (int i = 0; i < 32; ++i) y[i] = multiply(x[i], o);

@@ -27,15 +27,15 @@ NV_DEVICE void quantize_flat(const void* x, u64* packed, u8* scales, u64 blocks,
     T::widen(raw[i], y);
     u64 codes;
     scales[block] = quantize16(y, T::top(raw[i], y), recipe, codes);
-    packed[block] = codes;
+    NV_STORE(packed[block], codes);
   }
 }
 
-// Grid (rows / blockDim.y, columns / (2 blockDim.x)): a row and its blocks are found without a division.
+// Grid (columns / (2 blockDim.x), rows / blockDim.y): a row and its blocks are found without a division.
 template <class T, class Recipe>
 NV_DEVICE void quantize_linear(const void* x, u64* packed, u8* scales, int rows, int columns, Globals globals, const i8* table) {
-  const int row = blockIdx.x * blockDim.y + threadIdx.y;
-  const int first = blockIdx.y * (2 * blockDim.x) + threadIdx.x;
+  const int row = far_index() * blockDim.y + threadIdx.y;
+  const int first = blockIdx.x * (2 * blockDim.x) + threadIdx.x;
   if (row >= rows) return;
   const u64 start = (u64)row * columns;
   Raw<16 / T::kPerWord> raw[2];
@@ -51,34 +51,37 @@ NV_DEVICE void quantize_linear(const void* x, u64* packed, u8* scales, int rows,
     T::widen(raw[i], y);
     u64 codes;
     scales[start + column] = quantize16(y, T::top(raw[i], y), recipe, codes);
-    packed[start + column] = codes;
+    NV_STORE(packed[start + column], codes);
   }
 }
 
-// Grid (tiles of 128 rows * 4, columns / 16); two columns a thread, 8 apart.
+// Grid: see Quarter128x4; two columns a thread, 8 apart.
 template <class T, class Recipe>
-NV_DEVICE void quantize_swizzled(const void* x, u64* packed, u8* scales, int rows, int columns, Globals globals, const i8* table) {
-  const Tile128x4 at(blockIdx.x, rows, globals.offsets, globals.ranges);
-  const int tiles = (columns + 3) >> 2, first = blockIdx.y * 16 + at.column();
+NV_DEVICE void quantize_swizzled(const void* x, u64* packed, u8* scales, int rows, int columns, Globals globals, const int* places,
+                                 const i8* table) {
+  const Quarter128x4 at(far_index(), threadIdx.x >> 5);
+  const int tiles = (columns + 3) >> 2, first = blockIdx.x * 16 + at.column;
+  const bool real = at.row < rows;
   const u64 start = (u64)at.row * columns;
   Raw<16 / T::kPerWord> raw[2];
   NV_UNROLL
   for (int i = 0; i < 2; ++i)
-    if (at.row >= 0 && first + 8 * i < columns) raw[i].load(x, start + first + 8 * i);
-  const Recipe recipe(globals.of(at.row >= 0 ? at.row : 0, at.range), table);
+    if (real && first + 8 * i < columns) raw[i].load(x, start + first + 8 * i);
+  const int place = places == 0 ? at.row : real ? __ldg(places + at.row) : -1;  // with places, padding is not ours
+  const Recipe recipe(globals.of(real ? at.row : 0), table);
   NV_UNROLL
   for (int i = 0; i < 2; ++i) {
     const int column = first + 8 * i;
-    if (column >= 4 * tiles) return;
+    if (column >= 4 * tiles || place < 0) return;
     u8 byte = 0;
-    if (at.row >= 0 && column < columns) {
+    if (real && column < columns) {
       float y[16];
       T::widen(raw[i], y);
       u64 codes;
       byte = quantize16(y, T::top(raw[i], y), recipe, codes);
-      packed[start + column] = codes;
+      NV_STORE(packed[start + column], codes);
     }
-    scales[offset_128x4(at.place, column, tiles)] = byte;
+    scales[offset_128x4(place, column, tiles)] = byte;
   }
 }
 
@@ -106,10 +109,10 @@ NV_DEVICE void quantize_swizzled(const void* x, u64* packed, u8* scales, int row
   }                                                                                                                        \
   extern "C" __global__ void __launch_bounds__(256) nv_quantize_##dtype##_##recipe##_swizzled(                             \
       const void* __restrict__ x, nv::u64* __restrict__ packed, nv::u8* __restrict__ scales, int rows, int columns,        \
-      const float* __restrict__ global_scales, float global_scale, const int* __restrict__ offsets, int ranges, int kind,  \
+      const float* __restrict__ global_scales, float global_scale, const int* __restrict__ places, int kind,               \
       const nv::i8* __restrict__ table) {                                                                                  \
     nv::quantize_swizzled<nv::T, nv::Recipe>(x, packed, scales, rows, columns,                                             \
-                                             {global_scales, global_scale, offsets, ranges, kind}, table);                 \
+                                             {global_scales, global_scale, 0, 0, kind}, places, table);                    \
   }
 
 NV_QUANTIZE(bf16, Bf16, ieee, Ieee)

@@ -9,9 +9,9 @@
 namespace nv {
 
 template <class Rule>
-NV_DEVICE u8 quantize_one(const float (&y)[32], u64* packed, u64 block, const i8* table) {
+NV_DEVICE u8 quantize_one(const float (&y)[32], float top, u64* packed, u64 block, const i8* table) {
   u64 low, high;
-  const u8 byte = quantize32<Rule>(y, table, low, high);
+  const u8 byte = quantize32<Rule>(y, top, table, low, high);
   reinterpret_cast<ulonglong2*>(packed)[block] = make_ulonglong2(low, high);
   return byte;
 }
@@ -24,25 +24,25 @@ NV_DEVICE void quantize_mx_flat(const void* x, u64* packed, u8* scales, u64 bloc
   raw.load(x, block);
   float y[32];
   T::widen(raw, y);
-  scales[block] = quantize_one<Rule>(y, packed, block, table);
+  scales[block] = quantize_one<Rule>(y, T::top(raw, y), packed, block, table);
 }
 
+// Grid (columns / 8, quarters of 128 rows): see Quarter128x4.
 template <class T, class Rule>
-NV_DEVICE void quantize_mx_swizzled(const void* x, u64* packed, u8* scales, int rows, int columns, const int* offsets, int ranges,
-                                    const i8* table) {
-  const Tile128x4 at(blockIdx.x, rows, offsets, ranges);
-  const int tiles = (columns + 3) >> 2, column = blockIdx.y * 8 + at.column();
-  if (column >= 4 * tiles) return;
+NV_DEVICE void quantize_mx_swizzled(const void* x, u64* packed, u8* scales, int rows, int columns, const int* places, const i8* table) {
+  const Quarter128x4 at(far_index(), threadIdx.x >> 5);
+  const int tiles = (columns + 3) >> 2, column = blockIdx.x * 8 + at.column;
+  if (column >= 4 * tiles || (places != 0 && at.row >= rows)) return;
   u8 byte = 0;
-  if (at.row >= 0 && column < columns) {
+  if (at.row < rows && column < columns) {
     const u64 block = (u64)at.row * columns + column;
     Raw<32 / T::kPerWord> raw;
     raw.load(x, block);
     float y[32];
     T::widen(raw, y);
-    byte = quantize_one<Rule>(y, packed, block, table);
+    byte = quantize_one<Rule>(y, T::top(raw, y), packed, block, table);
   }
-  scales[offset_128x4(at.place, column, tiles)] = byte;
+  scales[offset_128x4(places == 0 ? at.row : __ldg(places + at.row), column, tiles)] = byte;
 }
 
 }  // namespace nv
@@ -55,8 +55,8 @@ NV_DEVICE void quantize_mx_swizzled(const void* x, u64* packed, u8* scales, int 
   }                                                                                                              \
   extern "C" __global__ void __launch_bounds__(256) nv_quantize_mx_##dtype##_##rule##_swizzled(                  \
       const void* __restrict__ x, nv::u64* __restrict__ packed, nv::u8* __restrict__ scales, int rows,           \
-      int columns, const int* __restrict__ offsets, int ranges, const nv::i8* __restrict__ table) {              \
-    nv::quantize_mx_swizzled<nv::T, nv::Rule>(x, packed, scales, rows, columns, offsets, ranges, table);         \
+      int columns, const int* __restrict__ places, const nv::i8* __restrict__ table) {                           \
+    nv::quantize_mx_swizzled<nv::T, nv::Rule>(x, packed, scales, rows, columns, places, table);                  \
   }
 
 #define NV_QUANTIZE_MX_DTYPES(rule, Rule, Half)  \

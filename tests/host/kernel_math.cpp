@@ -86,7 +86,7 @@ void blocks16(const void* x, int dtype, std::size_t n, const float* g, const nv:
   for (std::size_t b = 0; b < n; ++b) {
     float y[16];
     for (int i = 0; i < 16; ++i) y[i] = element(x, dtype, 16 * b + i);
-    scales[b] = nv::quantize16(y, nv::block_max(y), Recipe(g[b], table), packed[b]);
+    scales[b] = nv::quantize16(y, nv::block_max_nan(y), Recipe(g[b], table), packed[b]);
   }
 }
 
@@ -95,7 +95,7 @@ void blocks32(const void* x, int dtype, std::size_t n, const nv::i8* table, nv::
   for (std::size_t b = 0; b < n; ++b) {
     float y[32];
     for (int i = 0; i < 32; ++i) y[i] = element(x, dtype, 32 * b + i);
-    scales[b] = nv::quantize32<Rule>(y, table, packed[2 * b], packed[2 * b + 1]);
+    scales[b] = nv::quantize32<Rule>(y, nv::block_max_nan(y), table, packed[2 * b], packed[2 * b + 1]);
   }
 }
 

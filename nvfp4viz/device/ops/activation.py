@@ -13,19 +13,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nvfp4viz.device.load import kernel
+from nvfp4viz.device.load import Kernel, kernel
 from nvfp4viz.device.ops.checks import check, check_multiple
-from nvfp4viz.device.ops.groups import GlobalScale, aligned, empty, scale_arguments
-from nvfp4viz.device.ops.layout import _padded
+from nvfp4viz.device.ops.groups import GlobalScale, aligned, check_scales, empty
 from nvfp4viz.device.ops.quantize import (
     LAYOUTS,
     RECIPE_KERNELS,
     SOFT,
-    THREADS,
     DeviceQuantized,
     Layout,
     reciprocals,
-    row_grid,
     scale_shape,
 )
 from nvfp4viz.errors import FormatError
@@ -38,6 +35,7 @@ ACTIVATIONS = ("silu", "gelu_tanh")
 RECIPES = ("ieee", "vllm-cuda")
 FIRST, PER_SIGN, NEGATIVE = 103 << 7, 31 << 7, 4096
 """``kernels/activation.cuh``: BF16 pattern of 2^-24, patterns from there to below 2^7, where negative gates begin."""
+THREADS = 512
 SHARED_FROM = 1 << 22
 """Outputs from which copying the table into shared memory pays."""
 
@@ -81,30 +79,21 @@ def activation_quantize(
     check_multiple(op, "2I", width, 32)
     columns = width // 32
     x = aligned(x)
-    kind, scale, ranges = scale_arguments(op, global_scale, offsets, rows, x.device)
+    given = check_scales(op, global_scale, offsets, rows, x.device)
     packed = empty(op, (rows, width // 4), torch.uint8, x.device)
     scales = empty(op, scale_shape(rows, columns, layout, offsets), torch.uint8, x.device)
-    block: int | tuple[int, int]
-    if layout == "linear":
-        (down, across), block = row_grid(rows, columns, 1)
-    else:
-        down, across, block = scales.numel() // (32 * _padded(columns)), -(-columns // 8), THREADS
+    given, places = (given.spread(op, rows), None) if layout == "linear" else given.place(op, rows, scales, columns)
     defines, table = (SOFT, reciprocals(x.device)) if soft else ((), None)
     where = "shared" if rows * width // 2 >= SHARED_FROM else "global"
     run = kernel("activation_quantize.cu", f"nv_activation_quantize_{RECIPE_KERNELS[recipe]}_{layout}_{where}", defines)
-    tiles = down * across
-    grid = tiles
-    if where == "shared":  # as many blocks as fit; they go from tile to tile
-        threads = block if isinstance(block, int) else block[0] * block[1]
-        grid = min(tiles, _resident(run, threads, x.device))
-    sizes = (np.int32(rows), np.int32(columns), np.int32(across), np.int32(tiles))
-    silu = activation == "silu"
-    values = _table_on(activation, x.device)
-    run(
-        grid,
-        block,
-        (x, packed, scales, *sizes, *scale, *ranges, np.int32(kind), table, values, np.int32(not silu)),
-    )
+    # a thread takes one block of outputs after another; where each block of threads copies the table, they all stay
+    pieces = rows * columns if layout == "linear" else -(-rows // 128) * 128 * -(-columns // 8) * 8
+    grid = -(-pieces // THREADS)
+    if where == "shared":
+        grid = min(grid, _resident(run, x.device))
+    sizes, scale = (np.int32(rows), np.int32(columns)), (given.scales, given.one, places, np.int32(given.kind))
+    values, rounds = _table_on(activation, x.device), np.int32(activation != "silu")
+    run(grid, THREADS, (x, packed, scales, *sizes, *scale, table, values, rounds))
     return DeviceQuantized(packed, scales, global_scale, recipe, (rows, width // 2), layout, offsets)
 
 
@@ -130,8 +119,7 @@ def _table_on(activation: str, device: torch.device) -> torch.Tensor:
 
 
 @cache
-def _resident(run: object, threads: int, device: torch.device) -> int:
+def _resident(run: Kernel, device: torch.device) -> int:
     """Blocks that a device holds at a time."""
-    index = device.index or 0
-    each = run.blocks_per_multiprocessor(threads, 0, index)  # type: ignore[attr-defined]
-    return int(max(each, 1)) * int(torch.cuda.get_device_properties(device).multi_processor_count)
+    each = run.blocks_per_multiprocessor(THREADS, 0, device.index or 0)
+    return max(each, 1) * int(torch.cuda.get_device_properties(device).multi_processor_count)

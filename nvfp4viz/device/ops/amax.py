@@ -16,7 +16,7 @@ from nvfp4viz.errors import FormatError
 __all__ = ["amax"]
 
 PER = ("tensor", "expert", "token")
-VECTORS = 4  # loads of 16 bytes that a thread has under way
+VECTORS = 16  # of 16 bytes, a thread
 
 
 def amax(
@@ -50,8 +50,7 @@ def amax(
     x, name = aligned(x), DTYPES[x.dtype]
     if per == "tensor":
         out = torch.zeros(1, dtype=torch.float32, device=x.device)
-        wanted = -(-x.numel() * x.element_size() // (16 * VECTORS * THREADS))
-        grid = min(wanted, 8 * _multiprocessors(x.device))
+        grid = max(1, -(-x.numel() * x.element_size() // (16 * VECTORS * THREADS)))
         kernel("amax.cu", f"nv_amax_{name}")(grid, THREADS, (x, np.uint64(x.numel()), out))
         return out
     rows, k = x.shape
@@ -67,7 +66,3 @@ def amax(
     sizes = (np.int32(rows), np.int32(k), offsets, np.int32(ranges))
     kernel("amax.cu", f"nv_amax_rows_{name}")(-(-rows // (THREADS // 32)), THREADS, (x, *sizes, out))
     return out
-
-
-def _multiprocessors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -7,7 +7,7 @@ import torch
 
 from nvfp4viz.device.load import kernel
 from nvfp4viz.device.ops.checks import check, check_multiple
-from nvfp4viz.device.ops.groups import ONE, aligned, empty, scale_arguments
+from nvfp4viz.device.ops.groups import ONE, SPREAD_FROM, aligned, check_scales, empty
 from nvfp4viz.device.ops.layout import unswizzle
 from nvfp4viz.device.ops.quantize import THREADS, DeviceQuantized, row_grid, scale_shape
 from nvfp4viz.errors import FormatError
@@ -62,21 +62,20 @@ def dequantize(q: DeviceQuantized, dtype: torch.dtype = torch.bfloat16) -> torch
     check(op, "scales", scales, torch.uint8, *scale_shape(rows, columns, layout, q.offsets))
     if layout == "swizzled" and q.offsets is not None:
         scales, layout = unswizzle(scales, (rows, columns), q.offsets), "linear"
-    kind, scale, ranges = scale_arguments(op, q.global_scale, q.offsets, rows, device)
+    given = check_scales(op, q.global_scale, q.offsets, rows, device)
     out = empty(op, (rows, k), dtype, device)
     name, codes = OUT[dtype]
     units = k // codes
     how = (np.int32(decoding(q.recipe)), np.int32(block.bit_length() - 1), np.int32(q.recipe == "modelopt"))
     packed = aligned(q.packed)
-    if layout == "linear" and kind == ONE:
-        grid = -(-rows * units // (UNITS * THREADS))
-        kernel("dequantize.cu", f"nv_dequantize_{name}_flat")(
-            grid, THREADS, (packed, scales, out, np.uint64(rows * units), *scale, *how)
-        )
+    if layout == "linear" and given.kind == ONE:
+        run = kernel("dequantize.cu", f"nv_dequantize_{name}_flat")
+        arguments = (packed, scales, out, np.uint64(rows * units), given.scales, given.one, *how)
+        run(-(-rows * units // (UNITS * THREADS)), THREADS, arguments)
     else:
+        if rows * columns >= SPREAD_FROM:
+            given = given.spread(op, rows)
         grid, threads = row_grid(rows, units, UNITS)
-        sizes = (np.int32(rows), np.int32(units))
-        kernel("dequantize.cu", f"nv_dequantize_{name}_{layout}")(
-            grid, threads, (packed, scales, out, *sizes, *scale, *ranges, np.int32(kind), *how)
-        )
+        run = kernel("dequantize.cu", f"nv_dequantize_{name}_{layout}")
+        run(grid, threads, (packed, scales, out, np.int32(rows), np.int32(units), *given.arguments(), *how))
     return out

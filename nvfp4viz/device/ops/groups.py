@@ -2,34 +2,83 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from nvfp4viz.device.load import kernel
 from nvfp4viz.device.ops.checks import check
 from nvfp4viz.errors import DeviceError, FormatError
 
 ONE, PER_ROW, PER_RANGE = 0, 1, 2
 """``GlobalScales`` of ``kernels/blocks.cuh``."""
+SPREAD_FROM = 1 << 14
+"""Blocks of a matrix from which it pays to spread the scales of ranges over the rows before quantising."""
+THREADS = 256
 
 GlobalScale = float | np.float32 | torch.Tensor
-Arguments = tuple[Any, ...]
 
 
-def scale_arguments(
-    op: str, scale: GlobalScale, offsets: torch.Tensor | None, rows: int, device: torch.device
-) -> tuple[int, Arguments, Arguments]:
-    """What a kernel is told of global scales.
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """Global scales and ranges, checked.
 
-    Returns
-    -------
+    Attributes
+    ----------
     kind
         ``ONE``, ``PER_ROW`` or ``PER_RANGE``.
-    scale arguments
-        ``(float32 tensor or None, its value where it is None)``
-    range arguments
-        ``(offsets or None, ranges)``
+    scales
+        float32, on the device; ``None`` if the one scale came by value.
+    one : float32
+        That value.
+    offsets : (ranges + 1,) int32 or None
+    """
+
+    kind: int
+    scales: torch.Tensor | None
+    one: np.float32
+    offsets: torch.Tensor | None
+    ranges: int
+
+    def arguments(self) -> tuple[Any, ...]:
+        """``Globals`` of ``kernels/blocks.cuh``, in the order of the kernels' parameters."""
+        return self.scales, self.one, self.offsets, np.int32(self.ranges), np.int32(self.kind)
+
+    def spread(self, op: str, rows: int) -> Scales:
+        """The same scales, one for each row where there was one for each range."""
+        if self.kind != PER_RANGE:
+            return self
+        return self._spread(op, rows, None, 0)[0]
+
+    def place(self, op: str, rows: int, scales: torch.Tensor, columns: int) -> tuple[Scales, torch.Tensor | None]:
+        """As `spread`, and the row of every row in the 128x4 layout ``scales``, whose padding is cleared.
+
+        ``None`` for the rows where they are the same, and nothing is cleared: there are no ranges.
+        """
+        if self.offsets is None:
+            return self, None
+        return self._spread(op, rows, scales, columns)
+
+    def _spread(
+        self, op: str, rows: int, scales: torch.Tensor | None, columns: int
+    ) -> tuple[Scales, torch.Tensor | None]:
+        assert self.offsets is not None
+        device, by_range = self.offsets.device, self.kind == PER_RANGE
+        of_row = empty(op, (rows,), torch.float32, device) if by_range else None
+        places, tiles, width = None, 0, np.int32(0)
+        if scales is not None:
+            places, width = empty(op, (rows,), torch.int32, device), np.int32(-(-columns // 4))
+            tiles = scales.numel() // (512 * int(width))
+        sizes = (np.int32(self.ranges), np.int32(rows))
+        arguments = (self.offsets, *sizes, self.scales if by_range else None, of_row, places, scales, width)
+        kernel("ranges.cu", "nv_spread_ranges")(-(-rows // THREADS) + tiles, THREADS, arguments, 4 * self.ranges)
+        return (replace(self, kind=PER_ROW, scales=of_row) if by_range else self), places
+
+
+def check_scales(op: str, scale: GlobalScale, offsets: torch.Tensor | None, rows: int, device: torch.device) -> Scales:
+    """Global scales as the kernels take them.
 
     Raises
     ------
@@ -42,10 +91,9 @@ def scale_arguments(
         ranges = offsets.numel() - 1
         if ranges < 1 or offsets.device != device:
             raise FormatError("ops.tensor", op=op, name="offsets", expected="int32 (ranges + 1)", got=_seen(offsets))
-    given = (offsets, np.int32(ranges))
     if not isinstance(scale, torch.Tensor):
         with np.errstate(over="ignore", under="ignore"):
-            return ONE, (None, np.float32(scale)), given
+            return Scales(ONE, None, np.float32(scale), offsets, ranges)
     flat = scale.reshape(-1)
     check(op, "global_scale", flat, torch.float32, None)
     if flat.device != device:
@@ -58,7 +106,7 @@ def scale_arguments(
         kind = PER_ROW
     else:
         raise FormatError("ops.global-scales", op=op, count=flat.numel(), rows=rows, ranges=ranges)
-    return kind, (flat, np.float32(0)), given
+    return Scales(kind, flat, np.float32(0), offsets, ranges)
 
 
 def empty(op: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 
 from nvfp4viz.device.load import kernel
 from nvfp4viz.device.ops.checks import check, check_multiple
-from nvfp4viz.device.ops.groups import ONE, GlobalScale, aligned, empty, scale_arguments
+from nvfp4viz.device.ops.groups import ONE, SPREAD_FROM, GlobalScale, aligned, check_scales, empty
 from nvfp4viz.device.ops.layout import TILE_ROWS, _most_tiles, _padded
 from nvfp4viz.errors import FormatError
 from nvfp4viz.quant.rcp import rcp_table
@@ -120,35 +120,34 @@ def quantize(
 
         top = amax(x)
         global_scale = torch.full_like(top, 2688) / top  # a number over a tensor would be two roundings
-    kind, scale, ranges = scale_arguments(op, global_scale, offsets, rows, x.device)
+    given = check_scales(op, global_scale, offsets, rows, x.device)
     scales = empty(op, scale_shape(rows, columns, layout, offsets), torch.uint8, x.device)
     defines, table = (SOFT, reciprocals(x.device)) if soft else ((), None)
     name = f"{DTYPES[x.dtype]}_{RECIPE_KERNELS[recipe]}"
+    blocks, sizes = rows * columns, (np.int32(rows), np.int32(columns))
+    if layout == "swizzled":
+        given, places = given.place(op, rows, scales, columns)
     if found.scheme == "mxfp4":
         if layout == "linear":
-            grid, arguments = -(-rows * columns // THREADS_MX), (np.uint64(rows * columns), table)
-            kernel("quantize_mx.cu", f"nv_quantize_mx_{name}_flat", defines)(
-                grid, THREADS_MX, (x, packed, scales, *arguments)
-            )
+            run = kernel("quantize_mx.cu", f"nv_quantize_mx_{name}_flat", defines)
+            run(-(-blocks // THREADS_MX), THREADS_MX, (x, packed, scales, np.uint64(blocks), table))
         else:
-            grid, sizes = (_quarters(scales, columns), -(-columns // 8)), (np.int32(rows), np.int32(columns))
-            kernel("quantize_mx.cu", f"nv_quantize_mx_{name}_swizzled", defines)(
-                grid, THREADS, (x, packed, scales, *sizes, *ranges, table)
-            )
-    elif layout == "linear" and kind == ONE:
-        grid, blocks = -(-rows * columns // (2 * THREADS)), np.uint64(rows * columns)
-        kernel("quantize.cu", f"nv_quantize_{name}_flat", defines)(
-            grid, THREADS, (x, packed, scales, blocks, *scale, table)
-        )
+            run = kernel("quantize_mx.cu", f"nv_quantize_mx_{name}_swizzled", defines)
+            run(quarter_grid(rows, columns, 8), THREADS, (x, packed, scales, *sizes, places, table))
+    elif layout == "swizzled":
+        run = kernel("quantize.cu", f"nv_quantize_{name}_swizzled", defines)
+        scale = (given.scales, given.one, places, np.int32(given.kind))
+        run(quarter_grid(rows, columns, 16), THREADS, (x, packed, scales, *sizes, *scale, table))
+    elif given.kind == ONE:
+        run = kernel("quantize.cu", f"nv_quantize_{name}_flat", defines)
+        arguments = (x, packed, scales, np.uint64(blocks), given.scales, given.one, table)
+        run(-(-blocks // (2 * THREADS)), THREADS, arguments)
     else:
-        sizes = (np.int32(rows), np.int32(columns))
-        if layout == "linear":
-            grid, block = row_grid(rows, columns, 2)
-        else:
-            grid, block = (_quarters(scales, columns), -(-columns // 16)), THREADS
-        kernel("quantize.cu", f"nv_quantize_{name}_{layout}", defines)(
-            grid, block, (x, packed, scales, *sizes, *scale, *ranges, np.int32(kind), table)
-        )
+        if blocks >= SPREAD_FROM:
+            given = given.spread(op, rows)
+        grid, block = row_grid(rows, columns, 2)
+        run = kernel("quantize.cu", f"nv_quantize_{name}_linear", defines)
+        run(grid, block, (x, packed, scales, *sizes, *given.arguments(), table))
     return DeviceQuantized(packed, scales, global_scale, recipe, (rows, k), layout, offsets)
 
 
@@ -160,22 +159,32 @@ def scale_shape(rows: int, columns: int, layout: str, offsets: torch.Tensor | No
     return (_most_tiles(ranges, rows, offsets) * TILE_ROWS * _padded(columns),)
 
 
-def _quarters(scales: torch.Tensor, columns: int) -> int:
-    """Quarters of tiles down a 128x4 layout: 32 rows each."""
-    return scales.numel() // (32 * _padded(columns))
+def quarter_grid(rows: int, columns: int, each: int) -> tuple[int, int, int]:
+    """Grid for kernels in the 128x4 layout: ``each`` columns by a quarter of 128 rows a block.
+
+    >>> quarter_grid(130, 44, 16)
+    (3, 8, 1)
+    """
+    return _grid(-(-_padded(columns) // each), -(-rows // TILE_ROWS) * 4)
 
 
-def row_grid(rows: int, columns: int, each: int) -> tuple[tuple[int, int], tuple[int, int]]:
+def row_grid(rows: int, columns: int, each: int) -> tuple[tuple[int, int, int], tuple[int, int]]:
     """Grid and block for kernels whose threads take ``each`` columns of one row, ``blockDim.x`` apart.
 
-    >>> row_grid(100, 176, 2), row_grid(100, 1024, 2)
-    (((50, 1), (88, 2)), ((100, 2), (256, 1)))
+    >>> row_grid(100, 176, 2), row_grid(100000, 1024, 2)
+    (((1, 50, 1), (88, 2)), ((2, 50000, 2), (256, 1)))
     """
     threads = -(-columns // each)
     across = -(-threads // THREADS)
     x = -(-threads // across)
     y = max(1, THREADS // x)
-    return (-(-rows // y), across), (x, y)
+    return _grid(across, -(-rows // y)), (x, y)
+
+
+def _grid(across: int, down: int) -> tuple[int, int, int]:
+    """Columns first; what is more than a grid's second axis takes goes to the third."""
+    deep = max(1, -(-down // 65535))
+    return across, -(-down // deep), deep
 
 
 @cache
