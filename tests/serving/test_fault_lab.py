@@ -256,6 +256,37 @@ def test_what_is_unread_changes_no_bit(serve, backend, projection):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("role", ["weight", "weight_scale", "weight_scale_2", "input_scale"])
+def test_what_the_explorer_says_of_each_tensor_s_absence(serve, backend, role):
+    """No backend refuses: the slot keeps old memory, and every backend that reads the tensor computes with it."""
+    good = serve(backend)
+    spot = FaultSpot("missing", 0, busiest(good), "down", role)
+    served = serve(backend, spot)
+    read_by_all = role != "input_scale"
+    if read_by_all or good.backend.reads_input_scale:
+        [slot] = served.load_report.unwritten
+        assert (slot.expert, slot.role) == (spot.expert, role)
+    broken = compare(good, served, spot, PROMPT, 2).first_broken
+    if read_by_all or good.backend.scope == "expert":
+        assert broken == 0
+    elif good.backend.scope == "none":
+        assert broken is None
+    # one scale a layer: zeros of old memory hide behind the maximum, NaN of it does not
+    elif good.backend.scope == "layer":
+        nan = FaultSpot("nan", 0, spot.expert, "down", role)
+        assert compare(good, serve(backend, nan), nan, PROMPT, 2).first_broken == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("projection", ["gate", "up", "down"])
+@pytest.mark.parametrize(("fault", "role"), [("zero-weight", "weight"), ("neighbour", "weight_scale")])
+def test_every_backend_reads_codes_and_block_scales(serve, backend, projection, fault, role):
+    good = serve(backend)
+    spot = FaultSpot(fault, 0, busiest(good), projection, role)
+    assert compare(good, serve(backend, spot), spot, PROMPT, 2).first_broken == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("projection", ["gate", "down"])
 def test_a_weight_s_scale_is_a_factor_of_the_product(serve, backend, projection):
     """Twice the scale, twice the product to the bit: gate's scale doubles gate and up, nothing is taken back."""
