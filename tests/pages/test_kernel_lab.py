@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from nvfp4viz.device import build, cpu_checks, dispatch, paths, records, sass
+from nvfp4viz import device, quant
+from nvfp4viz.device import build, cpu_checks, dispatch, paths, records, sass, selftest
 from nvfp4viz.figures import kernel_lab as figures
 from nvfp4viz.figures.words import words
 from nvfp4viz.ui import i18n, kernel_lab, kernel_lab_run
@@ -316,6 +317,76 @@ def test_a_recorded_blackwell_report_ends_the_invitation(open_page, no_records):
     assert "No Blackwell run" not in texts(at)
     assert "5 differ" in texts(at)
     assert "No Blackwell run" not in texts(open_page(PAGE))
+
+
+# ---------------------------------------------------------------------------------------- as on a machine with a GPU
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """The page's side of a GPU; the kernels themselves are tested in ``tests/gpu``."""
+    found = device.DeviceReport("cuda", "A CPU", 2, (device.Gpu("NVIDIA X", (9, 0)),), (13, 0), None)
+    monkeypatch.setattr(device, "_found", lambda: found)
+    kernel_lab_run.compared.clear()
+    yield
+    kernel_lab_run.compared.clear()
+
+
+def test_a_gpu_is_named_with_its_target(open_page, gpu):
+    said = texts(open_page(PAGE))
+    assert "NVIDIA X" in said
+    assert "`sm_90`; the driver serves CUDA 13.0" in said
+
+
+def test_the_cuda_path_joins_the_others(open_page, gpu, monkeypatch):
+    def quantize(x, recipe, global_scale, device):
+        assert device == "cuda"
+        return quant.quantize(x, recipe=recipe, global_scale=global_scale), "cuda"
+
+    monkeypatch.setattr(dispatch, "quantize", quantize)
+    at = open_page(PAGE, part="run")
+    assert "CUDA kernel" in html(at)
+    assert "4 of 4 paths" in texts(at)
+    assert "No GPU computed" not in texts(at)
+
+
+def test_a_gpu_that_fails_is_explained(open_page, gpu, monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError("CUDA error: out of memory\nmore")
+
+    monkeypatch.setattr(dispatch, "quantize", fail)
+    at = open_page(PAGE, part="run")
+    assert "CUDA error: out of memory" in texts(at)
+
+
+def test_a_gpu_is_measured_beside_the_cpu(open_page, gpu, monkeypatch, no_records):
+    rates = (("copy", 4000.0, True), ("quantise", 3800.0, False))
+    monkeypatch.setattr(kernel_lab_run, "measured_on_gpu", lambda: rates)
+    at = open_page(PAGE, part="speed")
+    _, chart = at.get("plotly_chart")
+    ours, copies = json.loads(chart.proto.spec)["data"]
+    assert ours["text"] == ["3800 · 0.95"]
+    assert copies["text"] == ["4000"]
+
+
+def test_the_selftest_runs_on_the_gpu_and_can_be_kept(open_page, gpu, monkeypatch, no_records):
+    fields = json.loads(report((9, 0), 0))
+    del fields["passed"]
+    checks = tuple(selftest.Check(**check) for check in fields.pop("checks"))
+    done = selftest.SelfTest(checks=checks, **fields)
+
+    def run_it(on_check):
+        for check in checks:
+            on_check(check)
+        return done
+
+    monkeypatch.setattr(selftest, "run", run_it)
+    at = open_page(PAGE, part="selftest")
+    clean(at.button(key="kernel_lab.run_gpu").click().run())
+    said = texts(at)
+    assert f"of {1 << 32} values 0 differ" in said
+    assert "no such instruction here" in said
+    assert len(at.get("download_button")) == 2
 
 
 # ------------------------------------------------------------------------------------------------------------- foot
