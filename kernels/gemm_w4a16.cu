@@ -278,6 +278,33 @@ NV_DEV void prepack(const u8* packed, const u8* scales, uint4* words, uint2* lif
   lifted[at * 8 + lane] = uint2{both[0], both[1]};
 }
 
+// For a product that was made with the bare weight: times the decode scale, in place.
+NV_DEV void scale_rows(u16* out, const float* decode, const int* offsets, int rows, int experts, int n) {
+  constexpr int kRows = 64;
+  const Tile tile = find_tile(offsets, experts, kRows, static_cast<int>(blockIdx.y));
+  const int columns = static_cast<int>(blockDim.x) * 8, first = static_cast<int>(blockIdx.x) * columns;
+  if (tile.rows == 0) {
+    clear_rows(out, offsets[experts], rows, n, first, columns);
+    return;
+  }
+  const int column = first + static_cast<int>(threadIdx.x) * 8;
+  if (column >= n) return;
+  const float factor = decode[tile.expert];
+#pragma unroll 4
+  for (int i = 0; i < tile.rows; ++i) {
+    uint4& piece = *reinterpret_cast<uint4*>(out + static_cast<long long>(tile.first + i) * n + column);
+    const uint4 four = piece;
+    unsigned word[4];
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+      const unsigned two = component(four, pair);
+      const unsigned low = to_bf16(multiply(bf16_low(two), factor)), high = to_bf16(multiply(bf16_high(two), factor));
+      word[pair] = low | high << 16;
+    }
+    piece = uint4{word[0], word[1], word[2], word[3]};
+  }
+}
+
 // One warp writes 16 rows x 64 k of the weight as the GEMM multiplies them: code * scale in BF16, exact.
 NV_DEV void widen_all(const uint4* words, const uint2* scales, u16* out, int experts, int n, int k) {
   const int steps = (k + kStep - 1) / kStep, tiles = (n + 15) / 16;
@@ -312,6 +339,12 @@ extern "C" __global__ void nv_w4a16_widen(const uint4* words, const uint2* scale
   nv::widen_all(words, scales, out, experts, n, k);
 }
 
+// Grid (N / 1024 up, rows / 64 down + experts + 1), block 128.
+extern "C" __global__ void nv_scale_rows(nv::u16* out, const float* decode, const int* offsets, int rows, int experts,
+                                         int n) {
+  nv::scale_rows(out, decode, offsets, rows, experts, n);
+}
+
 // Grid: (N / (64 * ROW_TILES) up, rows / TOKENS down + experts + 1); block 128; shared memory of four stages, each
 // 2304 * ROW_TILES + 128 * TOKENS bytes.
 #define NV_GROUPED_W4A16(TOKENS, ROW_TILES, BLOCKS)                                                                  \
@@ -326,4 +359,3 @@ extern "C" __global__ void nv_w4a16_widen(const uint4* words, const uint2* scale
 NV_GROUPED_W4A16(16, 4, 4)
 NV_GROUPED_W4A16(32, 2, 5)
 NV_GROUPED_W4A16(64, 2, 4)
-NV_GROUPED_W4A16(128, 2, 2)

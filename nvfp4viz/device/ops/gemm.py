@@ -29,7 +29,7 @@ __all__ = ["PackedW4A16", "grouped_gemm_w4a4", "grouped_gemm_w4a16", "pack_w4a16
 
 THREADS = 128
 W4A4_COLUMNS, W4A4_ROWS = 128, 32  # of the result, a block
-ROW_TILES = {16: 4, 32: 2, 64: 2, 128: 2}
+ROW_TILES = {16: 4, 32: 2, 64: 2}
 """Tokens of a block of `gemm_w4a16.cu`, and 16-row tiles of the weight in each of its four warps."""
 METHODS = ("fused", "dequantize")
 _OUT = {torch.bfloat16: "bf16", torch.float32: "f32"}
@@ -234,8 +234,6 @@ def _w4a16(name: str):
 def tokens_of_a_block(rows: int, experts: int) -> int:
     """The tile's height: room for what an expert usually gets, since a second tile widens the weight again."""
     mean = rows / max(experts, 1)
-    if mean > 96 and torch.cuda.get_device_capability() >= (8, 0):  # Turing's shared memory is too small for it
-        return 128
     return 16 if mean <= 8 else 32 if mean <= 18 else 64
 
 
@@ -293,7 +291,9 @@ def _dequantized_by(
 
     experts, n, half = packed.shape
     rows = x.shape[0]
-    out = torch.zeros(rows, n, dtype=torch.bfloat16, device=x.device)
+    if not rows:
+        return torch.empty(0, n, dtype=torch.bfloat16, device=x.device)
+    out = None if chunk >= experts else torch.zeros(rows, n, dtype=torch.bfloat16, device=x.device)
     starts = None if chunk >= experts else offsets.tolist()  # only cutting into chunks has to wait for the device
     for first in range(0, experts, chunk):
         last = min(first + chunk, experts)
@@ -305,13 +305,14 @@ def _dequantized_by(
         low, high = (0, rows) if starts is None else (starts[first], starts[last])
         if low == high:
             continue
-        ends = offsets[first + 1 : last + 1] - low
-        product = _grouped_mm(x[low:high], weight, ends)
-        owner = torch.bucketize(torch.arange(high - low, dtype=torch.int32, device=x.device), ends, right=True)
-        owned = owner < last - first  # rows behind the last expert are not written by torch: anything may be there
-        factor = decode_scales[first:last][owner.clamp(max=last - first - 1)]
-        scaled = (product.float() * factor[:, None]).to(torch.bfloat16)
-        out[low:high] = torch.where(owned[:, None], scaled, out[low:high])
+        edges = offsets[first : last + 1] - low
+        product = _grouped_mm(x[low:high], weight, edges[1:]).contiguous()
+        grid = (-(-n // (8 * THREADS)), (high - low) // 64 + last - first + 1)
+        sizes = (np.int32(high - low), np.int32(last - first), np.int32(n))
+        _w4a16("nv_scale_rows")(grid, THREADS, (product, decode_scales[first:last], edges, *sizes))
+        if starts is None:
+            return product
+        out[low:high] = product
     return out
 
 
