@@ -84,6 +84,10 @@ def extract(source: str) -> str:
     if binding is None:
         raise FileNotFoundError("NVRTC 13 is not installed (pip install -r requirements-dev.txt)")
 
+    digest = build.source_hash(
+        source
+    )  # before compiling: sources edited meanwhile leave a stale extract, not a wrong one
+
     def one(target: str) -> list[Code]:
         return disassemble(build.compile_kernel(source, target, binding=binding))
 
@@ -101,7 +105,7 @@ def extract(source: str) -> str:
     )  # fmt: skip
     nvrtc = ".".join(map(str, binding.getVersion()))
     tools = importlib.metadata.version("nvidia-cuda-nvdisasm")
-    return sass.to_text(sass.Extract(source, build.source_hash(source), nvrtc, tools, records))
+    return sass.to_text(sass.Extract(source, digest, nvrtc, tools, records))
 
 
 def main(everything: bool) -> None:

@@ -56,6 +56,7 @@ EXPECTED = [
     (r"layout\.cu:.*", {NO_LOCAL}),
     (r"permute\.cu:nv_(gather|combine)_.*", {*WIDE, NO_LOCAL}),
     (r"permute\.cu:.*", {NO_LOCAL}),
+    (r"ranges\.cu:.*", {"16-byte store", NO_LOCAL}),
     (r"gemm_w4a4\.cu:nv_(grouped_w4a4|mma_tiles)_nvfp4.*", {"block-scaled MMA, 4X"}),
     (r"gemm_w4a4\.cu:nv_(grouped_w4a4|mma_tiles)_mxfp4.*", {"block-scaled MMA, 2X"}),
     (r"gemm_w4a16\.cu:nv_grouped_w4a16_.*", {"16-byte load"}),
