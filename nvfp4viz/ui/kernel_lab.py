@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PARTS = ("code", "matrix", "run", "speed", "selftest")
 # Quantising to NVFP4 as vLLM does: conversions of two formats and the reciprocal, in one short kernel.
-DEFAULT_KERNEL = "nv_quantize_bf16_vllm_flat"
+OPENS_ON = "nv_quantize_bf16_vllm"
 FEATURES = tuple(one.id for one in figures.FEATURES if one.ptx)
 TARGETS = sass.EXTRACTED
 TRAP = ("sm_100", "sm_100a")  # the same chip, without and with the letter
@@ -86,7 +86,7 @@ def kernel_names() -> tuple[str, ...]:
 def default_kernel() -> str | None:
     """The kernel that the page opens on, or None where there is no extract at all."""
     names = kernel_names()
-    return DEFAULT_KERNEL if DEFAULT_KERNEL in names else next(iter(names), None)
+    return next((name for name in names if name.startswith(OPENS_ON)), next(iter(names), None))
 
 
 def chosen(page: Lesson) -> Presence | None:

@@ -116,7 +116,7 @@ def test_both_definitions_of_the_matrix_step_are_told_apart():
 def test_calls_are_followed_to_the_operation():
     texts = build.sources_of("quantize.cu")
     names = source_lines.callers(texts, "cvt.rn.satfinite.e2m1x2.f32")
-    assert {"e2m1_pack8", "quantize16", "quantize_flat"} <= names
+    assert {"e2m1_pack8", "quantize16", "quantize_swizzled"} <= names
     assert "e4m3_byte" not in names
 
 

@@ -42,8 +42,8 @@ def no_records(monkeypatch, tmp_path):
     return tmp_path
 
 
-def builds(name=kernel_lab.DEFAULT_KERNEL):
-    return {one.target: one for one in kernel_lab.library().builds[name]}
+def builds():
+    return {one.target: one for one in kernel_lab.library().builds[kernel_lab.default_kernel()]}
 
 
 def html(at):
@@ -109,7 +109,7 @@ def test_every_operation_of_the_matrix_kernel(open_page):
 
 
 @pytest.mark.parametrize("part", kernel_lab.PARTS)
-@pytest.mark.parametrize("kernel", ["nv_probe", "nv_quantize_bf16_vllm_flat"])
+@pytest.mark.parametrize("kernel", ["nv_probe", "nv_quantize_bf16_vllm_linear"])
 def test_every_part_stands_with_any_kernel(open_page, part, kernel):
     open_page(PAGE, part=part, kernel=kernel)
 
@@ -188,7 +188,7 @@ def test_a_bad_link_is_named_and_leaves_the_page_usable(open_page, lang, query):
     at = open_page(PAGE, lang=lang, **query)
     (name,) = query
     assert f"`{name}=" in texts(at)
-    assert at.selectbox(key="kernel_lab.kernel").value == kernel_lab.DEFAULT_KERNEL
+    assert at.selectbox(key="kernel_lab.kernel").value == kernel_lab.default_kernel()
 
 
 def test_the_language_changes_and_the_view_stays(open_page):
@@ -393,7 +393,7 @@ def test_the_selftest_runs_on_the_gpu_and_can_be_kept(open_page, gpu, monkeypatc
 
 
 def test_the_code_gives_the_page_s_numbers():
-    values = {"kernel": kernel_lab.DEFAULT_KERNEL, "feature": "to_e2m1", "recipe": "vllm-cuda", "values": "grid"}
+    values = {"kernel": kernel_lab.default_kernel(), "feature": "to_e2m1", "recipe": "vllm-cuda", "values": "grid"}
     printed = run(fill(PAGE, values | {"rows": 32, "blocks": 8, "seed": 4, "torch": False}))
     here = builds()["sm_120a"]
     assert f"sm_120a  {here.instructions:5} instructions" in printed
