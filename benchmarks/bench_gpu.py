@@ -26,7 +26,6 @@ GOALS = {
     "quantise bf16, vllm-cuda": 0.92,
     "quantise bf16, vllm-cuda, 128 ranges": 0.85,
     "quantise bf16, vllm-cuda, 128x4": 0.85,
-    "quantise bf16, vllm-cuda, 128 ranges, 128x4": 0.85,
     "dequantise to bf16": 0.95,
     "silu*up + quantise": 0.85,
     "gelu_tanh*up + quantise": 0.85,
@@ -94,9 +93,16 @@ def _bandwidth(shape: tuple[int, int], repeats: int, gpu: str) -> Section:
 
     one, vllm = {"global_scale": 448.0}, {"recipe": "vllm-cuda"}
     narrow, wide = 2 + PACKED, 4 + PACKED
+    filled = torch.empty_like(bf16[0])
+    # every range is padded to whole tiles, and the padding is written too
+    tiles = ops.quantize(bf16[0], **vllm, **ranged, layout="swizzled").scales.numel() / elements
+    tiles_of_half = (
+        ops.activation_quantize(bf16[0], activation="silu", **ranged, layout="swizzled").scales.numel() / elements
+    )
     candidates: dict[str, tuple[Callable[[], object], float]] = {
         "copy bf16": (copied(bf16), 4),
         "copy f32": (copied(f32), 8),
+        "fill bf16 (writes alone)": (lambda: filled.fill_(1.0), 2),
         "quantise bf16, ieee": (quantise(bf16, recipe="ieee", **one), narrow),
         "quantise bf16, vllm-cuda": (quantise(bf16, **vllm, **one), narrow),
         "quantise f16, vllm-cuda": (quantise(f16, **vllm, **one), narrow),
@@ -104,7 +110,10 @@ def _bandwidth(shape: tuple[int, int], repeats: int, gpu: str) -> Section:
         "quantise bf16, vllm-cuda, 128 ranges": (quantise(bf16, **vllm, **ranged), narrow),
         "quantise bf16, vllm-cuda, a scale a row": (quantise(bf16, **vllm, global_scale=of_row), narrow),
         "quantise bf16, vllm-cuda, 128x4": (quantise(bf16, **vllm, **one, layout="swizzled"), narrow),
-        "quantise bf16, vllm-cuda, 128 ranges, 128x4": (quantise(bf16, **vllm, **ranged, layout="swizzled"), narrow),
+        "quantise bf16, vllm-cuda, 128 ranges, 128x4": (
+            quantise(bf16, **vllm, **ranged, layout="swizzled"),
+            2.5 + tiles,
+        ),
         "quantise bf16, ieee, 128 ranges": (quantise(bf16, recipe="ieee", **ranged), narrow),
         "quantise bf16, vllm-even (MXFP4)": (quantise(bf16, recipe="vllm-even"), 2 + PACKED_MX),
         "quantise bf16, deepgemm-ceil (MXFP4)": (quantise(bf16, recipe="deepgemm-ceil"), 2 + PACKED_MX),
@@ -116,7 +125,7 @@ def _bandwidth(shape: tuple[int, int], repeats: int, gpu: str) -> Section:
         "amax of every row": (topped(per="token"), 2),
         "silu*up + quantise": (fused(activation="silu", **ranged), 2 + PACKED / 2),
         "gelu_tanh*up + quantise": (fused(activation="gelu_tanh", **ranged), 2 + PACKED / 2),
-        "silu*up + quantise, 128x4": (fused(activation="silu", **ranged, layout="swizzled"), 2 + PACKED / 2),
+        "silu*up + quantise, 128x4": (fused(activation="silu", **ranged, layout="swizzled"), 2.25 + tiles_of_half),
     }
     times = gpu_times(torch, {name: call for name, (call, _) in candidates.items()}, repeats)
     rates = {n: candidates[n][1] * elements / statistics.median(v) / 1e9 for n, v in times.items()}
@@ -203,12 +212,12 @@ def _resources() -> Section:
 
     lines = []
     for source, name, threads in (
-        ("quantize.cu", "nv_quantize_bf16_ieee_flat", 256),
-        ("quantize.cu", "nv_quantize_bf16_vllm_flat", 256),
+        ("quantize.cu", "nv_quantize_bf16_ieee_linear", 256),
         ("quantize.cu", "nv_quantize_bf16_vllm_linear", 256),
         ("quantize.cu", "nv_quantize_bf16_vllm_swizzled", 256),
         ("dequantize.cu", "nv_dequantize_bf16_flat", 256),
-        ("activation_quantize.cu", "nv_activation_quantize_vllm_linear_shared", 256),
+        ("dequantize.cu", "nv_dequantize_bf16_stream", 256),
+        ("activation_quantize.cu", "nv_activation_quantize_vllm_linear_shared", 512),
     ):
         found = kernel(source, name)
         taken, blocks = found.resources(), found.blocks_per_multiprocessor(threads)

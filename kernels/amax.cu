@@ -42,23 +42,23 @@ NV_DEVICE u32 join4(u32 top, const uint4& v) {
   return T::join(T::join(T::join(T::join(top, v.x), v.y), v.z), v.w);
 }
 
-// A block takes 16 vectors of 16 bytes for each of its threads, one after the other in memory; the last block the rest too.
+// A warp takes `chunk` vectors of 16 bytes that lie together, the last thread of all what is left of one.
 template <class T>
-NV_DEVICE void amax_all(const void* x, u64 elements, u32* out) {
+NV_DEVICE void amax_all(const void* x, u64 elements, u32 chunk, u32* out) {
   const u64 vectors = elements / (4 * T::kPerWord);
-  const u64 first = (u64)blockIdx.x * (16 * blockDim.x) + threadIdx.x;
+  const u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) / 32 * chunk;
+  const u64 last = first + chunk < vectors ? first + chunk : vectors;
   const uint4* from = static_cast<const uint4*>(x);
   u32 top = 0;
-  for (int round = 0; round < 4; ++round) {
+  u64 i = first + (threadIdx.x & 31);
+  for (; i + 96 < last; i += 128) {
     uint4 v[4];
     NV_UNROLL
-    for (int k = 0; k < 4; ++k) {
-      const u64 at = first + (4 * round + k) * blockDim.x;
-      v[k] = at < vectors ? __ldg(from + at) : make_uint4(0, 0, 0, 0);
-    }
+    for (int k = 0; k < 4; ++k) v[k] = __ldg(from + i + 32 * k);
     NV_UNROLL
     for (int k = 0; k < 4; ++k) top = join4<T>(top, v[k]);
   }
+  for (; i < last; i += 32) top = join4<T>(top, __ldg(from + i));
   const u64 rest = vectors * (4 * T::kPerWord) + threadIdx.x;
   if (blockIdx.x == gridDim.x - 1 && rest < elements) top = T::join(top, T::element(x, rest));
   __shared__ u32 of_warp[8];
@@ -90,8 +90,8 @@ NV_DEVICE void amax_rows(const void* x, int rows, int columns, const int* offset
 
 #define NV_AMAX(dtype, T)                                                                                          \
   extern "C" __global__ void __launch_bounds__(256) nv_amax_##dtype(const void* __restrict__ x, nv::u64 elements,  \
-                                                                   nv::u32* __restrict__ out) {                    \
-    nv::amax_all<nv::T>(x, elements, out);                                                                         \
+                                                                   nv::u32 chunk, nv::u32* __restrict__ out) {     \
+    nv::amax_all<nv::T>(x, elements, chunk, out);                                                                  \
   }                                                                                                                \
   extern "C" __global__ void __launch_bounds__(256) nv_amax_rows_##dtype(                                          \
       const void* __restrict__ x, int rows, int columns, const int* __restrict__ offsets, int ranges,              \

@@ -76,7 +76,7 @@ NV_HD float value(u32 u) {
 #endif
 }
 
-NV_HD bool is_nan(float x) { return (bits(x) & kAbs) > kInf; }
+NV_HD bool is_nan(float x) { return x != x; }
 NV_HD bool is_finite(float x) { return (bits(x) & kAbs) < kInf; }
 
 NV_HD float magnitude(float x) {
@@ -309,9 +309,20 @@ NV_HD u32 e4m3_byte(float x) {
 #endif
 }
 
-NV_HD float e4m3_value(u32 byte) {
+NV_HD float e4m3_value_soft(u32 byte) {
   if ((byte & 0x7Fu) == 0x7Fu) return value(kQuietNan);
   return value(((byte & 0x80u) << 24) | ((byte & 0x7Fu) << 20)) * 0x1p120f;
+}
+
+// Value of a byte; 0x7F and 0xFF are NaN.
+NV_HD float e4m3_value(u32 byte) {
+#if defined(NV_HW_E4M3)
+  float x;
+  asm("{ .reg .b32 p; .reg .b16 l, h; cvt.rn.f16x2.e4m3x2 p, %1; mov.b32 {l, h}, p; cvt.f32.f16 %0, l; }" : "=f"(x) : "h"((u16)byte));
+  return x;
+#else
+  return e4m3_value_soft(byte);
+#endif
 }
 
 // ------------------------------------------------------------------------------------------------- UE8M0

@@ -1,8 +1,7 @@
 // NVFP4: BF16, FP16 or float32 to packed E2M1 codes and one E4M3 scale byte per 16 elements.
 //
-//   nv_quantize_{bf16,f16,f32}_{ieee,vllm}_flat        one global scale, linear scales: any number of blocks in a row
-//   nv_quantize_{bf16,f16,f32}_{ieee,vllm}_linear      a global scale for rows or ranges of rows, linear scales
-//   nv_quantize_{bf16,f16,f32}_{ieee,vllm}_swizzled    the same with scales in the 128x4 layout, padding written as 0
+//   nv_quantize_{bf16,f16,f32}_{ieee,vllm}_linear      scales row by row
+//   nv_quantize_{bf16,f16,f32}_{ieee,vllm}_swizzled    scales in the 128x4 layout, padding written as 0
 //
 // The arithmetic is nvfp4_math.cuh; nvfp4viz/device/ops/quantize.py launches.
 
@@ -10,28 +9,8 @@
 
 namespace nv {
 
-// Two blocks a thread, a block of threads apart: both loads are under way before the first is used.
-template <class T, class Recipe>
-NV_DEVICE void quantize_flat(const void* x, u64* packed, u8* scales, u64 blocks, Globals globals, const i8* table) {
-  const u64 first = (u64)blockIdx.x * (2 * blockDim.x) + threadIdx.x;
-  Raw<16 / T::kPerWord> raw[2];
-  NV_UNROLL
-  for (int i = 0; i < 2; ++i)
-    if (first + i * blockDim.x < blocks) raw[i].load(x, first + i * blockDim.x);
-  const Recipe recipe(globals.of(0), table);
-  NV_UNROLL
-  for (int i = 0; i < 2; ++i) {
-    const u64 block = first + i * blockDim.x;
-    if (block >= blocks) return;
-    float y[16];
-    T::widen(raw[i], y);
-    u64 codes;
-    scales[block] = quantize16(y, T::top(raw[i], y), recipe, codes);
-    NV_STORE(packed[block], codes);
-  }
-}
-
-// Grid (columns / (2 blockDim.x), rows / blockDim.y): a row and its blocks are found without a division.
+// Grid (columns / (2 blockDim.x), rows / blockDim.y): a row and its blocks are found without a division.  Two blocks a
+// thread, blockDim.x apart: both loads are under way before the first is used.
 template <class T, class Recipe>
 NV_DEVICE void quantize_linear(const void* x, u64* packed, u8* scales, int rows, int columns, Globals globals, const i8* table) {
   const int row = far_index() * blockDim.y + threadIdx.y;
@@ -95,11 +74,6 @@ NV_DEVICE void quantize_swizzled(const void* x, u64* packed, u8* scales, int row
 #endif
 
 #define NV_QUANTIZE(dtype, T, recipe, Recipe)                                                                              \
-  extern "C" __global__ void __launch_bounds__(256) nv_quantize_##dtype##_##recipe##_flat(                                 \
-      const void* __restrict__ x, nv::u64* __restrict__ packed, nv::u8* __restrict__ scales, nv::u64 blocks,               \
-      const float* __restrict__ global_scales, float global_scale, const nv::i8* __restrict__ table) {                     \
-    nv::quantize_flat<nv::T, nv::Recipe>(x, packed, scales, blocks, {global_scales, global_scale, 0, 0, nv::kOne}, table); \
-  }                                                                                                                        \
   extern "C" __global__ void NV_ROWS_BOUNDS nv_quantize_##dtype##_##recipe##_linear(                                       \
       const void* __restrict__ x, nv::u64* __restrict__ packed, nv::u8* __restrict__ scales, int rows, int columns,        \
       const float* __restrict__ global_scales, float global_scale, const int* __restrict__ offsets, int ranges, int kind,  \

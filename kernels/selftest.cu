@@ -92,12 +92,16 @@ extern "C" __global__ void __launch_bounds__(256) nv_selftest_reciprocal(const n
   tally.report(differing, example);
 }
 
-// The two values of every byte of packed codes, as compiled here against software.
+// 0: the two values of every byte of packed codes, 1: the value of every E4M3 byte; as compiled here against software.
 extern "C" __global__ void nv_selftest_unpack(nv::u64* differing, nv::u32* example) {
-  nv::Tally tally;
+  nv::Tally codes, scales;
   const nv::u32 byte = threadIdx.x;
   float low, high;
   nv::e2m1_pair(byte, low, high);
-  tally.compare(nv::bits(low) == nv::bits(nv::e2m1_value(byte)) && nv::bits(high) == nv::bits(nv::e2m1_value(byte >> 4)), byte);
-  tally.report(differing, example);
+  const bool equal = nv::bits(low) == nv::bits(nv::e2m1_value(byte)) && nv::bits(high) == nv::bits(nv::e2m1_value(byte >> 4));
+  codes.compare(equal, byte);
+  const float here = nv::e4m3_value(byte), soft = nv::e4m3_value_soft(byte);
+  scales.compare(nv::is_nan(soft) ? nv::is_nan(here) : nv::bits(here) == nv::bits(soft), byte);
+  codes.report(differing, example);
+  scales.report(differing + 1, example + 1);
 }

@@ -155,7 +155,7 @@ def _versions() -> dict[str, str]:
 def _checks() -> Iterator[Check]:
     here = instructions()
     yield from conversions(here)
-    yield unpacking(here["FP4 conversions"])
+    yield from unpacking(here)
     yield reciprocal(here["approximate reciprocal"])
     yield from mma_steps(here["block-scaled MMA"])
     yield from recipes()
@@ -181,13 +181,14 @@ def conversions(here: dict[str, bool]) -> Iterator[Check]:
             yield Check(name, what, 0, None)
 
 
-def unpacking(there: bool) -> Check:
-    """The 256 bytes of two codes."""
-    what = "E2M1 to FP16 instruction against software"
-    if not there:
-        return Check("e2m1-unpack", what, 0, None)
-    count, example = _sweep("nv_selftest_unpack", 1, grid=1)
-    return Check("e2m1-unpack", what, 256, count[0], example[0])
+def unpacking(here: dict[str, bool]) -> Iterator[Check]:
+    """The 256 bytes of two codes, and the 256 of a scale."""
+    count, example = _sweep("nv_selftest_unpack", 2, grid=1)
+    for index, name, what, there in (
+        (0, "e2m1-unpack", "E2M1 to FP16 instruction against software", here["FP4 conversions"]),
+        (1, "e4m3-unpack", "E4M3 to FP16 instruction against software", here["E4M3 conversion"]),
+    ):
+        yield Check(name, what, 256, count[index], example[index]) if there else Check(name, what, 0, None)
 
 
 def reciprocal(there: bool) -> Check:

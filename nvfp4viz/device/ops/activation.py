@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nvfp4viz.device.load import Kernel, kernel
+from nvfp4viz.device.load import kernel
 from nvfp4viz.device.ops.checks import check, check_multiple
-from nvfp4viz.device.ops.groups import GlobalScale, aligned, check_scales, empty
+from nvfp4viz.device.ops.groups import GlobalScale, aligned, check_scales, empty, resident
 from nvfp4viz.device.ops.quantize import (
     LAYOUTS,
     RECIPE_KERNELS,
@@ -90,7 +90,7 @@ def activation_quantize(
     pieces = rows * columns if layout == "linear" else -(-rows // 128) * 128 * -(-columns // 8) * 8
     grid = -(-pieces // THREADS)
     if where == "shared":
-        grid = min(grid, _resident(run, x.device))
+        grid = min(grid, resident(run, THREADS, x.device))
     sizes, scale = (np.int32(rows), np.int32(columns)), (given.scales, given.one, places, np.int32(given.kind))
     values, rounds = _table_on(activation, x.device), np.int32(activation != "silu")
     run(grid, THREADS, (x, packed, scales, *sizes, *scale, table, values, rounds))
@@ -116,10 +116,3 @@ def activate(activation: str, gates: npt.NDArray[np.uint16]) -> npt.NDArray[np.f
 @cache
 def _table_on(activation: str, device: torch.device) -> torch.Tensor:
     return torch.from_numpy(activation_table(activation)).to(device)
-
-
-@cache
-def _resident(run: Kernel, device: torch.device) -> int:
-    """Blocks that a device holds at a time."""
-    each = run.blocks_per_multiprocessor(THREADS, 0, device.index or 0)
-    return max(each, 1) * int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -16,7 +16,8 @@ from nvfp4viz.errors import FormatError
 __all__ = ["amax"]
 
 PER = ("tensor", "expert", "token")
-VECTORS = 16  # of 16 bytes, a thread
+CHUNKS, LONGEST = 8192, 2048
+"""A warp reads up to 2048 vectors of 16 bytes that lie together; a smaller tensor is cut into 8192 pieces."""
 
 
 def amax(
@@ -50,8 +51,10 @@ def amax(
     x, name = aligned(x), DTYPES[x.dtype]
     if per == "tensor":
         out = torch.zeros(1, dtype=torch.float32, device=x.device)
-        grid = max(1, -(-x.numel() * x.element_size() // (16 * VECTORS * THREADS)))
-        kernel("amax.cu", f"nv_amax_{name}")(grid, THREADS, (x, np.uint64(x.numel()), out))
+        vectors = x.numel() * x.element_size() // 16
+        chunk = min(LONGEST, max(32, vectors // CHUNKS))
+        grid = max(1, -(-vectors // (chunk * THREADS // 32)))
+        kernel("amax.cu", f"nv_amax_{name}")(grid, THREADS, (x, np.uint64(x.numel()), np.uint32(chunk), out))
         return out
     rows, k = x.shape
     check_multiple(op, "K", k, 16 // x.element_size())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 
-from nvfp4viz.device.load import kernel
+from nvfp4viz.device.load import Kernel, kernel
 from nvfp4viz.device.ops.checks import check
 from nvfp4viz.errors import DeviceError, FormatError
 
@@ -17,6 +18,8 @@ ONE, PER_ROW, PER_RANGE = 0, 1, 2
 SPREAD_FROM = 1 << 14
 """Blocks of a matrix from which it pays to spread the scales of ranges over the rows before quantising."""
 THREADS = 256
+CLEARING = 4
+"""Blocks of ``nv_spread_ranges`` that share the padding of a tile."""
 
 GlobalScale = float | np.float32 | torch.Tensor
 
@@ -73,7 +76,8 @@ class Scales:
             tiles = scales.numel() // (512 * int(width))
         sizes = (np.int32(self.ranges), np.int32(rows))
         arguments = (self.offsets, *sizes, self.scales if by_range else None, of_row, places, scales, width)
-        kernel("ranges.cu", "nv_spread_ranges")(-(-rows // THREADS) + tiles, THREADS, arguments, 4 * self.ranges)
+        grid = -(-rows // THREADS) + CLEARING * tiles
+        kernel("ranges.cu", "nv_spread_ranges")(grid, THREADS, arguments, 8 * self.ranges)
         return (replace(self, kind=PER_ROW, scales=of_row) if by_range else self), places
 
 
@@ -122,6 +126,13 @@ def empty(op: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.dev
     except torch.OutOfMemoryError as error:
         reason = str(error).splitlines()[0]
         raise DeviceError("ops.memory", op=op, shape=shape, reason=reason) from error
+
+
+@cache
+def resident(run: Kernel, threads: int, device: torch.device) -> int:
+    """Blocks of ``threads`` threads of a kernel that a device holds at a time."""
+    each = run.blocks_per_multiprocessor(threads, 0, device.index or 0)
+    return max(each, 1) * int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def aligned(x: torch.Tensor) -> torch.Tensor:

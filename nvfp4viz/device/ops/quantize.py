@@ -14,7 +14,7 @@ import torch
 
 from nvfp4viz.device.load import kernel
 from nvfp4viz.device.ops.checks import check, check_multiple
-from nvfp4viz.device.ops.groups import ONE, SPREAD_FROM, GlobalScale, aligned, check_scales, empty
+from nvfp4viz.device.ops.groups import SPREAD_FROM, GlobalScale, aligned, check_scales, empty
 from nvfp4viz.device.ops.layout import TILE_ROWS, _most_tiles, _padded
 from nvfp4viz.errors import FormatError
 from nvfp4viz.quant.rcp import rcp_table
@@ -138,10 +138,6 @@ def quantize(
         run = kernel("quantize.cu", f"nv_quantize_{name}_swizzled", defines)
         scale = (given.scales, given.one, places, np.int32(given.kind))
         run(quarter_grid(rows, columns, 16), THREADS, (x, packed, scales, *sizes, *scale, table))
-    elif given.kind == ONE:
-        run = kernel("quantize.cu", f"nv_quantize_{name}_flat", defines)
-        arguments = (x, packed, scales, np.uint64(blocks), given.scales, given.one, table)
-        run(-(-blocks // (2 * THREADS)), THREADS, arguments)
     else:
         if blocks >= SPREAD_FROM:
             given = given.spread(op, rows)
