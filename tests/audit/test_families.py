@@ -1,0 +1,83 @@
+"""Whole models of every family: no alarm in a sound one, one finding for one hole, whatever stands around it."""
+
+import numpy as np
+import pytest
+
+from nvfp4viz.audit import audit
+from nvfp4viz.checkpoint import canonical, memory_checkpoint, tensor
+from tests.audit.families import FAMILIES
+from tests.audit.reading import codes, found
+
+# What is worth knowing of a sound model of the family.
+NOTES = {
+    "DeepSeek-R1": ["draft.unquantised"], "Qwen3-Next": ["draft.unquantised"],
+    "Step-3.5": ["draft.unquantised", "loader.note"], "Llama 4": ["loader.note"], "compressed-tensors": ["loader.note"],
+    "Nemotron 3.5": ["scheme.weight-only"],
+}  # fmt: skip
+
+
+def changed(checkpoint, drop=(), replace=None):
+    tensors = {name: item for name, item in checkpoint.read_tensors().items() if name not in drop}
+    return memory_checkpoint(
+        {**tensors, **(replace or {})}, config=checkpoint.config, hf_quant_config=checkpoint.hf_quant_config
+    )
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_sound_model_raises_no_alarm(name):
+    report = audit(FAMILIES[name]())
+    assert codes(report) == [(code, "info") for code in NOTES.get(name, [])]
+    assert len(report.model.moe_layers) == 2
+    for row in report.coverage.values():
+        assert row.missing == row.invalid == row.unreadable == row.filled == 0
+    assert "safe" in {item.outcome for item in report.backends} <= {"safe", "unsupported"}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_one_hole_is_one_finding(name):
+    checkpoint = FAMILIES[name]()
+    view = canonical(checkpoint)
+    layer = view.moe_layers[-1]
+    role = view.roles_in(layer)[-1]
+    slot = view.slot(layer, 2, "down", role)
+    report = audit(changed(checkpoint, drop=[slot.name]))
+    [(code, severity, at, projection, experts)] = found(report)
+    assert (code, at, projection) == ("scale.missing", layer, "down")
+    assert severity == ("backend" if role == "input_scale" else "error")
+    whole = view.dialects[layer].arrangement
+    assert experts == {"expert": (2,), "stacked": (0, 1, 2, 3), "fused": None}[whole]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_one_dead_value_is_one_finding(name):
+    checkpoint = FAMILIES[name]()
+    view = canonical(checkpoint)
+    layer = view.moe_layers[0]
+    role = view.roles_in(layer)[-1]
+    if role not in ("input_scale", "weight_scale_2"):
+        return
+    slot = view.slot(layer, 1, "down", role)
+    values = np.array(checkpoint.read(slot.name), np.float32)
+    dead = np.float32(np.inf if view.divisors_in(layer) else 0.0)
+    if slot.index is None:
+        values[...] = dead
+    else:
+        values[slot.index] = dead
+    report = audit(changed(checkpoint, replace={slot.name: tensor(values)}))
+    [(code, _, at, projection, experts)] = found(report)
+    assert (code, at, projection) == ("scale.zero", layer, "down")
+    assert experts == (None if view.dialects[layer].arrangement == "fused" else (1,))
+
+
+@pytest.mark.parametrize("name", ["DeepSeek-R1", "Qwen3", "Qwen3-Next", "Step-3.5", "Llama 4", "MiniMax-M2"])
+def test_forgetting_the_exclude_list_is_one_warning(name):
+    """Attention in BF16 that nobody excluded: a server builds it quantised."""
+    checkpoint = FAMILIES[name]()
+    bare = {"quantization": {**checkpoint.hf_quant_config["quantization"], "exclude_modules": ["lm_head"]}}
+    tensors = checkpoint.read_tensors()
+    config = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
+    report = audit(memory_checkpoint(tensors, config=config, hf_quant_config=bare))
+    plain = [item for item in found(report) if item[0] != "config.unquantised-not-excluded"]
+    assert plain == []
+    # Qwen3's attention is quantised: there is nothing to warn of but the router, which no server quantises.
+    assert bool(found(report)) == (name != "Qwen3")
