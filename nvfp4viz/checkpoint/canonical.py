@@ -6,7 +6,7 @@ Names and types decide; the configuration is a second opinion (the audit compare
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -213,7 +213,7 @@ def is_one_number(entry: TensorEntry) -> bool:
 
 
 class _HasTensors(Protocol):
-    """What `canonical` needs of a checkpoint."""
+    """What `canonical` needs of a checkpoint; ``unreadable`` too, where it has it."""
 
     config: dict[str, Any] | None
     quant_config: QuantConfig
@@ -224,16 +224,35 @@ class _HasTensors(Protocol):
 
 def canonical(checkpoint: _HasTensors) -> CanonicalView:
     """The canonical view of an opened checkpoint."""
-    return canonical_of(checkpoint.tensors, checkpoint.config, checkpoint.quant_config)
+    lost = getattr(checkpoint, "unreadable", ())
+    return canonical_of(checkpoint.tensors, checkpoint.config, checkpoint.quant_config, unreadable=lost)
 
 
 def canonical_of(
-    tensors: Mapping[str, TensorEntry], config: Mapping[str, Any] | None = None, quant_config: QuantConfig | None = None
+    tensors: Mapping[str, TensorEntry],
+    config: Mapping[str, Any] | None = None,
+    quant_config: QuantConfig | None = None,
+    *,
+    unreadable: Iterable[str] = (),
 ) -> CanonicalView:
-    """The canonical view of a table of tensors."""
+    """The canonical view of a table of tensors.
+
+    Parameters
+    ----------
+    unreadable
+        Names that are known and cannot be read: a layer of which nothing else is left is a layer all the same.
+    """
     config, quant_config = config or {}, quant_config or QuantConfig()
     found = collect(tensors)
+    if found.parts:
+        for lost in unreadable:
+            parsed = parse_expert_name(lost) or parse_whole(lost)
+            if parsed is not None:
+                found.blocks.setdefault(parsed.block, None)
     blocks, drafts, left_out = layers_of_blocks(found.blocks, config_number(config, ("num_hidden_layers",)))
+    # Of a draft layer that cannot be read nobody says in which format it is.
+    readable = {part.block for part in found.parts}
+    drafts = {layer: block for layer, block in drafts.items() if block in readable}
     method = quant_config.used.method if quant_config.used else None
     layer_of = {block: layer for layer, block in (blocks | drafts).items()}
     read = _Modules(found.parts, layer_of, method, config_number(config, EXPERT_KEYS))
@@ -292,6 +311,12 @@ class _Modules:
         for (layer, key), count in counts.items():
             if count > best.get(layer, 0):
                 best[layer], self.dialects[layer] = count, by_id[key]
+        usual = Counter(id(dialect) for dialect in self.dialects.values() if dialect)
+        seen = {layer for layer, _ in kept}
+        for layer in self.dialects:
+            if layer not in seen and usual:
+                # Nothing of it can be read; the others speak for it.
+                self.dialects[layer] = by_id[usual.most_common(1)[0][0]]
         self.modules: dict[tuple[int, int, str], Module] = {}
         self.experts_in: dict[int, int] = dict.fromkeys(votes, 0)
         self.projections: set[str] = set()
@@ -312,8 +337,9 @@ class _Modules:
             for expert in range(size if size is not None else claimed or 1):
                 self.modules[layer, expert, kind] = module
             self.experts_in[layer] = max(self.experts_in[layer], size or 0)
+        largest = max(self.experts_in.values(), default=0)
         for layer, size in self.experts_in.items():
-            self.experts_in[layer] = max(size, claimed or 0)
+            self.experts_in[layer] = max(size if layer in seen else largest, claimed or 0)
 
     def _recognise(self, signature: tuple[str, tuple[str, ...], tuple[str, ...]]) -> Dialect | None:
         if signature not in self._known:

@@ -62,6 +62,21 @@ def test_41_without_an_index_the_number_in_the_name_tells(name):
     assert found(report) == [("container.missing-shard", "error", None, None, None)]
 
 
+def test_41_a_layer_that_lies_wholly_in_the_lost_shard_is_counted():
+    files = two_shards(base(2), {**CONFIG, "num_hidden_layers": 2})
+    names = [name for name in base(2) if "layers.1." in name]
+    parts = {FIRST: [name for name in base(2) if name not in names], SECOND: names}
+    files |= {file: file_bytes({name: base(2)[name] for name in part}) for file, part in parts.items()}
+    files[INDEX] = json.dumps({"weight_map": {name: file for file, part in parts.items() for name in part}}).encode()
+    assert codes(report_of(files)) == []
+    del files[SECOND]
+    report = report_of(files)
+    assert codes(report) == [("container.missing-shard", "error")]
+    assert report.model.moe_layers == (0, 1)
+    for row in report.coverage.values():
+        assert (row.expected, row.present, row.missing, row.unreadable) == (24, 12, 0, 12)
+
+
 # 42. safetensors#668: a header of 132 MB.
 
 
