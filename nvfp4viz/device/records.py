@@ -7,6 +7,7 @@ Nothing here knows a result: without a file there is no record.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,12 @@ from typing import Any
 
 from nvfp4viz.device.build import KERNELS
 
-__all__ = ["RESULTS", "GpuRecord", "SelfTestRecord", "gpu_records", "selftest_records", "tried_on"]
+__all__ = [
+    "RESULTS", "GpuRecord", "SelfTestRecord", "GpuTests", "gpu_records", "selftest_records", "logs_of_tests", "tried_on",
+    "written_reports",
+]  # fmt: skip
 
+DATE = "2026-11-29"  # how every file's name begins
 RESULTS = KERNELS.parent / "benchmarks" / "results"
 
 
@@ -51,17 +56,56 @@ class GpuRecord:
 
 
 def gpu_records(folder: Path | None = None) -> list[GpuRecord]:
-    """All records of GPU benches, the newest first."""
+    """All records of GPU benches, the newest first: a day's report, or one bench saved with ``--json``."""
     found = []
     for path in sorted((folder or RESULTS).glob("*.json")):
         report = json.loads(path.read_text(encoding="utf-8"))
-        for bench, record in report.get("records", {}).items() if isinstance(report, dict) else ():
-            # A machine without a GPU leaves a section without rows that says so.
-            sections = tuple(section for section in record["sections"] if section["rows"])
-            if bench.startswith("bench_gpu") and sections:
-                commit = record.get("commit", "unknown")
-                found.append(GpuRecord(bench, report["date"], commit, record["before"], sections))
+        if "records" in report:
+            found += [_record(name, report["date"], record) for name, record in report["records"].items()]
+        elif "sections" in report:
+            found.append(_record(path.stem[len(DATE) + 1 :], path.stem[: len(DATE)], report))
+    found = [record for record in found if "gpu" in record.bench and record.sections]
     return sorted(found, key=lambda record: (record.date, record.bench), reverse=True)
+
+
+def _record(bench: str, date: str, record: Mapping[str, Any]) -> GpuRecord:
+    # A machine without a GPU leaves a section without rows that says so.
+    sections = tuple(section for section in record["sections"] if section["rows"])
+    return GpuRecord(bench, date, record.get("commit", "unknown"), record["before"], sections)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTests:
+    """What pytest counted in a run of ``tests/gpu``."""
+
+    file: str
+    date: str
+    gpu: str
+    passed: int
+    failed: int  # failures and errors
+    skipped: int
+
+
+def logs_of_tests(folder: Path | None = None) -> list[GpuTests]:
+    """Logs of the GPU's tests, the newest first; one without a GPU's name or pytest's last line is none."""
+    found = []
+    for path in sorted((folder or RESULTS).glob("*.log")):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        gpu = re.search(r"^computes on cuda: (.+)$", text, re.MULTILINE)
+        summary = re.findall(r"^=* ?(\d+ [a-z]+.*) in [\d.]+s", text, re.MULTILINE)
+        if gpu is None or not summary:
+            continue
+        counts = {word.rstrip("s"): int(number) for number, word in re.findall(r"(\d+) ([a-z]+)", summary[-1])}
+        failed = counts.get("failed", 0) + counts.get("error", 0)
+        passed, skipped = counts.get("passed", 0), counts.get("skipped", 0)
+        found.append(GpuTests(path.name, path.name[: len(DATE)], gpu[1].strip(), passed, failed, skipped))
+    return sorted(found, key=lambda log: (log.date, log.file), reverse=True)
+
+
+def written_reports(folder: Path | None = None) -> list[Path]:
+    """Reports that stand for themselves: Markdown without a JSON file of the same name, the newest first."""
+    paths = sorted((folder or RESULTS).glob("*.md"), reverse=True)
+    return [path for path in paths if not path.with_suffix(".json").exists()]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

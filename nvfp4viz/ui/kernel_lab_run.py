@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
 from dataclasses import dataclass
@@ -100,19 +101,27 @@ def run_part(page: Lesson) -> None:
 
 
 def _recorded_bits(page: Lesson) -> None:
-    """What the newest recorded self-test of a GPU counted."""
-    found = records.selftest_records()
-    if not found:
+    """What recorded self-tests and test runs of GPUs counted."""
+    tests, logs = records.selftest_records(), records.logs_of_tests()
+    for done in tests[:1]:
+        page.prose(
+            "run.recorded",
+            gpu=escape(done.gpu),
+            date=done.report["date"],
+            compared=done.compared,
+            differing=done.differing,
+        )
+    if logs:
+        lines = [
+            page.t(
+                "run.log", gpu=escape(log.gpu), date=log.date, passed=log.passed, failed=log.failed,
+                skipped=log.skipped, file=log.file,
+            )
+            for log in logs
+        ]  # fmt: skip
+        st.markdown("\n".join(f"- {line}" for line in lines))
+    if not tests and not logs:
         page.prose("run.no_record")
-        return
-    newest = found[0]
-    page.prose(
-        "run.recorded",
-        gpu=escape(newest.gpu),
-        date=newest.report["date"],
-        compared=newest.compared,
-        differing=newest.differing,
-    )
 
 
 def _controls(page: Lesson) -> None:
@@ -308,11 +317,19 @@ def _this_gpu(page: Lesson) -> None:
 
 
 def recorded(page: Lesson) -> None:
-    """The tables that benches of GPUs left in ``benchmarks/results``; bars where they have rates."""
-    found = records.gpu_records()
-    if not found:
+    """What benches of GPUs left in ``benchmarks/results``: tables, with bars where they have rates, and reports."""
+    found, reports = records.gpu_records(), records.written_reports()
+    if found:
+        _recorded_table(page, found)
+    for path in reports:
+        box = st.expander(page.t("speed.report", file=path.name), key=f"kernel_lab.open.{path.stem}", on_change="rerun")
+        if box.open:
+            box.markdown(re.sub(r"^#+ (.*)$", r"**\1**", path.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    if not found and not reports:
         page.prose("speed.none")
-        return
+
+
+def _recorded_table(page: Lesson, found: list[records.GpuRecord]) -> None:
     tables = {f"{r.date} · {r.gpu} · {s['title']}": (r, s) for r in found for s in r.sections}
     name = st.selectbox(page.t("speed.table"), list(tables), key="kernel_lab.table")
     record, section = tables[name or next(iter(tables))]

@@ -50,6 +50,34 @@ def test_selftest_reports_are_counted(tmp_path):
     assert records.selftest_records(tmp_path)[0].capability == (12, 0)
 
 
+def test_a_bench_saved_alone_has_its_date_in_its_name(tmp_path):
+    (tmp_path / "2026-12-02-h200-bench_gpu.json").write_text(json.dumps(_record(GPU)))
+    (found,) = records.gpu_records(tmp_path)
+    assert (found.date, found.bench, found.gpu) == ("2026-12-02", "h200-bench_gpu", "NVIDIA H200")
+
+
+LOG = "header\ncomputes on cuda: NVIDIA H200\nx PASSED\n{summary}\n"
+
+
+def test_logs_of_gpu_tests_are_counted(tmp_path):
+    for name, summary in {
+        "2026-11-29-a": "============ 66 passed in 20.76s ============",
+        "2026-11-30-b": "= 2 failed, 60 passed, 3 skipped, 1 warning, 1 error in 90.0s (0:01:30) =",
+        "2026-12-01-c": "interrupted",
+    }.items():
+        (tmp_path / f"{name}.log").write_text(LOG.format(summary=summary))
+    (tmp_path / "2026-12-02-cpu.log").write_text("computes on cpu: no GPU\n= 5 skipped in 1.0s =\n")
+    new, old = records.logs_of_tests(tmp_path)
+    assert new == records.GpuTests("2026-11-30-b.log", "2026-11-30", "NVIDIA H200", 60, 3, 3)
+    assert (old.passed, old.failed, old.skipped) == (66, 0, 0)
+
+
+def test_reports_without_data_beside_them_stand_for_themselves(tmp_path):
+    for name in ("2026-11-29-x.md", "2026-11-29-x.json", "2026-11-29-y.md"):
+        (tmp_path / name).write_text("{}")
+    assert [path.name for path in records.written_reports(tmp_path)] == ["2026-11-29-y.md"]
+
+
 def test_what_is_committed_can_be_read():
     for record in records.gpu_records():
         assert record.gpu

@@ -266,6 +266,12 @@ def test_the_recorded_selftest_is_quoted(open_page, no_records):
     assert str(1 << 32) in said
 
 
+def test_recorded_test_runs_are_counted(open_page, no_records):
+    log = "computes on cuda: NVIDIA H200\n===== 1 failed, 66 passed in 20.76s =====\n"
+    (no_records / "2026-11-29-h200.log").write_text(log)
+    assert "NVIDIA H200, 2026-11-29: 66 GPU tests passed, 1 failed" in texts(open_page(PAGE, part="run"))
+
+
 # -------------------------------------------------------------------------------------------------------- the speed
 
 
@@ -294,6 +300,16 @@ def test_recorded_tables_come_with_date_and_versions(open_page, no_records):
     said = texts(at)
     for part in ("NVIDIA H200", "2026-11-29", "torch 2.11.0", "abc1234", "0.95", "**met**"):
         assert part in said
+
+
+def test_a_written_report_is_there_to_read(open_page, no_records):
+    (no_records / "2026-11-29-h200.md").write_text("# Title\n\n| a | b |\n|---|---|\n| quantise | 4000 |\n")
+    at = open_page(PAGE, part="speed")
+    assert "4000" not in texts(at)
+    at.session_state["kernel_lab.open.2026-11-29-h200"] = True
+    clean(at.run())
+    assert "**Title**" in texts(at)
+    assert "| quantise | 4000 |" in texts(at)
 
 
 # ----------------------------------------------------------------------------------------------------- the self-test
