@@ -12,7 +12,8 @@ import pytest
 
 from nvfp4viz import serving
 from nvfp4viz.audit import audit
-from nvfp4viz.checkpoint import FAULTS, canonical, inject_tensors, memory_checkpoint, open_checkpoint
+from nvfp4viz.audit.backends import FATES
+from nvfp4viz.checkpoint import FAULTS, canonical, inject_tensors, memory_checkpoint, open_checkpoint, tensor
 from nvfp4viz.model.tokenizer import Tokenizer
 from nvfp4viz.serving import ALLOCATORS, load_parameters, process_weights_after_loading
 from nvfp4viz.serving.backends import RUNNERS, prepare_layer
@@ -141,3 +142,21 @@ def test_the_whole_model_comes_out_as_forecast(backend):
     assert not nan[:, :LAYER].any()
     assert forecast.outcome == ("ignored" if backend == "vllm-marlin" else "nan")
     assert forecast.layers == (() if backend == "vllm-marlin" else (LAYER,))
+
+
+@pytest.mark.parametrize("lost", [("gate", "up", "down"), ("gate", "up"), ("gate",), ("down",)], ids="+".join)
+@pytest.mark.parametrize("backend", BACKENDS[:-1])
+def test_what_is_possible_is_what_some_memory_does(backend, lost):
+    """Both ways: no fate of the slot comes out as anything else, and each outcome that is named has its fate."""
+    healthy = layer()[0]
+    names = [f"{canonical(opened(healthy)).blocks[LAYER]}.{BAD}.{kind}_proj.input_scale" for kind in lost]
+    broken = {name: item for name, item in healthy.items() if name not in names}
+    forecast = next(item for item in audit(opened(broken)).backends if item.name == backend)
+    assert forecast.outcome == "undefined"
+    seen = set()
+    # The audit's own fates, and values that are too small or too large by less.
+    own = float(np.frombuffer(healthy[names[-1]].tobytes(), np.float32)[0])
+    for value in (*FATES, *(own * 2.0**k for k in (-10, 14, 16, 18, 19))):
+        planted = {**broken, **dict.fromkeys(names, tensor(np.float32(value)))}
+        seen.add(outcome(run(parameters_of(planted), backend, BAD), BAD))
+    assert seen == set(forecast.possible)
