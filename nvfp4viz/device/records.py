@@ -16,9 +16,16 @@ from typing import Any
 from nvfp4viz.device.build import KERNELS
 
 __all__ = [
-    "RESULTS", "GpuRecord", "SelfTestRecord", "GpuTests", "gpu_records", "selftest_records", "logs_of_tests", "tried_on",
+    "RESULTS",
+    "GpuRecord",
+    "GpuTests",
+    "SelfTestRecord",
+    "gpu_records",
+    "logs_of_tests",
+    "selftest_records",
+    "tried_on",
     "written_reports",
-]  # fmt: skip
+]
 
 DATE = "2026-11-29"  # how every file's name begins
 RESULTS = KERNELS.parent / "benchmarks" / "results"
