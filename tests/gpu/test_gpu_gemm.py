@@ -94,6 +94,66 @@ def test_one_instruction_on_many_tiles(ops, kind, soft):
     np.testing.assert_array_equal(bits(out), bits(case.expected()))
 
 
+def reference_scaled_mm(a, b, scale_a, recipe_a, scale_b, recipe_b, *, swizzle_a, swizzle_b, output_dtype):
+    """What ``scaled_mm`` is documented to give, in float64, from the very arguments: packed codes, swizzled scales."""
+    import torch
+
+    from nvfp4viz.formats import decode_e2m1, decode_e4m3, unpack_nibbles, unswizzle_128x4
+
+    names = [[kind.name for kind in kinds] for kinds in (recipe_a, recipe_b, swizzle_a, swizzle_b)]
+    assert names == [["BlockWise1x16", "TensorWise"]] * 2 + [["SWIZZLE_32_4_4", "NO_SWIZZLE"]] * 2
+    values, factor = [], 1.0
+    for codes, (scales, whole) in ((a, scale_a), (b.t(), scale_b)):
+        packed = codes.view(torch.uint8).cpu().numpy()
+        blocks = unswizzle_128x4(scales.view(torch.uint8).cpu().numpy(), len(packed), packed.shape[1] // 8)
+        elements = decode_e2m1(unpack_nibbles(packed)).astype(np.float64)
+        values.append(elements * np.repeat(decode_e4m3(blocks).astype(np.float64), 16, axis=1))
+        factor *= float(whole.cpu())
+    return torch.from_numpy(values[0] @ values[1].T * factor).to(a.device).to(output_dtype)
+
+
+@pytest.mark.parametrize("layout", ["linear", "each expert", "matrix"])
+def test_the_library_is_given_every_expert_s_own_operands(ops, torch, monkeypatch, layout):
+    """The library itself runs on data-centre Blackwell alone: a stand-in reads the arguments as it would."""
+    from nvfp4viz.device.ops import scaled_mm
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_mm", reference_scaled_mm)
+    case = w4a4_case("nvfp4", (0, 1, 127, 0, 129), 144, 176, seed=15)
+    offsets, a_scales, b_scales, owner = cuda(case.offsets), cuda(case.a_scales), cuda(case.b_scales), None
+    if layout != "linear":
+        owner = offsets if layout == "each expert" else None
+        a_scales, b_scales = ops.swizzle(a_scales, owner), ops.swizzle(b_scales)
+    a = ops.DeviceQuantized(
+        cuda(case.a), a_scales, 1.0, "ieee", (257, 176), "linear" if layout == "linear" else "swizzled", owner
+    )
+    args = (a, cuda(case.b), b_scales, offsets, cuda(case.alphas), torch.float32)
+    out = numpy_of(scaled_mm.scaled_mm_grouped(*args))
+    expected = case.expected(np.float32)
+    # The kernel cuts aligned terms at 2^-35 of the largest and sums at 24 bits, three steps here.
+    np.testing.assert_allclose(out, expected, rtol=0, atol=float(np.abs(expected).max()) * 2.0**-18)
+    assert scaled_mm.agrees(a.packed.device)
+
+
+def test_a_wrong_or_refusing_library_is_not_taken(ops, torch, monkeypatch):
+    from nvfp4viz.device.ops import scaled_mm
+    from nvfp4viz.errors import DeviceError
+
+    def refuses(*args, **options):
+        raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
+
+    for stand_in in (refuses, lambda *args, **options: reference_scaled_mm(*args, **options) * 1.1):
+        monkeypatch.setattr(torch.nn.functional, "scaled_mm", stand_in)
+        assert not scaled_mm.agrees(torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))
+    case = w4a4_case("mxfp4", (3, 40), 72, 128, seed=16)  # the library has no MXFP4: auto falls back, library says why
+    a = ops.DeviceQuantized(cuda(case.a), cuda(case.a_scales), 1.0, "ocp-floor", (43, 128))
+    args = (a, cuda(case.b), cuda(case.b_scales), cuda(case.offsets), cuda(case.alphas), torch.float32)
+    out = numpy_of(ops.grouped_gemm_w4a4(*args, method="auto"))
+    np.testing.assert_array_equal(bits(out), bits(case.expected(np.float32)))
+    with pytest.raises(DeviceError) as raised:
+        ops.grouped_gemm_w4a4(*args, method="library")
+    assert raised.value.code == "ops.library"
+
+
 # ------------------------------------------------------------------------------------------------- W4A16
 
 

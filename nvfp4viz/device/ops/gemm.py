@@ -19,6 +19,7 @@ from nvfp4viz.device.ops.checks import check, check_multiple
 from nvfp4viz.device.ops.groups import aligned, empty
 from nvfp4viz.device.ops.layout import scale_tile_offsets
 from nvfp4viz.device.ops.mma import SOFT
+from nvfp4viz.device.ops.scaled_mm import library_fits, library_works, scaled_mm_grouped
 from nvfp4viz.errors import DeviceError, FormatError
 from nvfp4viz.quant import RECIPES
 
@@ -32,6 +33,7 @@ W4A4_COLUMNS, W4A4_ROWS = 128, 32  # of the result, a block
 ROW_TILES = {16: 4, 32: 2, 64: 2}
 """Tokens of a block of `gemm_w4a16.cu`, and 16-row tiles of the weight in each of its four warps."""
 METHODS = ("fused", "dequantize")
+W4A4_METHODS = ("kernel", "library", "auto")
 _OUT = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
@@ -48,6 +50,7 @@ def grouped_gemm_w4a4(
     *,
     row_alphas: torch.Tensor | None = None,
     soft: bool = False,
+    method: Literal["kernel", "library", "auto"] = "kernel",
 ) -> torch.Tensor:
     """``round(alpha * A[m] · B[expert of m])``, the dot by the block-scaled tensor core in steps of 64, increasing k.
 
@@ -76,9 +79,13 @@ def grouped_gemm_w4a4(
     Raises
     ------
     FormatError
-        ``ops.tensor``, ``ops.multiple``, ``quantize.dtype``
+        ``ops.tensor``, ``ops.multiple``, ``ops.method``, ``quantize.dtype``
+    DeviceError
+        ``ops.library`` where it is asked for and does not work here; ``ops.memory``
     """
     op = "grouped_gemm_w4a4"
+    if method not in W4A4_METHODS:
+        raise FormatError("ops.method", op=op, method=method, known=", ".join(W4A4_METHODS))
     if out_dtype not in _OUT:
         raise FormatError("quantize.dtype", dtype=out_dtype)
     kind = RECIPES[a.recipe].scheme
@@ -101,6 +108,12 @@ def grouped_gemm_w4a4(
     else:
         check(op, "a.scales", a.scales, torch.uint8, rows, k // block)
         check(op, "b_scales", b_scales, torch.uint8, experts, n, k // block)
+    if method != "kernel":
+        works = library_fits(a, n, row_alphas) and library_works(a.packed.get_device())
+        if works:
+            return scaled_mm_grouped(a, b_packed, b_scales, offsets, alphas, out_dtype)
+        if method == "library":
+            raise DeviceError("ops.library", op=op)
     out = empty(op, (rows, n), out_dtype, a.packed.device)
     grid = (-(-n // W4A4_COLUMNS), rows // W4A4_ROWS + experts + 1 if rows else 0)
     operands = (aligned(a.packed), aligned(a.scales), aligned(b_packed), aligned(b_scales))
