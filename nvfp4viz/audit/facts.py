@@ -165,6 +165,7 @@ def collect(checkpoint: Checkpoint, view: CanonicalView) -> Facts:
             for role in ROLES:
                 facts.states[role, layer, projection] = np.full(view.experts_in[layer], NOT_NEEDED, np.uint8)
     singles: dict[str, tuple[Key, int]] = {}
+    vectors: dict[str, tuple[Key, int]] = {}
     done: set[int] = set()
     for (layer, expert, projection), module in view.modules.items():
         if layer not in facts.needs or module.state != "quantised":
@@ -172,14 +173,14 @@ def collect(checkpoint: Checkpoint, view: CanonicalView) -> Facts:
         if module.whole:
             if id(module) not in done:
                 done.add(id(module))
-                _note_whole(facts, layer, projection, module)
+                _note_whole(facts, layer, projection, module, vectors)
         else:
             _note(facts, layer, expert, projection, module, singles)
     for layer, expert, projection, role in facts.unreadable:
         states = facts.states.get((role, layer, projection))
         if states is not None and expert < len(states) and states[expert] in (NOT_NEEDED, MISSING):
             states[expert] = UNREADABLE
-    _fill_tables(facts, singles)
+    _fill_tables(facts, singles, vectors)
     return facts
 
 
@@ -225,8 +226,8 @@ def _note(
         facts.states[key][expert] = state
 
 
-def _note_whole(facts: Facts, layer: int, projection: str, module: Module) -> None:
-    """The states of a projection whose tensors hold all experts, and its scalars if it has them."""
+def _note_whole(facts: Facts, layer: int, projection: str, module: Module, vectors: dict[str, tuple[Key, int]]) -> None:
+    """The states of a projection whose tensors hold all experts; ``vectors`` gets its scales, and for how many."""
     size = sum(1 for e in range(facts.view.experts_in[layer]) if (layer, e, projection) in facts.view.modules)
     for role in ROLES:
         entry, key = module.tensors.get(role), (role, layer, projection)
@@ -239,9 +240,7 @@ def _note_whole(facts: Facts, layer: int, projection: str, module: Module) -> No
             usable = is_one_number(entry) or (entry.dtype == "F32" and entry.nbytes == 4 * size)
             facts.states[key][:size] = OK if usable else NOT_A_SCALAR
             if usable:
-                stored = np.full(len(facts.states[key]), np.nan, np.float32)
-                stored[:size] = facts.checkpoint.read(entry.name).reshape(-1)
-                _add_table(facts, key, stored, shared=is_one_number(entry))
+                vectors[entry.name] = (key, size)
 
 
 def is_scalar(entry: TensorEntry) -> bool:
@@ -265,7 +264,11 @@ def _unreadable_slots(checkpoint: Checkpoint, view: CanonicalView) -> set[tuple[
     return found
 
 
-def _fill_tables(facts: Facts, singles: dict[str, tuple[Key, int]]) -> None:
+def _fill_tables(facts: Facts, singles: dict[str, tuple[Key, int]], vectors: dict[str, tuple[Key, int]]) -> None:
+    for (key, size), numbers in zip(vectors.values(), facts.checkpoint.vectors(list(vectors)), strict=True):
+        stored_whole = np.full(len(facts.states[key]), np.nan, np.float32)
+        stored_whole[:size] = numbers
+        _add_table(facts, key, stored_whole, shared=len(numbers) == 1)
     stored: dict[Key, F32] = {
         key: np.full(len(states), np.nan, np.float32)
         for key, states in facts.states.items()
