@@ -1,6 +1,6 @@
 """What was recorded on GPUs: benches and self-tests that ``benchmarks/results`` holds, read as they were written.
 
-Benches named ``bench_gpu…`` run on a GPU, and their notes say which (``benchmarks/harness.py`` writes the files).
+The notes of a bench that ran on a GPU begin with the GPU's name (``benchmarks/harness.py`` writes the files).
 Nothing here knows a result: without a file there is no record.
 """
 
@@ -71,7 +71,7 @@ def gpu_records(folder: Path | None = None) -> list[GpuRecord]:
             found += [_record(name, report["date"], record) for name, record in report["records"].items()]
         elif "sections" in report:
             found.append(_record(path.stem[len(DATE) + 1 :], path.stem[: len(DATE)], report))
-    found = [record for record in found if "gpu" in record.bench and record.sections]
+    found = [record for record in found if record.sections and record.gpu.startswith("NVIDIA")]
     return sorted(found, key=lambda record: (record.date, record.bench), reverse=True)
 
 

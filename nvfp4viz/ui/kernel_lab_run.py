@@ -324,7 +324,9 @@ def recorded(page: Lesson) -> None:
     for path in reports:
         box = st.expander(page.t("speed.report", file=path.name), key=f"kernel_lab.open.{path.stem}", on_change="rerun")
         if box.open:
-            box.markdown(re.sub(r"^#+ (.*)$", r"**\1**", path.read_text(encoding="utf-8"), flags=re.MULTILINE))
+            text = path.read_text(encoding="utf-8")
+            with box, st.container(key=f"table_{path.stem}"):  # wide tables scroll in their own frame
+                st.markdown(re.sub(r"^#+ (.*)$", r"**\1**", text, flags=re.MULTILINE))
     if not found and not reports:
         page.prose("speed.none")
 

@@ -18,11 +18,12 @@ def _record(*sections):
 
 GPU = Section("Streaming", "NVIDIA H200; medians.", [Row("copy bf16", 1e-4, 9e-5, 2e-4, 4000.0, 1.0)], "copy")
 GOAL = Section("MoE", "NVIDIA H200; a layer.", [Row("ours", 1e-3, 9e-4, 2e-3)], goals=[Goal("x", 1.0, 2.0)])
+CPU = Section("First paint", "To title and main figure.", [Row("/", 0.4, 0.3, 0.7)])
 NONE = Section("Streaming", "Not measured: This machine has no NVIDIA driver.", [])
 
 
 def test_gpu_benches_come_newest_first_and_others_not_at_all(tmp_path):
-    _bench(tmp_path, "2026-11-01", {"bench_gpu": _record(GPU), "bench_pages": _record(GPU)})
+    _bench(tmp_path, "2026-11-01", {"bench_gpu": _record(GPU), "bench_pages": _record(CPU)})
     _bench(tmp_path, "2026-12-01", {"bench_gpu_moe": _record(GOAL, NONE)})
     new, old = records.gpu_records(tmp_path)
     assert (new.date, new.bench, new.gpu, new.versions) == (
@@ -51,9 +52,9 @@ def test_selftest_reports_are_counted(tmp_path):
 
 
 def test_a_bench_saved_alone_has_its_date_in_its_name(tmp_path):
-    (tmp_path / "2026-12-02-h200-bench_gpu.json").write_text(json.dumps(_record(GPU)))
+    (tmp_path / "2026-12-02-h200-streaming.json").write_text(json.dumps(_record(GPU)))
     (found,) = records.gpu_records(tmp_path)
-    assert (found.date, found.bench, found.gpu) == ("2026-12-02", "h200-bench_gpu", "NVIDIA H200")
+    assert (found.date, found.bench, found.gpu) == ("2026-12-02", "h200-streaming", "NVIDIA H200")
 
 
 LOG = "header\ncomputes on cuda: NVIDIA H200\nx PASSED\n{summary}\n"
