@@ -26,6 +26,7 @@ from nvfp4viz.quant.types import QuantizedTensor
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
 
 UNIT_EXPONENT = -20
 """An exact product is a whole number of 2^-20."""
@@ -59,12 +60,12 @@ class AccumulationComparison:
     @property
     def exact_value(self) -> F64:
         """``(M, N)`` float64: the exact product; exact itself below 2^53 units, else rounded once."""
-        return self.exact * 2.0**UNIT_EXPONENT
+        return self.exact.astype(np.float64) * 2.0**UNIT_EXPONENT
 
     def against_exact(self, result: F32) -> F64:
         """``(M, N)``: how far ``result`` lies from the exact product, in units of :func:`outward`."""
         difference = (result.astype(np.float64) * 2.0**-UNIT_EXPONENT).astype(np.int64) - self.exact
-        return outward(difference * 2.0**UNIT_EXPONENT, self.exact_value)
+        return outward(difference.astype(np.float64) * 2.0**UNIT_EXPONENT, self.exact_value)
 
     def against_float32(self) -> F64:
         """``(M, N)``: how far the tensor core's result lies from the float32 one, in units of :func:`outward`."""
@@ -87,7 +88,8 @@ def outward(difference: F64, reference: F64) -> F64:
     """
     exponent = np.where(reference == 0, F32_MIN_EXPONENT, np.maximum(np.frexp(reference)[1] - 1, F32_MIN_EXPONENT))
     ulps = np.ldexp(difference, F32_FRACTION_BITS - exponent)
-    return np.where(reference == 0, np.abs(ulps), ulps * np.sign(reference))
+    signed: F64 = np.where(reference == 0, np.abs(ulps), ulps * np.sign(reference))
+    return signed
 
 
 def compare_accumulation(a: QuantizedTensor, b: QuantizedTensor) -> AccumulationComparison:
@@ -129,13 +131,14 @@ def _decoded(operand: QuantizedTensor) -> F32:
 
 def _split(a: QuantizedTensor, b: QuantizedTensor) -> F32:
     middle = -(-a.packed.shape[1] * 2 // STEP) // 2 * STEP
-    at, groups = middle // 2, middle // GROUP
-    parts = [
-        mma_matmul(*(np.ascontiguousarray(array) for array in operands))
-        for operands in (
-            (a.packed[:, :at], a.scales[:, :groups], b.packed[:, :at], b.scales[:, :groups]),
-            (a.packed[:, at:], a.scales[:, groups:], b.packed[:, at:], b.scales[:, groups:]),
-        )
-        if operands[0].shape[1]
-    ]
+    halves = [half for half in (slice(0, middle), slice(middle, a.packed.shape[1] * 2)) if half.stop > half.start]
+    parts = [mma_matmul(*_columns(a, half), *_columns(b, half)) for half in halves]
     return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+
+def _columns(operand: QuantizedTensor, part: slice) -> tuple[U8, U8]:
+    """Packed codes and scales of a part of K that begins and ends with whole blocks."""
+    packed = operand.packed[:, part.start // 2 : part.stop // 2]
+    return np.ascontiguousarray(packed), np.ascontiguousarray(
+        operand.scales[:, part.start // GROUP : part.stop // GROUP]
+    )
