@@ -45,7 +45,8 @@ def coverage(facts: Facts, findings: Iterable[Finding], *, activations: bool) ->
     filled = {"input_scale": 0, "weight_scale_2": 0}
     for item in findings:
         if item.code == "scale.filled" and item.role in filled:
-            filled[item.role] += item.count
+            whole = item.layer is not None and item.experts is None
+            filled[item.role] += facts.view.experts_in[item.layer] if whole and item.layer is not None else item.count
     out = {}
     for role in ("input_scale", "weight_scale", "weight_scale_2"):
         layers = [at for at in facts.layers if role in facts.needs[at] and (activations or role != "input_scale")]
@@ -80,7 +81,7 @@ def slot_rows(facts: Facts, findings: Iterable[Finding] = ()) -> Iterator[SlotRo
         (item.role, item.layer, item.projection, expert)
         for item in findings
         if item.code == "scale.filled"
-        for expert in item.experts or ()
+        for expert in (range(facts.view.experts_in[item.layer or 0]) if item.experts is None else item.experts)
     }
     names = {MISSING: "missing", UNREADABLE: "unreadable", NOT_A_SCALAR: "not-a-scalar"}
     for layer in facts.layers:

@@ -38,7 +38,8 @@ def slot_statuses(facts: Facts, report: Report, table: ScaleTable) -> NDArray[np
     for finding in report.findings:
         remark = _REMARKS.get(finding.code)
         if remark and (finding.role, finding.layer, finding.projection) == (table.role, table.layer, table.projection):
-            for expert in finding.experts or ():
+            # One number for all experts is named without them.
+            for expert in range(len(out)) if finding.experts is None else finding.experts:
                 out[expert] = STATUSES.index(remark)
     return out
 

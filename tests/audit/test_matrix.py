@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nvfp4viz.audit import audit
+from nvfp4viz.audit import audit, run_audit
 from tests.audit.fault_matrix import FAULTS, Case, found, markdown
 from tests.audit.layouts import LAYOUTS
 
@@ -45,3 +45,11 @@ def test_a_fault_is_found_and_nothing_else(layout, case):
 
 def test_the_page_is_the_matrix():
     assert (DOCS / "audit-matrix.md").read_text(encoding="utf-8") == markdown()
+
+
+def test_one_number_filled_in_is_filled_for_every_expert():
+    layout = LAYOUTS["fused"]
+    done = run_audit(layout.open(FAULTS["input_scale filled in"](layout).tensors))
+    assert done.report.coverage["input_scale"].filled == 8
+    rows = [row for row in done.rows() if row.status == "filled"]
+    assert {(row.expert, row.projection, row.role) for row in rows} == {(e, "down", "input_scale") for e in range(8)}
