@@ -76,7 +76,7 @@ NV_DEVICE u8 one_block(const Work& work, const Activation& activation, u32 row, 
   Bf16::widen(products, y);
   u64 codes;
   const u8 byte = quantize16(y, Bf16::top(products, y), recipe, codes);
-  NV_STORE(work.packed[start + column], codes);
+  work.packed[start + column] = codes;
   return byte;
 }
 

@@ -8,12 +8,6 @@
 
 #define NV_DEVICE static __device__ __forceinline__
 
-#if defined(NV_STCS)
-#define NV_STORE(at, value) __stcs(&(at), value)
-#else
-#define NV_STORE(at, value) (at) = (value)
-#endif
-
 namespace nv {
 
 // ------------------------------------------------------------------------------------------------ elements
@@ -25,12 +19,7 @@ struct Raw {
   __device__ __forceinline__ void load(const void* x, u64 block) {
     const uint4* from = static_cast<const uint4*>(x) + block * (kWords / 4);
     NV_UNROLL
-    for (int i = 0; i < kWords / 4; ++i)
-#if defined(NV_LDCS)
-      part[i] = __ldcs(from + i);
-#else
-      part[i] = __ldg(from + i);
-#endif
+    for (int i = 0; i < kWords / 4; ++i) part[i] = __ldg(from + i);
   }
   __device__ __forceinline__ u32 word(int i) const {
     const uint4& p = part[i / 4];

@@ -30,7 +30,7 @@ NV_DEVICE void quantize_linear(const void* x, u64* packed, u8* scales, int rows,
     T::widen(raw[i], y);
     u64 codes;
     scales[start + column] = quantize16(y, T::top(raw[i], y), recipe, codes);
-    NV_STORE(packed[start + column], codes);
+    packed[start + column] = codes;
   }
 }
 
@@ -58,7 +58,7 @@ NV_DEVICE void quantize_swizzled(const void* x, u64* packed, u8* scales, int row
       T::widen(raw[i], y);
       u64 codes;
       byte = quantize16(y, T::top(raw[i], y), recipe, codes);
-      NV_STORE(packed[start + column], codes);
+      packed[start + column] = codes;
     }
     scales[offset_128x4(place, column, tiles)] = byte;
   }

@@ -7,7 +7,7 @@ import torch
 
 from nvfp4viz.device.load import kernel
 from nvfp4viz.device.ops.checks import check, check_multiple
-from nvfp4viz.device.ops.groups import ONE, SPREAD_FROM, aligned, check_scales, empty, resident
+from nvfp4viz.device.ops.groups import ONE, SPREAD_FROM, aligned, check_scales, empty
 from nvfp4viz.device.ops.layout import unswizzle
 from nvfp4viz.device.ops.quantize import THREADS, DeviceQuantized, row_grid, scale_shape
 from nvfp4viz.errors import FormatError
@@ -18,8 +18,6 @@ __all__ = ["dequantize"]
 OUT = {torch.bfloat16: ("bf16", 8), torch.float32: ("f32", 4)}
 """Name in the kernels, and codes that make 16 bytes."""
 UNITS = 4  # of 16 bytes, a thread
-STREAM_FROM = 1 << 20
-"""Units of 16 bytes from which blocks of threads stay and read ahead."""
 
 
 def decoding(recipe: str) -> int:
@@ -70,14 +68,7 @@ def dequantize(q: DeviceQuantized, dtype: torch.dtype = torch.bfloat16) -> torch
     units = k // codes
     how = (np.int32(decoding(q.recipe)), np.int32(block.bit_length() - 1), np.int32(q.recipe == "modelopt"))
     packed = aligned(q.packed)
-    if layout == "linear" and given.kind == ONE and rows * units >= STREAM_FROM:
-        run = kernel("dequantize.cu", f"nv_dequantize_{name}_stream")
-        grid = resident(run, THREADS, device)
-        step = 32 * UNITS
-        chunk = -(-rows * units // (grid * THREADS // 32 * step)) * step
-        arguments = (packed, scales, out, np.uint64(rows * units), np.uint32(chunk), given.scales, given.one, *how)
-        run(grid, THREADS, arguments)
-    elif layout == "linear" and given.kind == ONE:
+    if layout == "linear" and given.kind == ONE:
         run = kernel("dequantize.cu", f"nv_dequantize_{name}_flat")
         arguments = (packed, scales, out, np.uint64(rows * units), given.scales, given.one, *how)
         run(-(-rows * units // (UNITS * THREADS)), THREADS, arguments)
