@@ -51,3 +51,10 @@ def test_the_selftest_of_a_cpu_runs_and_leaves_a_report(visit, theme):
     with page.expect_download() as download:
         page.get_by_role("button", name="Download the report").click()
     assert download.value.suggested_filename == "selftest-cpu.json"
+
+
+@pytest.mark.parametrize("part", ["code", "matrix", "run", "speed", "selftest"])
+def test_no_part_scrolls_a_phone_sideways(visit, part):
+    page = visit(f"/kernel_lab?lang=en&part={part}", width=390)
+    main = page.locator("[data-testid=stMain]")
+    assert main.evaluate("box => box.scrollWidth <= box.clientWidth")
