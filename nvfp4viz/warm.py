@@ -66,22 +66,31 @@ def warm() -> float:
     return seconds
 
 
-@cache
-def warm_in_background() -> threading.Thread:
-    """Load the kernels in a thread, once a process: for a server that was started without ``make app``.
+class Warming(threading.Thread):
+    """The thread that loads the kernels; ``done`` of ``total`` are there."""
 
-    The first page is drawn meanwhile; one that needs a kernel waits for its import alone.  A kernel that does not
-    compile shows its error where it is used, so it is not raised here.
-    """
+    def __init__(self) -> None:
+        super().__init__(name="nvfp4viz-warm", daemon=True)
+        self._steps = steps()
+        self.done, self.total = 0, len(self._steps)
 
-    def load() -> None:
-        for name, compile_it in steps():
+    def run(self) -> None:
+        for name, compile_it in self._steps:
             try:
                 compile_it()
             except Exception as error:
                 print(f"{name} did not load: {error}", file=sys.stderr)
+            self.done += 1
 
-    thread = threading.Thread(target=load, name="nvfp4viz-warm", daemon=True)
+
+@cache
+def warm_in_background() -> Warming:
+    """Load the kernels in a thread, once a process: for a server that was started without ``make app``.
+
+    A page's title is drawn meanwhile; what computes waits for the thread and shows how far it is (``ui/kernels.py``).
+    A kernel that does not compile shows its error where it is used, so it is not raised here.
+    """
+    thread = Warming()
     thread.start()
     return thread
 

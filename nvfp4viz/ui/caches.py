@@ -187,6 +187,7 @@ def _remedy(
 ) -> RemedyResult:
     from nvfp4viz.serving.remedies import run_remedy
 
+    use_one_thread()
     return run_remedy(
         remedy_id,
         ask.prompts,

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 
-from nvfp4viz.ui import export, i18n, snippets, state
+from nvfp4viz.ui import export, i18n, registry, snippets, state
 from nvfp4viz.ui.components import load
 from nvfp4viz.ui.device_line import device_line
 from nvfp4viz.ui.errors import escape
 from nvfp4viz.ui.i18n import t
+from nvfp4viz.ui.kernels import wait_for_kernels
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -34,9 +35,11 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def open_page(page_id: str, **params: state.Param) -> Lesson:
-    """Read the link, draw title and claim, name link values that could not be used."""
+    """Read the link, draw title and claim, name link values that could not be used, and have the kernels ready."""
     page = Lesson(page_id, state.open_view(page_id, **params))
     page.head()
+    if registry.entry_of(page_id).kernels:
+        wait_for_kernels()
     return page
 
 

@@ -14,11 +14,15 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True)
 class PageEntry:
-    """One page.  ``id`` names its script, its texts and its address; it never changes with the language."""
+    """One page.  ``id`` names its script, its texts and its address; it never changes with the language.
+
+    ``kernels`` tells whether drawing it computes with Numba's kernels: then it waits for them, in sight.
+    """
 
     id: str
     group: str
     default: bool = False
+    kernels: bool = True
 
     @property
     def script(self) -> str:
@@ -28,9 +32,9 @@ class PageEntry:
 # The default page lives at "/": its own address would show Streamlit's "Page not found".
 PAGES = (
     PageEntry("empty_answer", "start", default=True),
-    PageEntry("e2m1", "formats"),
+    PageEntry("e2m1", "formats", kernels=False),
     PageEntry("two_level_scaling", "formats"),
-    PageEntry("explorer", "checkpoint"),
+    PageEntry("explorer", "checkpoint", kernels=False),
     PageEntry("fault_lab", "checkpoint"),
     PageEntry("kernel_lab", "kernels"),
 )
