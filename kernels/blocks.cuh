@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "nvfp4_math.cuh"
+#include "recipes.cuh"
 
 #define NV_DEVICE static __device__ __forceinline__
 

@@ -3,7 +3,7 @@
 //   nv_quantize_{bf16,f16,f32}_{ieee,vllm}_linear      scales row by row
 //   nv_quantize_{bf16,f16,f32}_{ieee,vllm}_swizzled    scales in the 128x4 layout, padding written as 0
 //
-// The arithmetic is nvfp4_math.cuh; nvfp4viz/device/ops/quantize.py launches.
+// The arithmetic is recipes.cuh; nvfp4viz/device/ops/quantize.py launches.
 
 #include "blocks.cuh"
 

@@ -2,7 +2,7 @@
 //
 //   nv_quantize_mx_{bf16,f16,f32}_{ocp_floor,vllm_even,flashinfer_ceil,deepgemm_ceil}_{flat,swizzled}
 //
-// The arithmetic is nvfp4_math.cuh; nvfp4viz/device/ops/quantize.py launches.
+// The arithmetic is recipes.cuh; nvfp4viz/device/ops/quantize.py launches.
 
 #include "blocks.cuh"
 

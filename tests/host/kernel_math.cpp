@@ -1,5 +1,6 @@
-// kernels/nvfp4_math.cuh as g++ compiles it, with a C interface for ctypes, and two sweeps over all float32 patterns
-// against a statement of the formats that shares nothing with it: a list of values, and the nearest of them.
+// kernels/nvfp4_math.cuh, recipes.cuh and activation.cuh as g++ compiles them, with a C interface for ctypes, and two
+// sweeps over all float32 patterns against a statement of the formats that shares nothing with them: a list of values, and
+// the nearest of them.
 //
 // Compile with -O2 -ffp-contract=off -shared -fPIC -pthread.
 
@@ -12,7 +13,7 @@
 #include <vector>
 
 #include "activation.cuh"
-#include "nvfp4_math.cuh"
+#include "recipes.cuh"
 
 namespace {
 

@@ -1,4 +1,4 @@
-"""``kernels/nvfp4_math.cuh`` on the CPU: built by g++ as a shared library, called through ctypes."""
+"""``kernels/nvfp4_math.cuh`` and ``recipes.cuh`` on the CPU: built by g++ as a shared library, called through ctypes."""
 
 from __future__ import annotations
 
