@@ -3,11 +3,13 @@
 A serving stack allocates ``(experts, 2)`` and ``(experts,)`` scale tensors, fills the slots it finds keys for, and
 keeps whatever memory held in the others.  Three cheap measures close that hole, and each works in any loader:
 
-* **sentinel**: fill scale tensors with NaN before loading; what is still NaN afterwards was never written; * **slot
-counter**: note every write, and compare with what the model needs (also finds packed weights, which have no NaN); *
-**value check**: zero, NaN, infinite or negative scales are refused even where a key was present.
+* **sentinel**: fill scale tensors with NaN before loading; what is still NaN afterwards was never written;
+* **slot counter**: note every write, and compare with what the model needs (also finds packed weights, which have no
+  NaN);
+* **value check**: zero, NaN, infinite or negative scales are refused even where a key was present.
 
-The guard knows nothing of our loader: it takes NumPy arrays or anything that looks like a torch tensor.
+What was neither counted nor looked at is refused too: a guard that was handed half of a model must not pass it.  It
+knows nothing of our loader and takes NumPy arrays or anything that looks like a torch tensor.
 
 >>> import numpy as np
 >>> guard = LoadGuard(layers=[0], experts=4)
@@ -35,8 +37,9 @@ import numpy as np
 from nvfp4viz.errors import ServingError
 
 PROJECTIONS = ("gate", "up", "down")
-Reason = Literal["unwritten", "nan", "inf", "zero", "negative"]
+Reason = Literal["unseen", "unwritten", "nan", "inf", "zero", "negative"]
 REASON_WORDS: dict[str, str] = {
+    "unseen": "never shown to the guard",
     "unwritten": "never written",
     "nan": "NaN",
     "inf": "Inf",
@@ -57,7 +60,7 @@ class BadSlots:
     role
         ``"input_scale"``, ``"weight_scale_2"``, ``"weight_scale"`` or ``"weight"``.
     reason
-        ``"unwritten"``, or the class of the stored value.
+        ``"unseen"``, ``"unwritten"``, or the class of the stored value.
     projections
         Of gate, up, down.
     experts
@@ -84,7 +87,7 @@ class LoadGuard:
     layers
         Layers that have routed experts.
     experts
-        Experts a layer.
+        Experts a layer, one number or one for each layer.
     projections
         ``("gate", "up", "down")``, or ``("up", "down")`` for experts without a gate.
     roles
@@ -95,14 +98,15 @@ class LoadGuard:
     def __init__(
         self,
         layers: Iterable[int],
-        experts: int,
+        experts: int | Mapping[int, int],
         projections: Sequence[str] = PROJECTIONS,
         roles: Sequence[str] = ("input_scale",),
     ) -> None:
         self.layers = tuple(layers)
-        self.experts = experts
+        self.experts = {layer: experts if isinstance(experts, int) else experts[layer] for layer in self.layers}
         self.projections = tuple(projections)
         self.roles = tuple(roles)
+        self._seen: set[tuple[int, str, str]] = set()
         self._bad: dict[tuple[int, str, str, str], set[int]] = {}
         self._written: set[tuple[int, str, str, int]] | None = None
 
@@ -116,7 +120,14 @@ class LoadGuard:
         return values
 
     def wrote(self, layer: int, expert: int, projection: str, role: str) -> None:
-        """Count one write of the loader.  Once used, slots that were never counted are reported as unwritten."""
+        """Count one write of the loader.  Once used, slots that were never counted are reported as unwritten.
+
+        Raises
+        ------
+        ServingError
+            ``serving.guard-unknown``: no slot of the model this guard was made for.
+        """
+        self._known(layer, projection, role, expert)
         if self._written is None:
             self._written = set()
         self._written.add((layer, projection, role, expert))
@@ -125,8 +136,15 @@ class LoadGuard:
         """Look at one scale of every expert: (E,) floats, NumPy or torch, on any device.
 
         Without a slot counter a NaN counts as unwritten, because `arm` put it there.
+
+        Raises
+        ------
+        ServingError
+            ``serving.guard-unknown``: no slots of the model this guard was made for, or not one value for each expert.
         """
         scales = _to_numpy(values)
+        self._known(layer, projection, role, len(scales) - 1, whole=True)
+        self._seen.add((layer, projection, role))
         counted = self._written
         classes: dict[str, Any] = {
             "unwritten" if counted is None else "nan": np.isnan(scales),
@@ -139,14 +157,25 @@ class LoadGuard:
                 if counted is None or (layer, projection, role, expert) in counted:
                     self._add(layer, projection, role, reason, expert)
 
-    def findings(self) -> tuple[BadSlots, ...]:
-        """All unusable slots, grouped: projections with the same experts together."""
+    def findings(self, unseen: bool = False) -> tuple[BadSlots, ...]:
+        """All unusable slots, grouped: projections with the same experts together.
+
+        With ``unseen``, as `check` has it, also those that were neither counted nor inspected.
+        """
         bad = {key: set(experts) for key, experts in self._bad.items()}
+        if unseen and self._written is None:
+            for layer in self.layers:
+                for role in self.roles:
+                    for projection in self.projections:
+                        if (layer, projection, role) not in self._seen:
+                            bad[layer, role, "unseen", projection] = set(range(self.experts[layer]))
         if self._written is not None:
             for layer in self.layers:
                 for role in self.roles:
                     for projection in self.projections:
-                        lost = {e for e in range(self.experts) if (layer, projection, role, e) not in self._written}
+                        lost = {
+                            e for e in range(self.experts[layer]) if (layer, projection, role, e) not in self._written
+                        }
                         if lost:
                             bad[layer, role, "unwritten", projection] = lost
         groups: dict[tuple[int, str, str, tuple[int, ...]], list[str]] = {}
@@ -161,16 +190,31 @@ class LoadGuard:
         )
 
     def check(self) -> None:
-        """Raise unless every slot was written and holds a finite, positive value.
+        """Raise unless every slot was seen, was written, and holds a finite, positive value.
 
         Raises
         ------
         ServingError
             ``serving.guard``: how many slots, and layer, experts, projection and role of each group.
         """
-        found = self.findings()
+        found = self.findings(unseen=True)
         if found:
             raise guard_error(found)
+
+    def _known(self, layer: int, projection: str, role: str, expert: int, whole: bool = False) -> None:
+        """Refuse a slot that the model does not have; ``whole``: ``expert`` must be the layer's last."""
+        experts = self.experts.get(layer, 0)
+        fits = expert == experts - 1 if whole else 0 <= expert < experts
+        if layer in self.experts and projection in self.projections and role in self.roles and fits:
+            return
+        raise ServingError(
+            "serving.guard-unknown",
+            slot=f"layers.{layer}.experts.{expert}.{projection}.{role}",
+            layers=", ".join(_ranges(sorted(self.layers))),
+            experts=experts or max(self.experts.values(), default=0),
+            projections=", ".join(self.projections),
+            roles=", ".join(self.roles),
+        )
 
     def _add(self, layer: int, projection: str, role: str, reason: str, expert: int) -> None:
         self._bad.setdefault((layer, role, reason, projection), set()).add(expert)
@@ -195,8 +239,11 @@ def check_slots(scales: Mapping[tuple[int, str], Any], role: str = "input_scale"
     >>> [str(group) for group in check_slots({(3, "down"): np.float32([2e-3, 0.0, np.inf, 0.0])})]
     ['layers.3.experts.{2}.down.input_scale: Inf', 'layers.3.experts.{1,3}.down.input_scale: 0']
     """
-    experts = max((len(values) for values in scales.values()), default=0)
-    guard = LoadGuard(sorted({layer for layer, _ in scales}), experts, roles=(role,))
+    experts: dict[int, int] = {}
+    for (layer, _), values in scales.items():
+        experts[layer] = max(experts.get(layer, 0), len(values))
+    projections = tuple(dict.fromkeys(projection for _, projection in scales))
+    guard = LoadGuard(sorted(experts), experts, projections, (role,))
     for (layer, projection), values in scales.items():
         guard.inspect(layer, projection, role, values)
     return guard.findings()

@@ -226,7 +226,8 @@ def run_guard(parameters: tuple[LayerParameters, ...], view: CanonicalView, role
     ServingError
         ``serving.guard``.
     """
-    guard = LoadGuard([p.layer for p in parameters], max(p.experts for p in parameters), view.projections, roles)
+    experts = {p.layer: p.experts for p in parameters}
+    guard = LoadGuard(experts, experts, view.projections, roles)
     for p in parameters:
         for (role, projection), written in p.written.items():
             if role in roles:

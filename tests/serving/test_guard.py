@@ -66,7 +66,7 @@ def test_a_weight_only_load_is_left_alone(make_checkpoint, name_of):
 
 
 def test_a_long_list_is_cut_and_says_so():
-    guard = LoadGuard(range(40), 4)
+    guard = LoadGuard(range(40), 4, projections=["gate"])
     for layer in range(40):
         guard.inspect(layer, "gate", "input_scale", np.float32([1, 0, 1, 1]))
     with pytest.raises(ServingError) as refused:
@@ -119,3 +119,44 @@ def test_real_torch_tensors():
     guard.inspect(0, "gate", "input_scale", w13[:, 0])
     with pytest.raises(ServingError, match=r"layers\.0\.experts\.\{2\}\.gate\.input_scale: never written"):
         guard.check()
+
+
+def test_what_the_guard_was_never_shown_is_refused():
+    guard = LoadGuard(layers=[0, 1], experts=8)
+    for projection in ("gate", "up", "down"):
+        guard.inspect(0, projection, "input_scale", np.full(8, 1e-3, np.float32))
+    with pytest.raises(ServingError) as refused:
+        guard.check()
+    assert (
+        refused.value.params["groups"] == "layers.1.experts.{0-7}.{gate,up,down}.input_scale: never shown to the guard"
+    )
+    assert guard.findings() == ()
+    for projection in ("gate", "up", "down"):
+        guard.inspect(1, projection, "input_scale", np.full(8, 1e-3, np.float32))
+    guard.check()
+
+
+@pytest.mark.parametrize(
+    ("layer", "projection", "role", "count"),
+    [(9, "gate", "input_scale", 8), (0, "foo", "input_scale", 8), (0, "gate", "bar", 8), (0, "gate", "input_scale", 7),
+     (0, "gate", "input_scale", 9), (0, "gate", "input_scale", 0)],
+)  # fmt: skip
+def test_slots_that_the_model_does_not_have_are_no_evidence(layer, projection, role, count):
+    with pytest.raises(ServingError) as refused:
+        LoadGuard(layers=[0], experts=8).inspect(layer, projection, role, np.ones(count, np.float32))
+    assert refused.value.code == "serving.guard-unknown"
+    for language in ("en", "zh"):
+        assert f"layers.{layer}" in refused.value.text(language)["what"]
+        assert "8" in refused.value.text(language)["why"]
+
+
+def test_a_write_to_an_expert_that_is_not_there_is_refused():
+    with pytest.raises(ServingError, match=r"layers\.0\.experts\.8\.up"):
+        LoadGuard(layers=[0], experts=8).wrote(0, 8, "up", "input_scale")
+
+
+def test_layers_of_different_sizes():
+    guard = LoadGuard({0: 2, 3: 4}, {0: 2, 3: 4}, projections=["down"])
+    guard.inspect(0, "down", "input_scale", np.ones(2, np.float32))
+    guard.inspect(3, "down", "input_scale", np.ones(4, np.float32))
+    guard.check()
