@@ -17,9 +17,10 @@ Check = tuple[int, int, int]
 Method = Callable[[str], tuple[Check, dict[str, object]]]
 
 
-def _check(names: int, scalars: list) -> Check:
+def _check(names: int, shapes: int, scalars: list) -> Check:
     import numpy as np
 
+    assert names == shapes
     bits = np.array(scalars, np.float32).view(np.uint32)
     return names, len(bits), int(bits.sum(dtype=np.uint64))
 
@@ -29,25 +30,25 @@ def read_ours(folder: str) -> tuple[Check, dict[str, object]]:
 
     checkpoint = inspect(folder)
     table = checkpoint.tensors
-    shapes = [table.kinds[kind] for kind in table.kind.tolist()]
-    described = dict(zip(table.names, shapes, strict=True))
+    names, shapes = list(table), [table.kinds[kind] for kind in table.kind.tolist()]
     values = checkpoint.all_scalars()
     counted = {"bytes_read": checkpoint.bytes_read, "side_bytes": checkpoint.side_bytes}
-    return _check(len(described), values), counted
+    return _check(len(names), len(shapes), values), counted
 
 
 def read_safe_open(folder: str) -> tuple[Check, dict[str, object]]:
     from safetensors import safe_open
 
-    described, scalars = {}, []
+    names, shapes, scalars = [], [], []
     for path in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(path, "np") as file:
             for name in file.keys():  # noqa: SIM118
                 piece = file.get_slice(name)
-                described[name] = kind = piece.get_dtype(), piece.get_shape()
-                if kind == ("F32", []):
+                names.append(name)
+                shapes.append((piece.get_dtype(), piece.get_shape()))
+                if shapes[-1] == ("F32", []):
                     scalars.append(file.get_tensor(name))
-    return _check(len(described), scalars), {}
+    return _check(len(names), len(shapes), scalars), {}
 
 
 def read_hub(folder: str) -> tuple[Check, dict[str, object]]:
@@ -55,14 +56,15 @@ def read_hub(folder: str) -> tuple[Check, dict[str, object]]:
     from safetensors import safe_open
 
     metadata = get_local_safetensors_metadata(folder)
-    described, scalars = {}, []
+    names, shapes, scalars = [], [], []
     for name, header in metadata.files_metadata.items():
         with safe_open(Path(folder) / name, "np") as file:
             for key, tensor in header.tensors.items():
-                described[key] = kind = tensor.dtype, tensor.shape
-                if kind == ("F32", []):
+                names.append(key)
+                shapes.append((tensor.dtype, tensor.shape))
+                if shapes[-1] == ("F32", []):
                     scalars.append(file.get_tensor(key))
-    return _check(len(described), scalars), {}
+    return _check(len(names), len(shapes), scalars), {}
 
 
 def audit_ours(folder: str) -> tuple[Check, dict[str, object]]:

@@ -73,16 +73,17 @@ def _strict(text: bytes) -> Columns:
 
 def _fast(text: bytes) -> Columns | None:
     """Entries of a header in a writer's usual form, with or without spaces; None where it is neither."""
-    body = text.rstrip(b" ")
-    if not (body.isascii() and body.startswith(b"{") and body.endswith(b"}")):
+    end = text.rfind(b"}") + 1
+    if not text.isascii() or text[:1] != b"{" or text[end:].strip(b" "):
         return None
-    found = _compact(body)
-    if found is None and _SPACED.search(body):
+    found = _compact(text, end)
+    if found is None and _SPACED.search(text):
         # Python's own writer puts a space after every colon and comma.
         try:
-            found = _compact(msgspec.json.format(body, indent=-1))
+            compact = msgspec.json.format(text[:end], indent=-1)
         except msgspec.MsgspecError:
             return None
+        found = _compact(compact, len(compact))
     return found
 
 
@@ -92,10 +93,11 @@ _STRING = rb'"(?:[^"\\]|\\.)*"'
 _LEADING_METADATA = re.compile(rb'\{"__metadata__":(\{(?:' + _STRING + rb":" + _STRING + rb",?)*\})(?:,(?=\")|(?=\}))")
 
 
-def _compact(body: bytes) -> Columns | None:
-    metadata: dict[str, str] = {}
-    leading = _LEADING_METADATA.match(body)
+def _compact(text: bytes, end: int) -> Columns | None:
+    metadata, start = dict[str, str](), 1
+    leading = _LEADING_METADATA.match(text)
     if leading:
+        start = leading.end()
         try:
             metadata = _METADATA.decode(leading[1])
         except msgspec.MsgspecError:
@@ -103,11 +105,10 @@ def _compact(body: bytes) -> Columns | None:
         # Equal bytes leave no room for a repeated key.
         if msgspec.json.encode(metadata) != leading[1]:
             return None
-        body = b"{" + body[leading.end() :]
-    if body == b"{}":
+    if start == end - 1:
         none = np.zeros(0, np.int64)
         return Columns([], [], none, none, none, metadata)
-    found = None if b"\\" in body else _entries(body)
+    found = None if b"\\" in text else _entries(text, start, end)
     if found is not None:
         found.metadata = metadata
     return found
@@ -120,78 +121,62 @@ def _word(text: bytes) -> np.uint64:
 # What stands around the quotation marks of an entry, eight bytes at a time, and where, counted from a mark.
 _AFTER_NAME = ((0, _word(b'":{"dtyp')), (4, _word(b'dtype":"')))
 _AFTER_SHAPE = ((-2, _word(b'],"data_')), (6, _word(b'offsets"')), (8, _word(b'fsets":[')))
-# Mark by mark: name, "dtype", its value, "shape", "data_offsets".
-_MARKS = 10
+_NEXT, _THREE_BYTES = _word(b"]},"), _U(0xFFFFFF)
+# Marks of an entry: around its name, "dtype", the type, "shape" and "data_offsets"; from a name's end to its type.
+_MARKS, _TO_TYPE = 10, 12
+# The shortest entry has more characters.
+_SHORTEST = 48
 _KIND = re.compile(r'([A-Z0-9_]{1,16})","shape":\[((?:0|[1-9][0-9]{0,18})(?:,(?:0|[1-9][0-9]{0,18})){0,15})?\],')
 
 
-def _entries(body: bytes) -> Columns | None:
-    data = np.frombuffer(body, np.uint8)
+def _entries(text: bytes, start: int, end: int) -> Columns | None:
+    """Entries between the header's first quotation mark, at ``start``, and its last brace; places count from there."""
+    size = end - start
+    if size < _SHORTEST or text[end - 3 : end] != b"]}}":
+        return None
+    data = np.frombuffer(text, np.uint8, size, start)
     marks = np.flatnonzero(data == ord('"'))
     count, rest = divmod(len(marks), _MARKS)
-    if rest or not count or data.min() < 32 or data[0] != ord("{"):
+    if rest or not count or data.min() < 32:
         return None
-    first, name_end, _, _, type_begin, _, _, _, third, _ = np.ascontiguousarray(marks.reshape(count, _MARKS).T)
+    first, name_end, offsets = (np.ascontiguousarray(marks[k::_MARKS]) for k in (0, 1, 8))
     # The comma after each entry, or the brace that ends the header.
-    stop = np.append(first[1:] - 1, len(body) - 1)
-    # Eight bytes from any position on; the last ones reach into a padding.
-    words = np.ndarray((len(body),), "<u8", body + bytes(8), strides=(1,))
-    tails = data[stop] == ord(",")
-    tails[-1] = data[stop[-1]] == ord("}")
+    stop = np.append(first[1:] - 1, size - 1)
+    # Eight bytes from any position on.
+    words = np.ndarray((size - 7,), "<u8", text, start, (1,))
     if (
-        first[0] != 1
-        or not tails.all()
-        or not ((data[stop - 1] == ord("}")) & (data[stop - 2] == ord("]"))).all()
-        or not (type_begin == name_end + 11).all()
-        or stop[-1] < third[-1] + 16
+        first[0] != 0
+        or stop[-1] < offsets[-1] + 16
+        or not (words[stop[:-1] - 2] & _THREE_BYTES == _NEXT).all()
         or not all((words[name_end + at] == word).all() for at, word in _AFTER_NAME)
-        or not all((words[third + at] == word).all() for at, word in _AFTER_SHAPE)
+        or not all((words[offsets + at] == word).all() for at, word in _AFTER_SHAPE)
     ):
         return None
     commas = np.flatnonzero(data == ord(","))
     comma = commas[np.searchsorted(commas, stop) - 1]
-    begin = _numbers(words, third + 16, comma)
-    end = _numbers(words, comma + 1, stop - 2)
-    if begin is None or end is None:
+    numbers = _numbers(data, words, np.concatenate([offsets + 16, comma + 1]), np.concatenate([comma, stop - 2]))
+    if numbers is None:
         return None
-    text = body.decode("ascii")
-    names = [text[a:b] for a, b in zip((first + 1).tolist(), name_end.tolist(), strict=True)]
+    letters = text.decode("ascii")
+    places = zip((first + (start + 1)).tolist(), (name_end + start).tolist(), strict=True)
+    names = [letters[a:b] for a, b in places]
     if len(set(names)) != count or "__metadata__" in names:
         return None
-    alike = _alike(words, type_begin + 1, third)
-    if alike is None:
-        return None
-    firsts, kind = alike
-    kinds = [_kind(text[type_begin[row] + 1 : third[row]]) for row in firsts.tolist()]
+    codes = _Codes()
+    places = zip((name_end + (start + _TO_TYPE)).tolist(), (offsets + start).tolist(), strict=True)
+    kind = [codes[letters[a:b]] for a, b in places]
+    kinds = [_kind(spelling) for spelling in codes]
     if None in kinds:
         return None
-    return Columns(names, [k for k in kinds if k], kind, begin, end)
+    return Columns(names, [found for found in kinds if found], np.array(kind), numbers[:count], numbers[count:])
 
 
-# Longest spelling of a type and shape that is grouped, in words; odd factors that mix them.
-_LONGEST = 8
-_MIX = [_U(pow(0x9E3779B97F4A7C15, k, 2**64)) for k in range(1, _LONGEST + 1)]
+class _Codes(dict[str, int]):
+    """Numbers texts in the order in which they are first asked for."""
 
-
-def _alike(words: Words, begin: Ints, end: Ints) -> tuple[Ints, Ints] | None:
-    """Group equal texts: the first row of each group, and the group of each row; None where they are too long."""
-    size = end - begin
-    if size.max() > 8 * _LONGEST:
-        return None
-    pieces = []
-    for k in range(-(-int(size.max()) // 8)):
-        # Characters beyond the text's end become zero.
-        beyond = (np.clip(8 * (k + 1) - size, 0, 8) * 8).astype(np.uint64)
-        keep = np.where(beyond < 64, ~_U(0) >> np.minimum(beyond, _U(63)), _U(0))
-        pieces.append(words[np.minimum(begin + 8 * k, len(words) - 1)] & keep)
-    mixed = pieces[0] * _MIX[0]
-    for piece, factor in zip(pieces[1:], _MIX[1:], strict=False):
-        mixed += piece * factor
-    _, firsts, group = np.unique(mixed, return_index=True, return_inverse=True)
-    # Equal sums are no proof: the texts themselves must be equal.
-    if not all((piece == piece[firsts][group]).all() for piece in pieces):
-        return None
-    return firsts, group
+    def __missing__(self, text: str) -> int:
+        self[text] = len(self)
+        return self[text]
 
 
 def _kind(spelling: str) -> Kind | None:
@@ -201,35 +186,36 @@ def _kind(spelling: str) -> Kind | None:
     return match[1], tuple(map(int, match[2].split(","))) if match[2] else ()
 
 
-_ZEROS, _TENS = _U(0x3030303030303030), _U(0x0606060606060606)
-_HIGH = _U(0xF0F0F0F0F0F0F0F0)
+_ZEROS, _SIGNS = _U(0x3030303030303030), _U(0x8080808080808080)
+# Added to a byte, this reaches the sign bit from 10 on.
+_ABOVE_NINE = _U(0x7676767676767676)
+# A text's first character is the lowest byte: which bytes of a word belong to a number of so many digits at its end.
+_KEEP = np.array([0, *(2**64 - 2 ** (64 - 8 * digits) for digits in range(1, 9))], np.uint64)
 
 
-def _numbers(words: Words, begin: Ints, end: Ints) -> Ints | None:
+def _numbers(data: npt.NDArray[np.uint8], words: Words, begin: Ints, end: Ints) -> Ints | None:
     """Decimal numbers at ``begin`` to ``end`` of the text, of up to 16 digits; None where one is none of them."""
     size = end - begin
     longest = int(size.max())
     if size.min() < 1 or longest > 16:
         return None
     # No leading zero, except a zero alone.
-    if ((words[begin] & _U(0xFF) == ord("0")) & (size > 1)).any():
+    if ((data[begin] == ord("0")) & (size > 1)).any():
         return None
     low = _eight_digits(words[end - 8], np.minimum(size, 8))
     if low is None or longest <= 8:
         return low
-    high = _eight_digits(words[end - 16], np.clip(size - 8, 0, 8))
+    high = _eight_digits(words[end - 16], np.maximum(size - 8, 0))
     return None if high is None else high * 100_000_000 + low
 
 
 def _eight_digits(words: Words, digits: Ints) -> Ints | None:
     """The last ``digits`` characters of each eight-byte word as a number."""
-    # A text's first character is the lowest byte: what is not of the number becomes the digit 0.
-    shift = ((8 - digits) * 8).astype(np.uint64)
-    keep = np.where(digits > 0, ~_U(0) << np.minimum(shift, _U(63)), _U(0))
-    value = (words & keep) | (_ZEROS & ~keep)
-    if not (((value & _HIGH) == _ZEROS) & (((value + _TENS) & _HIGH) == _ZEROS)).all():
+    value = (words ^ _ZEROS) & _KEEP[digits]
+    # ASCII leaves the sign bits free, so that nothing carries from one byte to the next.
+    if np.bitwise_or.reduce(value + _ABOVE_NINE) & _SIGNS:
         return None
-    value = (value & _U(0x0F0F0F0F0F0F0F0F)) * _U(2561) >> _U(8)
+    value = value * _U(2561) >> _U(8)
     value = (value & _U(0x00FF00FF00FF00FF)) * _U(6553601) >> _U(16)
     value = (value & _U(0x0000FFFF0000FFFF)) * _U(42949672960001) >> _U(32)
     return value.astype(np.int64)

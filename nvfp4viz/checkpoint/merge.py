@@ -10,50 +10,38 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from nvfp4viz.checkpoint.header import Header
+from nvfp4viz.checkpoint.index import Index, missing_by_number
 from nvfp4viz.checkpoint.problems import printable, problem
-from nvfp4viz.checkpoint.sidecars import missing_by_number
 from nvfp4viz.checkpoint.table import TensorTable
 
 if TYPE_CHECKING:
     from nvfp4viz.checkpoint.open import Checkpoint
 
 
-def merge_shards(checkpoint: Checkpoint, shards: list[str]) -> None:
+def merge_shards(checkpoint: Checkpoint, shards: list[str], index: Index | None) -> None:
     """Fill ``tensors``, ``unreadable``, ``blind_files`` and ``problems`` of an opened checkpoint."""
-    index = checkpoint.index
-    indexed = set(index.values()) if index else set()
+    weight_map = index.weight_map if index else {}
+    indexed = set(weight_map.values())
     # Where no indexed shard is here, the index is stale or foreign: then all shards are looked at.
     foreign = not indexed & set(shards)
-    extra = [] if not index or foreign else [header for header in checkpoint.files if header.file not in indexed]
+    extra = [] if not indexed or foreign else [header for header in checkpoint.files if header.file not in indexed]
     used = [header for header in checkpoint.files if header not in extra] if extra else list(checkpoint.files)
     tables = [header.entries for header in used]
     for header in used:
         checkpoint.unreadable.update(dict.fromkeys(header.unreadable, header.file))
-    if index and not extra and _is_as_indexed(used, index):
-        # Each name has one home, so none occurs twice.
+    if index and indexed and not extra and index.agrees_with({header.file: header.entries for header in used}):
         checkpoint.tensors = TensorTable.joined(tables, unique=True)
         return
-    checkpoint.tensors = TensorTable.joined(tables, index or {})
+    checkpoint.tensors = TensorTable.joined(tables, weight_map)
     if len(checkpoint.tensors) != sum(len(header.entries) for header in used):
         _settle_duplicates(checkpoint, used)
-    if index:
-        _compare_with_index(checkpoint, index, set(shards), extra, foreign)
+    if weight_map:
+        _compare_with_index(checkpoint, weight_map, set(shards), extra, foreign)
     elif checkpoint.source.only is None:
         missing = missing_by_number(shards)
         for file in missing:
             checkpoint.problems.append(problem("container.missing-shard.by-number", file))
         checkpoint.blind_files = (*missing, *(header.file for header in checkpoint.files if not header.readable))
-
-
-def _is_as_indexed(headers: list[Header], index: dict[str, str]) -> bool:
-    """Do the headers and the index say the same, name by name?"""
-    if len(index) != sum(len(header.entries) for header in headers):
-        return False
-    for header in headers:
-        homes = list(map(index.get, header.entries.names))
-        if homes.count(header.file) != len(homes):
-            return False
-    return True
 
 
 def _settle_duplicates(checkpoint: Checkpoint, headers: list[Header]) -> None:

@@ -12,10 +12,11 @@ import numpy.typing as npt
 
 from nvfp4viz.checkpoint.dtypes import DTYPES
 from nvfp4viz.checkpoint.header import Header, TensorEntry, TensorTable, read_header
+from nvfp4viz.checkpoint.index import Index, read_index
 from nvfp4viz.checkpoint.merge import merge_shards
 from nvfp4viz.checkpoint.problems import ContainerProblem, from_error, printable
 from nvfp4viz.checkpoint.quantconfig import QuantConfig, read_quant_config
-from nvfp4viz.checkpoint.sidecars import Index, read_index, read_side_file
+from nvfp4viz.checkpoint.sidecars import read_side_file
 from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG, MemorySource, Source, open_source
 from nvfp4viz.checkpoint.writer import Tensor, file_bytes, json_bytes
 from nvfp4viz.errors import CheckpointError
@@ -349,7 +350,7 @@ def inspect(
     for header in checkpoint.files:
         checkpoint.problems += header.problems
     _raise_if_cut_off(checkpoint)
-    merge_shards(checkpoint, shards)
+    merge_shards(checkpoint, shards, index)
     _read_configs(checkpoint, names)
     return checkpoint
 
