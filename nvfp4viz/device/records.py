@@ -94,25 +94,31 @@ class GpuTests:
 
 
 def logs_of_tests(folder: Path | None = None) -> list[GpuTests]:
-    """Logs of the GPU's tests, the newest first; one without a GPU's name or pytest's last line is none."""
+    """Logs of ``tests/gpu``, ``<date>-<gpu>-….log``, the newest first; without pytest's last line it is none."""
     found = []
     for path in sorted((folder or RESULTS).glob("*.log")):
         text = path.read_text(encoding="utf-8", errors="replace")
-        gpu = re.search(r"^computes on cuda: (.+)$", text, re.MULTILINE)
+        named = re.search(r"^computes on cuda: (.+)$", text, re.MULTILINE)
+        gpu = named[1].strip() if named else path.stem[len(DATE) + 1 :].split("-")[0].upper()
         summary = re.findall(r"^=* ?(\d+ [a-z]+.*) in [\d.]+s", text, re.MULTILINE)
-        if gpu is None or not summary:
+        if "tests/gpu" not in text or "computes on cpu" in text or not summary:
             continue
         counts = {word.rstrip("s"): int(number) for number, word in re.findall(r"(\d+) ([a-z]+)", summary[-1])}
         failed = counts.get("failed", 0) + counts.get("error", 0)
         passed, skipped = counts.get("passed", 0), counts.get("skipped", 0)
-        found.append(GpuTests(path.name, path.name[: len(DATE)], gpu[1].strip(), passed, failed, skipped))
+        found.append(GpuTests(path.name, path.name[: len(DATE)], gpu, passed, failed, skipped))
     return sorted(found, key=lambda log: (log.date, log.file), reverse=True)
 
 
 def written_reports(folder: Path | None = None) -> list[Path]:
-    """Reports that stand for themselves: Markdown without a JSON file of the same name, the newest first."""
+    """Reports that people wrote, the newest first: Markdown that no program made from a JSON file of the same name."""
     paths = sorted((folder or RESULTS).glob("*.md"), reverse=True)
-    return [path for path in paths if not path.with_suffix(".json").exists()]
+    return [path for path in paths if not _is_made(path.with_suffix(".json"))]
+
+
+def _is_made(data: Path) -> bool:
+    """Whether the Markdown beside ``data`` says the same: benches of a day and self-tests write both."""
+    return data.exists() and not json.loads(data.read_text(encoding="utf-8")).keys().isdisjoint({"records", "checks"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,8 @@ FEATURES = (
 )
 # Local memory is what a kernel should not need: its absence is the good news, and no instruction replaces it.
 UNWANTED = "local_memory"
+
+LABEL_WIDTH = 24  # characters
 
 # What stands in a cell of the presence figure.
 INSTRUCTION, SOFTWARE, UNUSED = "instruction", "software", "unused"
@@ -309,6 +312,10 @@ def copy_rate(rates: Sequence[Rate]) -> float | None:
     return max((rate.gb_per_s for rate in rates if rate.is_copy), default=None)
 
 
+def _two_digits(share: float) -> str:
+    return f"{share:.2f}" if share >= 0.1 else f"{share:.2g}"
+
+
 def describe_bandwidth(rates: Sequence[Rate], lang: str) -> str:
     """One sentence: which share of the copy's rate the first of ours reaches."""
     copy, ours = copy_rate(rates), [rate for rate in rates if not rate.is_copy]
@@ -320,7 +327,7 @@ def describe_bandwidth(rates: Sequence[Rate], lang: str) -> str:
         name=ours[0].name,
         rate=f"{ours[0].gb_per_s:.4g}",
         copy=f"{copy:.4g}",
-        share=f"{share_of(ours[0], rates):.2g}",
+        share=_two_digits(share_of(ours[0], rates) or 0.0),
     )
 
 
@@ -345,7 +352,7 @@ def bandwidth_figure(rates: Sequence[Rate], *, theme: Theme, lang: str) -> go.Fi
             x=[rate.gb_per_s for rate in chosen],
             orientation="h",
             text=[
-                f"{rate.gb_per_s:.4g}" + ("" if share is None else f" · {share:.2g}")
+                f"{rate.gb_per_s:.4g}" + ("" if share is None else f" · {_two_digits(share)}")
                 for rate, share in zip(chosen, shares, strict=True)
             ],
             textposition="auto",
@@ -373,6 +380,9 @@ def bandwidth_figure(rates: Sequence[Rate], *, theme: Theme, lang: str) -> go.Fi
                 "type": "category",
                 "categoryorder": "array",
                 "categoryarray": names[::-1],
+                # Two lines at most, so that a phone keeps room for the bars.
+                "tickvals": names,
+                "ticktext": ["<br>".join(textwrap.wrap(name, LABEL_WIDTH)) for name in names],
                 "tickfont": {"size": 12, "color": ink.ink},
             },
         )

@@ -336,7 +336,7 @@ def _recorded_table(page: Lesson, found: list[records.GpuRecord]) -> None:
     name = st.selectbox(page.t("speed.table"), list(tables), key="kernel_lab.table")
     record, section = tables[name or next(iter(tables))]
     rates = [
-        figures.Rate(row["name"], row["gb_per_s"], row["name"].startswith("copy"), row["ratio"])
+        figures.Rate(row["name"], row["gb_per_s"], row["name"].startswith(("copy", "fill")), row["ratio"])
         for row in section["rows"]
         if row["gb_per_s"] is not None
     ]
@@ -368,8 +368,9 @@ def _recorded_table(page: Lesson, found: list[records.GpuRecord]) -> None:
     st.caption(
         page.t(
             "speed.provenance", date=record.date, gpu=escape(record.gpu), versions=escape(record.versions),
-            bench=record.bench, commit=record.commit,
+            bench=record.bench,
         )
+        + ("" if record.commit == "unknown" else page.t("speed.commit", commit=record.commit))
     )  # fmt: skip
 
 

@@ -57,7 +57,7 @@ def test_a_bench_saved_alone_has_its_date_in_its_name(tmp_path):
     assert (found.date, found.bench, found.gpu) == ("2026-12-02", "h200-streaming", "NVIDIA H200")
 
 
-LOG = "header\ncomputes on cuda: NVIDIA H200\nx PASSED\n{summary}\n"
+LOG = "header\ncomputes on cuda: NVIDIA H200\ntests/gpu/x PASSED\n{summary}\n"
 
 
 def test_logs_of_gpu_tests_are_counted(tmp_path):
@@ -67,16 +67,20 @@ def test_logs_of_gpu_tests_are_counted(tmp_path):
         "2026-12-01-c": "interrupted",
     }.items():
         (tmp_path / f"{name}.log").write_text(LOG.format(summary=summary))
-    (tmp_path / "2026-12-02-cpu.log").write_text("computes on cpu: no GPU\n= 5 skipped in 1.0s =\n")
-    new, old = records.logs_of_tests(tmp_path)
+    (tmp_path / "2026-12-02-cpu.log").write_text("computes on cpu: no GPU\ntests/gpu\n= 5 skipped in 1.0s =\n")
+    (tmp_path / "2026-11-01-h200-quiet.log").write_text("# pytest tests/gpu -q\n...\n211 passed in 23.58s\n")
+    new, old, quiet = records.logs_of_tests(tmp_path)
+    assert (quiet.gpu, quiet.passed) == ("H200", 211)
     assert new == records.GpuTests("2026-11-30-b.log", "2026-11-30", "NVIDIA H200", 60, 3, 3)
     assert (old.passed, old.failed, old.skipped) == (66, 0, 0)
 
 
-def test_reports_without_data_beside_them_stand_for_themselves(tmp_path):
-    for name in ("2026-11-29-x.md", "2026-11-29-x.json", "2026-11-29-y.md"):
-        (tmp_path / name).write_text("{}")
-    assert [path.name for path in records.written_reports(tmp_path)] == ["2026-11-29-y.md"]
+def test_reports_that_a_program_made_from_data_are_left_out(tmp_path):
+    for name, data in {"a": {"records": {}}, "b": {"checks": []}, "c": {"sections": []}, "d": None}.items():
+        (tmp_path / f"2026-11-29-{name}.md").write_text("# report")
+        if data is not None:
+            (tmp_path / f"2026-11-29-{name}.json").write_text(json.dumps(data))
+    assert [path.stem[-1] for path in records.written_reports(tmp_path)] == ["d", "c"]
 
 
 def test_what_is_committed_can_be_read():

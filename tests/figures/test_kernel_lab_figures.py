@@ -146,7 +146,7 @@ def test_copies_are_hatched_and_the_line_is_theirs(theme):
     ours, copies = spec["data"]
     assert ours["marker"]["pattern"]["shape"] == ""
     assert copies["marker"]["pattern"]["shape"] == "/"
-    assert ours["text"] == ["80 · 0.8"]
+    assert ours["text"] == ["80 · 0.80"]
     assert spec["layout"]["shapes"][0]["x0"] == 100.0
     assert contrast(role("mantissa", theme).fill, role("mantissa", theme).on_fill) >= 4.5
 

@@ -267,7 +267,7 @@ def test_the_recorded_selftest_is_quoted(open_page, no_records):
 
 
 def test_recorded_test_runs_are_counted(open_page, no_records):
-    log = "computes on cuda: NVIDIA H200\n===== 1 failed, 66 passed in 20.76s =====\n"
+    log = "computes on cuda: NVIDIA H200\ntests/gpu\n===== 1 failed, 66 passed in 20.76s =====\n"
     (no_records / "2026-11-29-h200.log").write_text(log)
     assert "NVIDIA H200, 2026-11-29: 66 GPU tests passed, 1 failed" in texts(open_page(PAGE, part="run"))
 
