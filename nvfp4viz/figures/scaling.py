@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from nvfp4viz.formats import BLOCK, E4M3, bf16_to_f32, f32_to_bf16
 from nvfp4viz.quant import RECIPES
+from nvfp4viz.quant.compare import E4M3_SATURATES
 from nvfp4viz.quant.types import BlockTrace
 
 BlockState = Literal["nan", "dies", "subnormal", "saturates", "survives"]
@@ -52,7 +53,8 @@ def sample_tensor(rows: int = 48, columns: int = 384, seed: int = 5) -> npt.NDAr
 def block_state(trace: BlockTrace) -> BlockState:
     """What became of a block's scale: the byte it got, against the value that was asked for.
 
-    ``dies``: the byte is 0, every element is lost.  ``saturates``: the byte is the largest although more was asked for.
+    ``dies``: the byte is 0, every element is lost.  ``saturates``: the byte is the largest although so much more was
+    asked for that it is no rounding (`nvfp4viz.quant.compare.E4M3_SATURATES`).
     ``subnormal``: fewer than three mantissa bits are left, so the scale itself is coarse.
     """
     asked = asked_scale(trace)
@@ -60,7 +62,7 @@ def block_state(trace: BlockTrace) -> BlockState:
         return "nan"
     if trace.scale == 0:
         return "dies"
-    if abs(asked) > E4M3.max_value:
+    if abs(asked) > E4M3_SATURATES:
         return "saturates"
     return "subnormal" if abs(trace.scale) < E4M3.min_normal else "survives"
 
@@ -83,6 +85,7 @@ def gauge_of(trace: BlockTrace) -> dict[str, Any]:
     """Where the block's scale falls among the values of E4M3, as powers of two for drawing."""
     low, high = -14.0, 14.0
     smallest, normal, largest = (math.log2(v) for v in (E4M3.min_subnormal / 2, E4M3.min_normal, E4M3.max_value))
+    beyond = math.log2(E4M3_SATURATES)
     asked = abs(asked_scale(trace))
     if math.isnan(asked):
         at = None
@@ -95,8 +98,8 @@ def gauge_of(trace: BlockTrace) -> dict[str, Any]:
         "zones": [
             {"id": "dies", "from": low, "to": smallest},
             {"id": "subnormal", "from": smallest, "to": normal},
-            {"id": "normal", "from": normal, "to": largest},
-            {"id": "saturates", "from": largest, "to": high},
+            {"id": "normal", "from": normal, "to": beyond},
+            {"id": "saturates", "from": beyond, "to": high},
         ],
         "ticks": [
             {"power": smallest, "label": power_of_two(smallest)},

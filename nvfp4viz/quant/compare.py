@@ -28,6 +28,10 @@ U8 = npt.NDArray[np.uint8]
 Level = Literal["none", "one", "two"]
 SIX = np.float32(6)
 
+E4M3_SATURATES = E4M3.max_value + 2.0**4
+"""464: half a step of the top binade beyond 448.  A scale up to here is rounded to 448 like any other, above it is cut
+off.  The tensor's own maximum asks for 448 give or take a rounding, so 448 itself is no limit to compare with."""
+
 
 @dataclass(frozen=True, slots=True)
 class ErrorSummary:
@@ -295,7 +299,7 @@ def _scaled(values: F32, level: Level, encode: np.float32) -> ScalingLevel:
         encode,
         int(((scales == 0) & (tops > 0)).sum()),
         int(((scales > 0) & (scales < E4M3.min_normal)).sum()),
-        int((asked > E4M3.max_value).sum()),
+        int((asked > E4M3_SATURATES).sum()),
         _summary(values, decoded, clipped),
     )
 

@@ -61,6 +61,15 @@ def test_one_level_saturates_where_two_do_not() -> None:
     assert np.abs(one.decoded).max() == 2688
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_the_right_maximum_saturates_nothing(seed: int) -> None:
+    """Its own block asks for 448, which a rounding may put an ulp above: that is no saturation."""
+    x = np.random.default_rng(seed).standard_normal((4, 64)).astype(np.float32)
+    exact, half = quant.sweep_headroom(x, [1.0, 0.5])
+    assert exact.saturated == 0
+    assert half.saturated > 0
+
+
 def test_zeros_are_no_special_case() -> None:
     for level in quant.compare_scaling(np.zeros((2, 32), np.float32)):
         assert not level.decoded.any()
