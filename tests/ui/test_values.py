@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nvfp4viz.errors import InputError
-from nvfp4viz.ui.values import parse_scale, parse_values, to_bf16
+from nvfp4viz.ui.values import parse_accumulator, parse_bytes, parse_codes, parse_scale, parse_values, to_bf16
 
 
 @pytest.mark.parametrize("text", ["1 2 3", "1,2,3", "[1, 2, 3]", "1;2\n3", "1，2、3", "(1.0  2.0\t3.0)"])
@@ -45,3 +45,67 @@ def test_long_garbage_is_shortened():
 def test_beyond_bf16_is_infinite_without_a_warning():
     with np.errstate(all="raise"):
         assert to_bf16((1e300, -1e300)).astype(np.float32).tolist() == [math.inf, -math.inf]
+
+
+@pytest.mark.parametrize(
+    ("text", "codes"),
+    [
+        ("0123", "0123"),
+        ("01 23", "0123"),
+        ("AbCd", "abcd"),
+        ("0 1 2 3", "0245"),
+        ("0, -0.5, 6; 7", "0977"),
+        ("[nan -6 0 0]", "7f00"),
+    ],
+)
+def test_elements_are_codes_or_numbers(text, codes):
+    assert parse_codes(text, 4) == codes
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("", "codes.count"),
+        ("012", "codes.count"),
+        ("1 2 3", "codes.count"),
+        ("01g3", "codes.not-a-code"),
+        ("1 2 x 4", "codes.not-a-code"),
+    ],
+)
+def test_elements_that_cannot_be_read_are_named(text, code):
+    with pytest.raises(InputError) as error:
+        parse_codes(text, 4)
+    assert error.value.code == code
+
+
+@pytest.mark.parametrize("text", ["387f", "38 7F", "0x38,0X7f", "[38;7f]"])
+def test_bytes_are_read(text):
+    assert parse_bytes(text, 2) == "387f"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("", "bytes.count"),
+        ("38", "bytes.count"),
+        ("38 7", "bytes.not-a-byte"),
+        ("38 xy", "bytes.not-a-byte"),
+        ("1.5 2", "bytes.not-a-byte"),
+    ],
+)
+def test_bytes_that_cannot_be_read_are_named(text, code):
+    with pytest.raises(InputError) as error:
+        parse_bytes(text, 2)
+    assert error.value.code == code
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e300", math.inf), ("−2.5", -2.5), (" [0.1] ", 0.10000000149011612)])
+def test_an_accumulator_is_a_float32(text, value):
+    assert parse_accumulator(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "1 2", "one", "0x10"])
+def test_what_is_no_accumulator_is_named(text):
+    with pytest.raises(InputError) as error:
+        parse_accumulator(text)
+    assert error.value.code == "accumulator.not-a-number"
