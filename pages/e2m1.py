@@ -19,11 +19,12 @@ page = lesson.open_page(
     "e2m1",
     format=state.choice(tuple(formats.FORMATS), default=formats.E2M1.name),
     x=state.real(default=2.5),
-    code=state.integer(0, 0xFFFF),
+    code=state.integer(0, None),
     codes=state.hex_digits(8, default="12345678"),
     part=state.choice(PARTS, default=PARTS[0]),
 )
 view = page.view
+page.refine(code=state.integer(0, (1 << formats.FORMATS[view["format"]].bits) - 1))
 
 stage, side = page.stage()
 with stage:

@@ -14,6 +14,7 @@ from nvfp4viz.checkpoint.problems import SEVERITIES
 from nvfp4viz.figures import peers as peer_figures
 from nvfp4viz.figures.coverage import CoverageGrid
 from nvfp4viz.figures.slots import coverage_grid, is_expected, peers_of
+from nvfp4viz.ui import state
 from nvfp4viz.ui.coverage_map import coverage_map
 from nvfp4viz.ui.errors import escape
 from nvfp4viz.ui.i18n import lang, t
@@ -21,7 +22,7 @@ from nvfp4viz.ui.numbers import four
 from nvfp4viz.ui.theme import theme
 
 if TYPE_CHECKING:
-    from nvfp4viz.audit import Finding
+    from nvfp4viz.audit import Finding, Report
     from nvfp4viz.checkpoint import Slot
     from nvfp4viz.ui.explorer_open import Opened
     from nvfp4viz.ui.lesson import Lesson
@@ -117,6 +118,22 @@ def settle_cursor(page: Lesson, grid: CoverageGrid) -> None:
         view.put(projection=grid.roles[0])
 
 
+def _real_ranges(page: Lesson, report: Report) -> None:
+    """Layers, experts and projections of what is open: a link that asks for others is told so."""
+    layers, names = report.model.moe_layers, report.model.projections
+
+    def one_of(text: str) -> int:
+        if int(text) not in layers:
+            raise ValueError(text)
+        return int(text)
+
+    page.refine(
+        layer=state.Param(None, one_of, id_list(layers) if layers else "–"),
+        expert=state.integer(0, report.model.experts - 1),
+        projection=state.choice(names),
+    )
+
+
 def _holes(grid: CoverageGrid) -> Iterator[tuple[int, int, str]]:
     for name in grid.roles:
         for row, expert in zip(*grid.holes(name).nonzero(), strict=True):
@@ -129,6 +146,7 @@ def map_and_slot(page: Lesson, opened: Opened) -> None:
     if not readable(opened):
         page.prose("map.unreadable")
         return
+    _real_ranges(page, report)
     if not any(is_expected(report, role) for role in SCALE_ROLES):
         if report.format.scheme != "UNQUANTISED":  # that has been said
             page.prose("map.no_scales" if report.model.moe_layers else "map.none", scheme=report.format.scheme)

@@ -42,7 +42,7 @@ ROLES = ("input_scale", "weight_scale_2", "weight_scale", "weight")
 PROJECTIONS = ("gate", "up", "down")
 BACKENDS = ("vllm-cutlass", "vllm-flashinfer-cutlass", "vllm-marlin", "vllm-emulation")
 PROMPTS = (*DEMO_PROMPTS, "own")
-LAYERS, EXPERTS = 4, 64
+LAYERS, EXPERTS = story_runs.LAYERS, story_runs.EXPERTS
 TOKENS = 32
 # Half decades and, but for 1, no powers of two: those move exponents alone until a block scale leaves its range.
 FACTORS = tuple(float(10 ** (k / 2)) for k in range(-8, 9))

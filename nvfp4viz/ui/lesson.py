@@ -64,10 +64,30 @@ class Lesson:
             st.title(self.t("title"), anchor=False)
             with st.container(key="lesson_claim"):
                 st.markdown(self.t("claim"))
-        for note in self.view.notes:
-            shown = f"`{note.name}={note.value.replace('`', '')}`"
-            name = "ui.link.unusable" if note.allowed else "ui.link.unknown"
-            st.caption(t(name, what=shown, allowed=note.allowed))
+        self._noted = st.empty()
+        self._draw_notes()
+
+    def _draw_notes(self) -> None:
+        """Link values that could not be used, each with the range that holds for what is open now."""
+        if not self.view.notes:
+            return
+        with self._noted.container(gap="xsmall"):
+            for note in self.view.notes:
+                shown = f"`{note.name}={note.value.replace('`', '')}`"
+                if note.known:
+                    st.caption(t("ui.link.unusable", what=shown, allowed=self._allowed(note.name)))
+                else:
+                    st.caption(t("ui.link.unknown", what=shown))
+
+    def _allowed(self, name: str) -> str:
+        allowed = ", ".join(state.MODES) if name == "mode" else self.view.params[name].allowed
+        return allowed if isinstance(allowed, str) else t(allowed[0], **allowed[1])
+
+    def refine(self, **params: state.Param) -> None:
+        """The real ranges of settings, once what is open tells them: as :meth:`state.View.refine`, with its notes."""
+        for name, param in params.items():
+            self.view.refine(name, param)
+        self._draw_notes()
 
     def stage(self, ratio: tuple[int, int] = (2, 1)) -> tuple[Any, Any]:
         """The stage (about two thirds) and the side; the side follows below on a phone."""

@@ -9,7 +9,10 @@ A page declares its settings once::
     view.write_link()                      # after the widgets: the address bar follows
 
 Values live in the session under ``view.key(name)``; the address bar holds those that differ from their default.  What a
-link says is checked here, once: a value that makes no sense is named in ``view.notes`` and removed.
+link says is checked here, once: a value that makes no sense is named in ``view.notes``, and not written again.  Where
+the range is known only after something was opened, the page says it then: ``view.refine("layer", integer(0, 3))``.
+
+The browser's Back and Forward bring an earlier address.  What that address leaves out stands at its default there.
 """
 
 from __future__ import annotations
@@ -23,8 +26,12 @@ from typing import Any
 import streamlit as st
 
 CURSOR = ("checkpoint", "layer", "expert", "projection", "block", "element")
+MODES = ("reader", "workshop")
 # Settled elsewhere, so no page complains about them.
 _COMMON = {"lang", "mode", *CURSOR}
+
+Allowed = str | tuple[str, dict[str, object]]
+"""What a setting may be, for the reader: plain numbers and ids, or a text key with its values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +40,7 @@ class Param:
 
     default: Any
     parse: Callable[[str], Any]
-    allowed: str
+    allowed: Allowed
     write: Callable[[Any], str] = str
 
 
@@ -43,19 +50,19 @@ class Note:
 
     name: str
     value: str
-    allowed: str
+    known: bool = True  # a setting of this page at all
 
 
-def integer(low: int, high: int, default: int | None = None) -> Param:
-    """A whole number from ``low`` to ``high``."""
+def integer(low: int, high: int | None, default: int | None = None) -> Param:
+    """A whole number from ``low`` to ``high``; with no ``high``, as far as integers of 32 bits go."""
 
     def parse(text: str) -> int:
         value = int(text)
-        if not low <= value <= high:
+        if not low <= value <= (_MOST if high is None else high):
             raise ValueError(text)
         return value
 
-    return Param(default, parse, f"{low} … {high}")
+    return Param(default, parse, f"{low}, {low + 1}, {low + 2} …" if high is None else f"{low} … {high}")
 
 
 def number(low: float, high: float, default: float | None = None) -> Param:
@@ -79,7 +86,9 @@ def numbers(count: int, default: Sequence[float]) -> Param:
             raise ValueError(text)
         return values
 
-    return Param(tuple(default), parse, f"{count} × 1.5", write=lambda v: ",".join(map(repr_number, v)))
+    return Param(
+        tuple(default), parse, ("ui.allowed.numbers", {"count": count}), write=lambda v: ",".join(map(repr_number, v))
+    )
 
 
 def choice(options: Sequence[str], default: str | None = None) -> Param:
@@ -127,12 +136,14 @@ def repr_number(value: float) -> str:
     return repr(value)
 
 
+_MOST = 2**31 - 1
+# As wide as any checkpoint; a page that has one open refines them.
 _CURSOR_PARAMS = {
     "checkpoint": slug(),
-    "layer": integer(0, 9999),
-    "expert": integer(0, 99999),
-    "projection": choice(("w1", "w2", "w3", "w13", "gate", "up", "down")),
-    "block": integer(0, 2**31),
+    "layer": integer(0, None),
+    "expert": integer(0, None),
+    "projection": choice(("w1", "w2", "w3", "w13", "gate", "up", "gate_up", "down")),
+    "block": integer(0, None),
     "element": integer(0, 31),
 }
 
@@ -143,6 +154,7 @@ class View:
     def __init__(self, page: str, params: dict[str, Param]) -> None:
         self.page = page
         self.params = params
+        self.asked: set[str] = set()  # settings that this run has taken from a link
         self.notes: list[Note] = []
 
     def key(self, name: str) -> str:
@@ -174,15 +186,33 @@ class View:
                 found[name] = param.write(value)
         return found
 
+    def refine(self, name: str, param: Param) -> None:
+        """The real range of a setting, once what is open tells it.
+
+        A value out of it falls back to the default: named if a link brought it, silently if another page did.
+        """
+        self.params[name] = param
+        value = self[name]
+        if value is None:
+            return
+        try:
+            param.parse(param.write(value))
+        except ValueError:
+            if name in self.asked:
+                _note(name, param.write(value))
+                self.notes = st.session_state["_notes"]
+            self.put(**{name: param.default})
+
     def write_link(self) -> None:
-        """Bring the address bar up to date.  Call it after the widgets, also at the end of a fragment."""
+        """Bring the address bar up to date: at once, so that a run that takes long already shows under its own address,
+        and again after the widgets, also at the end of a fragment.  One write, because each makes an entry in the
+        browser's history."""
         wanted = self.query()
-        for name in self.params:
-            if name in wanted:
-                if st.query_params.get(name) != wanted[name]:
-                    st.query_params[name] = wanted[name]
-            elif name in st.query_params:
-                del st.query_params[name]
+        kept = {name: st.query_params[name] for name in ("lang", "mode") if name in st.query_params}
+        if kept.get("mode", MODES[0]) not in MODES:
+            del kept["mode"]
+        if kept | wanted != st.query_params.to_dict():
+            st.query_params.from_dict(kept | wanted)
         st.session_state["_link"] = wanted
 
 
@@ -193,25 +223,19 @@ def open_view(page: str, **params: Param) -> View:
     with tighter bounds than the general ones; they are read and written on every page.
     """
     view = View(page, {**_CURSOR_PARAMS, **params})
-    if st.session_state.get("_view_page") != page:
+    arrived = st.session_state.get("_view_page") != page
+    if arrived:
         # Another page's notes and link belong to it.
         st.session_state["_view_page"], st.session_state["_link"], st.session_state["_notes"] = page, {}, []
+    _settle_mode()
     written = st.session_state["_link"]
-    for name in list(st.query_params):
-        raw = st.query_params[name]
-        param = view.params.get(name)
-        if param is None:
-            if name not in _COMMON:
-                _note(name[:40], raw, "")
-                del st.query_params[name]
-            continue
-        if written.get(name) == raw:
-            continue
-        try:
-            view.put(**{name: param.parse(raw)})
-        except (ValueError, OverflowError):
-            _note(name, raw, param.allowed)
-            del st.query_params[name]
+    for name in view.params:
+        raw = st.query_params.get(name)
+        if raw != written.get(name) and (arrived or _as_written(view, name, written)):
+            _follow(view, name, raw)
+    for name in st.query_params:
+        if name not in view.params and name not in _COMMON:
+            _note(name[:40], st.query_params[name], known=False)
     for name, param in view.params.items():
         if view.key(name) not in st.session_state:
             st.session_state[view.key(name)] = param.default
@@ -219,6 +243,38 @@ def open_view(page: str, **params: Param) -> View:
             _recheck(view, name, param)
     view.notes = st.session_state["_notes"]
     return view
+
+
+def _as_written(view: View, name: str, written: dict[str, str]) -> bool:
+    """Whether a setting is still what the address bar was last told.
+
+    If not, a widget has just changed it, and a link that says otherwise is only late.
+    """
+    value = st.session_state.get(view.key(name), view.params[name].default)
+    said = None if value is None or value == view.params[name].default else view.params[name].write(value)
+    return said == written.get(name)
+
+
+def _follow(view: View, name: str, raw: str | None) -> None:
+    """Take a setting from a link that differs from the one written last: a new link, or the browser's Back."""
+    param = view.params[name]
+    if raw is None:  # written once, and gone: Back to where it stood at its default
+        view.put(**{name: param.default})
+        return
+    try:
+        view.put(**{name: param.parse(raw)})
+        view.asked.add(name)
+    except (ValueError, OverflowError):
+        _note(name, raw)
+
+
+def _settle_mode() -> None:
+    """``?mode=`` holds for all pages and for the rest of the session."""
+    asked = st.query_params.get("mode")
+    if asked in MODES:
+        st.session_state["mode"] = asked
+    elif asked is not None:
+        _note("mode", asked)
 
 
 def _recheck(view: View, name: str, param: Param) -> None:
@@ -230,8 +286,8 @@ def _recheck(view: View, name: str, param: Param) -> None:
             st.session_state[view.key(name)] = param.default
 
 
-def _note(name: str, value: str, allowed: str) -> None:
-    note = Note(name, value[:40], allowed)
+def _note(name: str, value: str, *, known: bool = True) -> None:
+    note = Note(name, value[:40], known)
     if note not in st.session_state["_notes"]:
         st.session_state["_notes"] = [*st.session_state["_notes"], note]
 
@@ -242,12 +298,12 @@ def hex_digits(count: int, default: str) -> Param:
     def parse(text: str) -> str:
         return text.lower() if re.fullmatch(rf"[0-9a-fA-F]{{{count}}}", text) else _refuse(text)
 
-    return Param(default, parse, f"{count} × 0-9 a-f")
+    return Param(default, parse, ("ui.allowed.hex", {"count": count}))
 
 
 def real(default: float | None = None) -> Param:
     """Any float, also ``nan``, ``inf`` and ``-0.0``."""
-    return Param(default, float, "2.5, -1e3, nan, inf", write=repr_number)
+    return Param(default, float, ("ui.allowed.real", {}), write=repr_number)
 
 
 def option(values: Sequence[float], default: float) -> Param:

@@ -19,6 +19,8 @@ ROLES = ("w13", "w2")
 
 PARAMS: dict[str, state.Param] = {
     "beat": state.integer(1, len(BEATS), default=1),
+    "layer": state.integer(0, story_runs.LAYERS - 1),
+    "expert": state.integer(0, story_runs.EXPERTS - 1),
     "prompt": state.choice(story_runs.PROMPT_IDS, default="arithmetic"),
     "fate": state.choice(ALLOCATORS, default="zeros"),
     "role": state.choice(ROLES, default="w13"),
@@ -29,10 +31,7 @@ PARAMS: dict[str, state.Param] = {
 
 
 def workshop() -> bool:
-    """Whether the link asked for workshop mode; kept while the reader moves between pages."""
-    asked = st.query_params.get("mode")
-    if asked is not None:
-        st.session_state["mode"] = asked
+    """Whether a link asked for workshop mode; kept while the reader moves between pages."""
     return st.session_state.get("mode") == "workshop"
 
 

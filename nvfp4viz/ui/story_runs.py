@@ -8,6 +8,7 @@ import numpy as np
 
 from nvfp4viz.errors import ModelError
 from nvfp4viz.figures.coverage import STATUSES, CoverageGrid, RouteOverlay
+from nvfp4viz.model.config import TinyMoeConfig
 from nvfp4viz.model.corpus import DEMO_PROMPTS, held_out_documents
 from nvfp4viz.ui import caches
 from nvfp4viz.ui.caches import Ask, Build, Timed
@@ -16,7 +17,7 @@ from nvfp4viz.ui.story_cards import Reply
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from nvfp4viz.model import Generation, TinyMoeConfig
+    from nvfp4viz.model import Generation
     from nvfp4viz.serving.remedies import RemedyReply
 
 PROMPT_IDS = ("news", "arithmetic", "code")
@@ -32,6 +33,7 @@ ANSWER_TOKENS = 4
 """Of an answer, on the coverage map: enough to see whether it goes on like the prompt."""
 
 BF16 = Build("tiny-moe-bf16", backend="bf16")
+LAYERS, EXPERTS = TinyMoeConfig().num_hidden_layers, TinyMoeConfig().num_experts
 HOLED = "tiny-moe-nvfp4-holes"
 CALIBRATED_ON = "news"
 FULL = Build("tiny-moe-nvfp4-full")

@@ -63,9 +63,10 @@ def _script() -> None:
 
     page = st.session_state.get("page", "first")
     view = state.open_view(page, x=state.integer(0, 9, default=3), layer=state.integer(0, 3))
+    view.refine("expert", state.integer(0, 63))
     if st.session_state.pop("set_x", None) is not None:
         view.put(x=5)
-    st.write(f"x={view['x']} layer={view['layer']}")
+    st.write(f"x={view['x']} layer={view['layer']}" + (f" expert={view['expert']}" if view["expert"] else ""))
     st.markdown(" ".join(f"{note.name}={note.value}" for note in view.notes) or "none")
     view.write_link()
 
@@ -115,7 +116,7 @@ def test_what_makes_no_sense_is_named_and_removed(at):
     at.query_params["what"] = "ever"
     at.run()
     assert _said(at) == "x=3 layer=None"
-    assert at.markdown[1].value == "x=70 layer=99 what=ever"
+    assert at.markdown[1].value == "layer=99 x=70 what=ever"
     assert _query(at) == {}
 
 
@@ -130,3 +131,70 @@ def test_the_cursor_is_shared_between_pages_and_rechecked(at):
     at.session_state["page"] = "third"
     at.run()
     assert _said(at) == "x=3 layer=None"
+
+
+def test_back_brings_the_default_that_the_address_leaves_out(at):
+    at.run()
+    at.session_state["set_x"] = True
+    at.run()
+    assert _query(at) == {"x": "5"}
+    at.query_params.clear()  # the browser's Back
+    at.run()
+    assert _said(at) == "x=3 layer=None"
+    assert _query(at) == {}
+
+
+def test_forward_brings_what_the_address_says(at):
+    at.run()
+    at.query_params["x"] = "5"
+    at.run()
+    assert _said(at) == "x=5 layer=None"
+
+
+def test_a_late_address_does_not_undo_a_widget(at):
+    at.query_params["x"] = "7"
+    at.run()
+    at.session_state["first.x"] = 8  # a widget's callback, while the address bar has not yet heard of the run before
+    at.query_params.clear()
+    at.run()
+    assert _said(at) == "x=8 layer=None"
+    assert _query(at) == {"x": "8"}
+
+
+def test_one_run_writes_the_address_once(at, monkeypatch):
+    import streamlit as st
+
+    writes = []
+    proxy = type(st.query_params)
+    monkeypatch.setattr(proxy, "from_dict", lambda self, params: writes.append(dict(params)))
+    monkeypatch.setattr(proxy, "__setitem__", lambda self, name, value: writes.append((name, value)))
+    at.session_state["first.x"], at.session_state["layer"] = 4, 1
+    at.run()
+    assert writes == [{"x": "4", "layer": "1"}]
+
+
+def test_a_range_that_is_known_late_is_named_too(at):
+    at.query_params["expert"] = "99"
+    at.run()
+    assert _said(at) == "x=3 layer=None"
+    assert at.markdown[1].value == "expert=99"
+    assert _query(at) == {}
+
+
+def test_a_cursor_from_another_page_moves_without_a_word(at):
+    at.run()
+    at.session_state["expert"] = 99
+    at.run()
+    assert _said(at) == "x=3 layer=None"
+    assert at.markdown[1].value == "none"
+
+
+def test_an_unknown_mode_is_named_and_a_known_one_stays(at):
+    at.query_params["mode"] = "xx"
+    at.run()
+    assert at.markdown[1].value == "mode=xx"
+    assert _query(at) == {}
+    at.query_params["mode"] = "workshop"
+    at.run()
+    assert at.session_state["mode"] == "workshop"
+    assert _query(at) == {"mode": "workshop"}

@@ -1,0 +1,68 @@
+"""Links that ask for what is not there: each is named with the range that holds for what is open, on every page."""
+
+import pytest
+
+from .conftest import clean, texts
+
+LANGUAGES = ["en", "zh"]
+
+
+def in_link(at, name: str) -> list[str]:
+    """What the address bar says of a setting: nothing, or one value."""
+    value = at.query_params.get(name, [])
+    return value if isinstance(value, list) else [value]
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize(
+    ("page", "query", "named", "allowed"),
+    [
+        ("e2m1", {"code": "99"}, "code=99", "0 … 15"),
+        ("e2m1", {"code": "-1"}, "code=-1", "0 … 15"),
+        ("e2m1", {"format": "e4m3", "code": "256"}, "code=256", "0 … 255"),
+        ("e2m1", {"format": "bf16", "code": "65536"}, "code=65536", "0 … 65535"),
+        ("e2m1", {"codes": "12"}, "codes=12", "8 "),
+        ("e2m1", {"layer": "x"}, "layer=x", "0, 1, 2 …"),
+        ("two_level_scaling", {"x": ""}, "x=", "1.5,-2,0"),
+        ("two_level_scaling", {"x": "1,2"}, "x=1,2", "16 "),
+        ("two_level_scaling", {"scale": "two"}, "scale=two", "nan"),
+        ("explorer", {"layer": "99"}, "layer=99", "0–3"),
+        ("explorer", {"expert": "9999"}, "expert=9999", "0 … 63"),
+        ("explorer", {"projection": "w2"}, "projection=w2", "gate, up, down"),
+        ("explorer", {"checkpoint": "gemma4-skeleton", "layer": "30"}, "layer=30", "0–29"),
+        ("explorer", {"checkpoint": "gemma4-skeleton", "expert": "128"}, "expert=128", "0 … 127"),
+        ("explorer", {"checkpoint": "tiny-moe-bf16", "layer": "99"}, "layer=99", "0–3"),
+        ("empty_answer", {"beat": "3", "layer": "99"}, "layer=99", "0 … 3"),
+        ("empty_answer", {"beat": "3", "expert": "64"}, "expert=64", "0 … 63"),
+        ("fault_lab", {"layer": "4"}, "layer=4", "0 … 3"),
+        *((name, {"mode": "xx"}, "mode=xx", "reader, workshop") for name in ("empty_answer", "e2m1", "explorer")),
+    ],
+    ids=str,
+)
+def test_what_is_out_of_range_is_named_with_the_real_range(open_page, lang, page, query, named, allowed):
+    at = open_page(page, lang=lang, **query)
+    said = [caption.value for caption in at.caption if f"`{named}`" in caption.value]
+    assert len(said) == 1
+    assert allowed in said[0]
+    name, _, value = named.partition("=")
+    assert value not in in_link(at, name)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_what_fits_is_taken_without_a_word(open_page, lang):
+    for page, query in (
+        ("e2m1", {"format": "e4m3", "code": "255"}),
+        ("explorer", {"checkpoint": "gemma4-skeleton", "layer": "29", "expert": "127", "projection": "up"}),
+        ("empty_answer", {"beat": "3", "layer": "3", "expert": "63", "mode": "workshop"}),
+    ):
+        at = open_page(page, lang=lang, **query)
+        assert not [caption.value for caption in at.caption if "`code=" in caption.value or "`layer=" in caption.value]
+        assert all(in_link(at, name) == [value] for name, value in query.items())
+
+
+def test_another_checkpoint_moves_the_cursor_without_a_word(open_page):
+    """The layer was in range of what was open before; no link is to blame."""
+    at = open_page("explorer", checkpoint="gemma4-skeleton", layer="20", expert="100", projection="up")
+    clean(at.selectbox(key="checkpoint").set_value("tiny-moe-nvfp4-holes").run())
+    assert "layer=20" not in texts(at)
+    assert at.session_state["layer"] < 4
