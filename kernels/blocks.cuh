@@ -95,10 +95,16 @@ struct F16 {
   template <int kWords>
   static __device__ __forceinline__ void widen(const Raw<kWords>& raw, float (&x)[2 * kWords]) {
     NV_UNROLL
-    for (int i = 0; i < kWords; ++i)
+    for (int i = 0; i < kWords; ++i) {
+#if defined(__CUDA_ARCH__)
       asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }"
           : "=f"(x[2 * i]), "=f"(x[2 * i + 1])
           : "r"(raw.word(i)));
+#else
+      x[2 * i] = from_f16((u16)(raw.word(i) & 0xFFFFu));
+      x[2 * i + 1] = from_f16((u16)(raw.word(i) >> 16));
+#endif
+    }
   }
 };
 

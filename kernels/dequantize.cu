@@ -95,9 +95,13 @@ struct Table {
     }
   }
   static __device__ __forceinline__ u32 look_up(const u32 (&bytes)[2], u32 sizes) {
-    u32 r;
+#if defined(__CUDA_ARCH__)
+    u32 r;  // __byte_perm would mask the selector once more
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(bytes[0]), "r"(bytes[1]), "r"(sizes));
     return r;
+#else
+    return __byte_perm(bytes[0], bytes[1], sizes);
+#endif
   }
   __device__ __forceinline__ uint4 decode(u32 codes) const {
     const u32 sizes = codes & 0x77777777u, moved = codes << 4;  // signs of odd codes are the top bits of bytes, even ones' of `moved`

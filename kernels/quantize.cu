@@ -14,17 +14,17 @@ namespace nv {
 template <class T, class Recipe>
 NV_DEVICE void quantize_linear(const void* x, u64* packed, u8* scales, int rows, int columns, Globals globals, const i8* table) {
   const int row = far_index() * blockDim.y + threadIdx.y;
-  const int first = blockIdx.x * (2 * blockDim.x) + threadIdx.x;
+  const int step = blockDim.x, first = blockIdx.x * (2 * step) + threadIdx.x;
   if (row >= rows) return;
   const u64 start = (u64)row * columns;
   Raw<16 / T::kPerWord> raw[2];
   NV_UNROLL
   for (int i = 0; i < 2; ++i)
-    if (first + i * blockDim.x < columns) raw[i].load(x, start + first + i * blockDim.x);
+    if (first + i * step < columns) raw[i].load(x, start + first + i * step);
   const Recipe recipe(globals.of(row), table);  // looked up while the elements are on their way
   NV_UNROLL
   for (int i = 0; i < 2; ++i) {
-    const int column = first + i * blockDim.x;
+    const int column = first + i * step;
     if (column >= columns) return;
     float y[16];
     T::widen(raw[i], y);

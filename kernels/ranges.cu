@@ -7,6 +7,7 @@
 // ints.
 
 #include "blocks.cuh"
+#include "warp.cuh"
 
 namespace nv {
 
@@ -50,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(256) nv_spread_ranges(const int* __
                                                                    const float* __restrict__ range_scales,
                                                                    float* __restrict__ row_scales, int* __restrict__ places,
                                                                    nv::u8* __restrict__ scales, int tiles) {
-  extern __shared__ int shared[];  // searching takes several reads one after another: not from global memory
+  NV_SHARED_MEMORY(int, shared);  // searching takes several reads one after another: not from global memory
   int* firsts = shared;
   int* starts = shared + ranges;
   for (int e = threadIdx.x; e < ranges; e += blockDim.x) firsts[e] = offsets[e];

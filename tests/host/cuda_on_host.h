@@ -6,7 +6,7 @@
 //
 //   #include "cuda_on_host.h"
 //   #include "gemm_w4a4.cu"
-//   NV_EXPORT(nv_grouped_w4a4_nvfp4_linear_f32)   // extern "C" void run_<name>(grid[3], threads, pointers to arguments)
+//   NV_EXPORT(nv_grouped_w4a4_nvfp4_linear_f32)   // extern "C" void run_<name>(grid[3], threads[2], pointers to arguments)
 #pragma once
 
 #include <ucontext.h>
@@ -23,13 +23,14 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline
-#define __shared__
+#define __shared__ static  // blocks run one after the other, so one copy serves
 #define __restrict__
 #define __launch_bounds__(...)
 
 struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(16) ulonglong2 { unsigned long long x, y; };
 struct dim3 { unsigned x = 1, y = 1, z = 1; };
 
 namespace on_host {
@@ -116,24 +117,27 @@ inline char* stack_of(unsigned i) {
   return stacks[i].get();
 }
 
-inline void run_block(unsigned threads) {
+inline std::unique_ptr<Context> make_thread(Block& here, unsigned i) {
+  auto context = std::make_unique<Context>();
+  context->thread = {i % g_block_size.x, i / g_block_size.x, 0};
+  context->lane = i % 32;
+  context->warp = &here.warps[i / 32];
+  ++context->warp->barrier.expected;
+  getcontext(&context->where);
+  context->where.uc_stack.ss_sp = stack_of(i);
+  context->where.uc_stack.ss_size = kStack;
+  context->where.uc_link = nullptr;
+  makecontext(&context->where, enter, 0);
+  return context;
+}
+
+inline void run_block() {
+  const unsigned threads = g_block_size.x * g_block_size.y;
   Block here;
   block = &here;
   here.warps.resize((threads + 31) / 32);
   here.barrier.expected = static_cast<int>(threads);
-  for (unsigned i = 0; i < threads; ++i) {
-    auto context = std::make_unique<Context>();
-    context->thread.x = i;
-    context->lane = i % 32;
-    context->warp = &here.warps[i / 32];
-    ++context->warp->barrier.expected;
-    getcontext(&context->where);
-    context->where.uc_stack.ss_sp = stack_of(i);
-    context->where.uc_stack.ss_size = kStack;
-    context->where.uc_link = nullptr;
-    makecontext(&context->where, enter, 0);
-    here.contexts.push_back(std::move(context));
-  }
+  for (unsigned i = 0; i < threads; ++i) here.contexts.push_back(make_thread(here, i));
   for (bool any = true; any;) {
     any = false;
     for (auto& context : here.contexts) {
@@ -146,7 +150,7 @@ inline void run_block(unsigned threads) {
 }
 
 template <class... A, std::size_t... I>
-void launch(void (*kernel)(A...), const unsigned* grid, unsigned threads, void** arguments, std::index_sequence<I...>) {
+void launch(void (*kernel)(A...), const unsigned* grid, const unsigned* threads, void** arguments, std::index_sequence<I...>) {
   struct Call {
     void (*kernel)(A...);
     void** arguments;
@@ -156,18 +160,18 @@ void launch(void (*kernel)(A...), const unsigned* grid, unsigned threads, void**
     Call& c = *static_cast<Call*>(raw);
     c.kernel(*static_cast<A*>(c.arguments[I])...);
   };
-  g_block_size.x = threads;
+  g_block_size = {threads[0], threads[1], 1};
   g_grid = {grid[0], grid[1], grid[2]};
   for (g_block.z = 0; g_block.z < grid[2]; ++g_block.z)
     for (g_block.y = 0; g_block.y < grid[1]; ++g_block.y)
       for (g_block.x = 0; g_block.x < grid[0]; ++g_block.x) {
         std::memset(g_shared, 0xA5, sizeof g_shared);  // what a block finds there means nothing
-        run_block(threads);
+        run_block();
       }
 }
 
 template <class... A>
-void launch(void (*kernel)(A...), const unsigned* grid, unsigned threads, void** arguments) {
+void launch(void (*kernel)(A...), const unsigned* grid, const unsigned* threads, void** arguments) {
   launch(kernel, grid, threads, arguments, std::index_sequence_for<A...>{});
 }
 
@@ -198,9 +202,24 @@ inline unsigned __ballot_sync(unsigned, bool mine) {
 }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline ulonglong2 make_ulonglong2(unsigned long long x, unsigned long long y) { return {x, y}; }
+template <class T>
+T __ldg(const T* at) { return *at; }
+inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
+inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
+inline unsigned __vminu2(unsigned a, unsigned b) { return min(a & 0xFFFFu, b & 0xFFFFu) | min(a >> 16, b >> 16) << 16; }
+inline unsigned __vmaxu2(unsigned a, unsigned b) { return max(a & 0xFFFFu, b & 0xFFFFu) | max(a >> 16, b >> 16) << 16; }
+inline unsigned atomicMax(unsigned* at, unsigned value) { return std::exchange(*at, max(*at, value)); }
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+  const unsigned long long bytes = static_cast<unsigned long long>(high) << 32 | low;
+  unsigned picked = 0;
+  for (int i = 0; i < 4; ++i) picked |= static_cast<unsigned>(bytes >> (8 * ((selector >> (4 * i)) & 7)) & 0xFF) << (8 * i);
+  return picked;
+}
 using std::fmaf;
 
 #define NV_EXPORT(KERNEL)                                                                                     \
-  extern "C" void run_##KERNEL(const unsigned* grid, unsigned threads, void** arguments) {                    \
+  extern "C" void run_##KERNEL(const unsigned* grid, const unsigned* threads, void** arguments) {             \
     on_host::launch(KERNEL, grid, threads, arguments);                                                        \
   }

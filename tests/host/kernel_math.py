@@ -1,4 +1,4 @@
-"""``kernels/nvfp4_math.cuh`` and ``recipes.cuh`` on the CPU: built by g++ as a shared library, called through ctypes."""
+"""The kernels' headers of formats and recipes on the CPU: built by g++ as a library, called through ctypes."""
 
 from __future__ import annotations
 

@@ -29,7 +29,9 @@ class HostKernels:
         compile_cpp(driver, library, *OPTIONS)
         self._library = ctypes.CDLL(str(library))
 
-    def __call__(self, name: str, grid: int | tuple[int, ...], threads: int, *arguments: object) -> None:
+    def __call__(
+        self, name: str, grid: int | tuple[int, ...], threads: int | tuple[int, ...], *arguments: object
+    ) -> None:
         values = []
         for argument in arguments:
             if argument is None:
@@ -44,4 +46,6 @@ class HostKernels:
         addresses = (ctypes.c_void_p * len(held))(*[array.ctypes.data for array in held])
         grid = (grid,) if isinstance(grid, int) else grid
         sizes = (ctypes.c_uint * 3)(*[*grid, 1, 1][:3])
-        getattr(self._library, f"run_{name}")(sizes, ctypes.c_uint(threads), addresses)
+        threads = (threads,) if isinstance(threads, int) else threads
+        block = (ctypes.c_uint * 2)(*[*threads, 1][:2])
+        getattr(self._library, f"run_{name}")(sizes, block, addresses)
