@@ -108,8 +108,8 @@ def _recorded_bits(page: Lesson) -> None:
             "run.recorded",
             gpu=escape(done.gpu),
             date=done.report["date"],
-            compared=done.compared,
-            differing=done.differing,
+            compared=f"{done.compared:,}",
+            differing=f"{done.differing:,}",
         )
     if logs:
         lines = [

@@ -53,8 +53,8 @@ def _on_cpu(page: Lesson) -> None:
         return
     page.finding(
         "selftest.equal" if not sum(check.differing_bits for check in checks) else "selftest.unequal",
-        bits=sum(check.bits for check in checks),
-        differing=sum(check.differing_bits for check in checks),
+        bits=f"{sum(check.bits for check in checks):,}",
+        differing=f"{sum(check.differing_bits for check in checks):,}",
         checks=len(checks),
     )
     page.table(
@@ -62,9 +62,9 @@ def _on_cpu(page: Lesson) -> None:
         [
             (
                 page.t(f"selftest.check.{check.id}"),
-                str(check.inputs),
-                str(check.bits),
-                f"**{check.differing_bits}**",
+                f"{check.inputs:,}",
+                f"{check.bits:,}",
+                f"**{check.differing_bits:,}**",
                 f"{four(check.seconds)}\u00a0s",
             )
             for check in checks
@@ -147,8 +147,8 @@ def _report(page: Lesson, record: records.SelfTestRecord) -> None:
         gpu=escape(record.gpu),
         target=report["target"],
         date=report["date"],
-        compared=record.compared,
-        differing=record.differing,
+        compared=f"{record.compared:,}",
+        differing=f"{record.differing:,}",
         driver=report["driver"],
         nvrtc=report["nvrtc"],
     )
@@ -157,8 +157,8 @@ def _report(page: Lesson, record: records.SelfTestRecord) -> None:
         [
             (
                 escape(check["what"]),
-                str(check["compared"] or "–"),
-                page.t("selftest.not_here") if check["differing"] is None else f"**{check['differing']}**",
+                f"{check['compared']:,}" if check["compared"] else "–",
+                page.t("selftest.not_here") if check["differing"] is None else f"**{check['differing']:,}**",
                 escape(check["example"]) or "–",
             )
             for check in report["checks"]

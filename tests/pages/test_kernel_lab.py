@@ -263,7 +263,7 @@ def test_the_recorded_selftest_is_quoted(open_page, no_records):
     (no_records / "selftest-x.json").write_text(report((9, 0), 0))
     said = texts(open_page(PAGE, part="run"))
     assert "NVIDIA X" in said
-    assert str(1 << 32) in said
+    assert f"{1 << 32:,}" in said
 
 
 def test_recorded_test_runs_are_counted(open_page, no_records):
@@ -323,7 +323,7 @@ def test_the_cpu_part_of_the_selftest_counts_bits(open_page, lang, no_records):
     clean(at.button(key="kernel_lab.run_cpu").click().run())
     checks = at.session_state["kernel_lab.checked"]
     assert len(checks) == len(cpu_checks.CHECKS)
-    assert str(sum(check.bits for check in checks)) in texts(at)
+    assert f"{sum(check.bits for check in checks):,}" in texts(at)
     assert at.get("download_button")
 
 
@@ -400,7 +400,7 @@ def test_the_selftest_runs_on_the_gpu_and_can_be_kept(open_page, gpu, monkeypatc
     at = open_page(PAGE, part="selftest")
     clean(at.button(key="kernel_lab.run_gpu").click().run())
     said = texts(at)
-    assert f"of {1 << 32} values 0 differ" in said
+    assert f"of {1 << 32:,} values 0 differ" in said
     assert "no such instruction here" in said
     assert len(at.get("download_button")) == 2
 
