@@ -162,13 +162,48 @@ def _entries(text: bytes, start: int, end: int) -> Columns | None:
     names = [letters[a:b] for a, b in places]
     if len(set(names)) != count or "__metadata__" in names:
         return None
-    codes = _Codes()
-    places = zip((name_end + (start + _TO_TYPE)).tolist(), (offsets + start).tolist(), strict=True)
-    kind = [codes[letters[a:b]] for a, b in places]
-    kinds = [_kind(spelling) for spelling in codes]
+    begin = name_end + _TO_TYPE
+    groups = _alike(text, start, size, begin, offsets - begin)
+    if groups is None:
+        codes = _Codes()
+        places = zip((begin + start).tolist(), (offsets + start).tolist(), strict=True)
+        kind = np.array([codes[letters[a:b]] for a, b in places])
+        spellings = list(codes)
+    else:
+        firsts, kind = groups
+        spellings = [letters[begin[row] + start : offsets[row] + start] for row in firsts]
+    kinds = [_kind(spelling) for spelling in spellings]
     if None in kinds:
         return None
-    return Columns(names, [found for found in kinds if found], np.array(kind), numbers[:count], numbers[count:])
+    return Columns(names, [found for found in kinds if found], kind, numbers[:count], numbers[count:])
+
+
+# Longest spelling that is compared as words, and most different ones: enough for a checkpoint's matrices.
+_WIDTH, _MOST = 32, 12
+_WORDS = _WIDTH // 8
+# Which bytes of so many words belong to a text of each length.
+_INSIDE = np.array([[0xFF] * n + [0] * (_WIDTH - n) for n in range(_WIDTH + 1)], np.uint8).view(np.uint64)
+
+
+def _alike(text: bytes, start: int, size: int, begin: Ints, length: Ints) -> tuple[list[int], Ints] | None:
+    """First rows of equal texts, and each row's group; None where they are too long or too many.
+
+    An entry is longer than `_WIDTH` from its type on, so that every row's words lie inside the header.
+    """
+    if length.max() > _WIDTH:
+        return None
+    rows: Words = np.ndarray((size - _WIDTH + 1, _WORDS), "<u8", text, start, (1, 8))[begin] & _INSIDE[length]
+    group, left = np.zeros(len(rows), np.int64), np.ones(len(rows), np.bool_)
+    firsts = [0]
+    while len(firsts) <= _MOST:
+        same = (rows == rows[firsts[-1]]).all(1)
+        group[same] = len(firsts) - 1
+        left &= ~same
+        first = int(left.argmax())
+        if not left[first]:
+            return firsts, group
+        firsts.append(first)
+    return None
 
 
 class _Codes(dict[str, int]):

@@ -53,8 +53,9 @@ def read_index(source: Source, files: list[str]) -> Index | None:
     problems = list(side.problems)
     weight_map: dict[str, str] = {}
     if side.content is not None:
-        stored = side.content.get("weight_map")
-        if isinstance(stored, dict) and set(map(type, stored.values())) <= {str}:
+        stored: Any = side.content.get("weight_map")
+        known = isinstance(side.content, _Decoded)
+        if known or (isinstance(stored, dict) and set(map(type, stored.values())) <= {str}):
             weight_map = stored
         else:
             problems.append(problem("container.index-invalid.weight-map", file))
@@ -66,6 +67,10 @@ def read_index(source: Source, files: list[str]) -> Index | None:
     return Index(file, side.nbytes, weight_map, tuple(problems))
 
 
+class _Decoded(dict[str, Any]):
+    """Content whose map is known to be one of texts."""
+
+
 def _decode(data: bytes, shards: list[str]) -> dict[str, Any]:
     """The index's map by the shortest way that takes it.
 
@@ -75,7 +80,7 @@ def _decode(data: bytes, shards: list[str]) -> dict[str, Any]:
     for fields in ([("weight_map", known)], [("weight_map", dict[str, str])]):
         try:
             found: Any = msgspec.json.decode(data, type=msgspec.defstruct("_Index", fields))
-            return {"weight_map": found.weight_map}
+            return _Decoded(weight_map=found.weight_map)
         except msgspec.ValidationError:
             continue
     content: Any = msgspec.json.decode(data)

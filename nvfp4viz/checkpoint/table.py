@@ -8,6 +8,7 @@ reading the headers; arrays of their types and places cost a tenth.  `TensorTabl
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
+from itertools import chain
 
 import msgspec
 import numpy as np
@@ -91,7 +92,7 @@ class TensorTable(Mapping[str, TensorEntry]):
         kind = [np.array([kinds.setdefault(k, len(kinds)) for k in table.kinds])[table.kind] for table in tables]
         starts = np.cumsum([0, *(len(table.files) for table in tables)])
         table = cls(
-            [name for table in tables for name in table.names],
+            list(chain.from_iterable(table.names for table in tables)),
             list(kinds),
             np.concatenate(kind),
             [file for table in tables for file in table.files],
