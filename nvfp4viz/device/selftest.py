@@ -217,32 +217,60 @@ def _sweep(name: str, results: int, before: tuple[Any, ...] = (), grid: int = 40
 
 
 def mma_steps(there: bool) -> Iterator[Check]:
-    """Products of K = 64 to 512, their scales and codes of every kind: instruction, software and CPU."""
+    """One block-scaled instruction on many tiles, and grouped GEMMs of eight steps; instruction, software and CPU."""
     for kind in ("nvfp4", "mxfp4"):
-        yield _mma(kind, f"{kind} MMA instruction against software" if there else "", there, soft=True)
-        yield _mma(kind, f"{kind} product of the GPU against the CPU's seven rules", True, soft=False)
+        steps, products = f"{kind} MMA, one instruction", f"{kind} grouped GEMM, K = 512"
+        if there:
+            yield _compare(f"mma-{kind}", f"{steps}, against software", _tiles(kind, 512, soft=True))
+            yield _compare(f"gemm-{kind}", f"{products}, instruction against software", _products(kind, soft=True))
+        else:
+            yield Check(f"mma-{kind}", f"{steps}, against software", 0, None)
+            yield Check(f"gemm-{kind}", f"{products}, instruction against software", 0, None)
+        yield _compare(f"mma-{kind}-cpu", f"{steps} or its software, against the CPU", _tiles(kind, 24, soft=False))
+        yield _compare(f"gemm-{kind}-cpu", f"{products}, against the CPU", _products(kind, soft=False))
 
 
-def _mma(kind: str, what: str, there: bool, soft: bool) -> Check:
-    name = f"mma-{kind}" if soft else f"mma-{kind}-cpu"
-    if not there:
-        return Check(name, f"{kind} MMA instruction against software", 0, None)
-    from nvfp4viz.quant import mma_matmul
-
+def _compare(name: str, what: str, pairs: Iterator[tuple[Array, Array]]) -> Check:
+    """Float32 results of two ways; a NaN equals a NaN."""
     compared = differing = 0
     example = ""
-    for case, (a, a_scales, b, b_scales) in enumerate(data.mma_operands(kind)):
-        ours = _product(kind, a, a_scales, b, b_scales, soft=False)
-        other = (
-            _product(kind, a, a_scales, b, b_scales, soft=True)
-            if soft
-            else mma_matmul(a, a_scales, b, b_scales, c=None, kind=kind)  # type: ignore[arg-type]
-        )
+    for case, (ours, other) in enumerate(pairs):
         wrong = data.differing_floats(ours, other)
         compared, differing = compared + ours.size, differing + len(wrong)
         if len(wrong) and not example:
             example = f"case {case}, element {int(wrong[0])}"
     return Check(name, what, compared, differing, example)
+
+
+def _tiles(kind: str, tiles: int, soft: bool) -> Iterator[tuple[Array, Array]]:
+    """Results of one instruction on every tile: the GPU's, and software's or the CPU's."""
+    from nvfp4viz.device import ops
+    from nvfp4viz.quant import mma_matmul
+
+    for a, a_scales in data.mma_operands(kind, (tiles, 16), 64):
+        for b, b_scales in data.mma_operands(kind, (tiles, 8), 64):
+            for c in data.mma_accumulators(tiles):
+                operands = [_cuda(each) for each in (a, a_scales, b, b_scales, c)]
+                ours = ops.mma_tiles(*operands, kind=kind).cpu().numpy()
+                if soft:
+                    yield ours, ops.mma_tiles(*operands, kind=kind, soft=True).cpu().numpy()
+                else:
+                    sides = zip(a, a_scales, b, b_scales, c, strict=True)
+                    yield ours, np.stack([mma_matmul(*side, kind=kind) for side in sides])  # type: ignore[arg-type]
+
+
+def _products(kind: str, soft: bool) -> Iterator[tuple[Array, Array]]:
+    """128 x 128 results of a grouped GEMM with one expert: the GPU's, and software's or the CPU's."""
+    from nvfp4viz.quant import mma_matmul
+
+    sides = zip(data.mma_operands(kind, (128,), 512), data.mma_operands(kind, (128,), 512), strict=True)
+    for (a, a_scales), (b, b_scales) in sides:
+        b, b_scales = b[::-1].copy(), b_scales[::-1].copy()
+        ours = _product(kind, a, a_scales, b, b_scales, soft=False)
+        if soft:
+            yield ours, _product(kind, a, a_scales, b, b_scales, soft=True)
+        else:
+            yield ours, mma_matmul(a, a_scales, b, b_scales, c=None, kind=kind)  # type: ignore[arg-type]
 
 
 def _product(kind: str, a: Array, a_scales: Array, b: Array, b_scales: Array, soft: bool) -> Array:
@@ -253,12 +281,10 @@ def _product(kind: str, a: Array, a_scales: Array, b: Array, b_scales: Array, so
     rows, k = len(a), a.shape[1] * 2
     recipe = "vllm-cuda" if kind == "nvfp4" else "vllm-even"
     operand = ops.DeviceQuantized(_cuda(a), _cuda(a_scales), 1.0, recipe, (rows, k))
-    offsets = torch.tensor([0, rows], dtype=torch.int32, device="cuda")
-    alphas = torch.ones(1, dtype=torch.float32, device="cuda")
-    out = ops.grouped_gemm_w4a4(
-        operand, _cuda(b[None]), _cuda(b_scales[None]), offsets, alphas, torch.float32, soft=soft
-    )
-    found: Array = out.cpu().numpy()
+    offsets = torch.tensor([0, rows], dtype=torch.int32, device=operand.packed.device)
+    alphas = torch.ones(1, dtype=torch.float32, device=operand.packed.device)
+    others = (_cuda(b[None]), _cuda(b_scales[None]), offsets, alphas, torch.float32)
+    found: Array = ops.grouped_gemm_w4a4(operand, *others, soft=soft).cpu().numpy()
     return found
 
 

@@ -20,6 +20,7 @@ from nvfp4viz.quant.recipes import RECIPES
 
 Array = npt.NDArray[Any]
 U8 = npt.NDArray[np.uint8]
+F32 = npt.NDArray[np.float32]
 Answer = tuple[U8, U8]
 """Packed bytes (M, K//2), and scale bytes in whatever layout was asked for."""
 
@@ -178,18 +179,23 @@ def activated_pairs(activation: str) -> Iterator[tuple[Answer, Answer]]:
                 yield (q.packed.cpu().numpy(), q.scales.cpu().numpy()), on_cpu(expected, recipe, g)
 
 
-def mma_operands(kind: str) -> Iterator[tuple[U8, U8, U8, U8]]:
-    """Packed codes and scales of both sides: ordinary, any, subnormal and zero scales, one step and several."""
+def mma_operands(kind: str, shape: tuple[int, ...], k: int) -> Iterator[tuple[U8, U8]]:
+    """Packed codes ``(*shape, k//2)`` and scales of one side: ordinary, all finite, subnormal and zero, any scales."""
     block = 16 if kind == "nvfp4" else 32
     every = np.arange(256, dtype=np.uint8)
     ordinary = np.arange(0x30, 0x50, dtype=np.uint8) if kind == "nvfp4" else np.arange(117, 138, dtype=np.uint8)
     small = np.array([0, 1, 2, 7, 8, 0x80, 0x81, 0x87] if kind == "nvfp4" else [0, 1, 2, 60, 63, 64], np.uint8)
     finite = every[(every & 0x7F) != 0x7F] if kind == "nvfp4" else every[:255]
-    rng = np.random.default_rng(10)
-    for k in (64, 512):
-        for scales in (ordinary, finite, small, every):
-            sides = []
-            for _ in range(2):
-                codes = rng.integers(0, 16, (128, k), dtype=np.uint8)
-                sides += [pack_nibbles(codes), rng.choice(scales, (128, k // block))]
-            yield sides[0], sides[1], sides[2], sides[3]
+    rng = np.random.default_rng(sum(shape) + k)
+    for scales in (ordinary, finite, small, every):
+        codes = rng.integers(0, 16, (*shape, k), dtype=np.uint8)
+        yield pack_nibbles(codes), rng.choice(scales, (*shape, k // block))
+
+
+def mma_accumulators(tiles: int) -> Iterator[F32]:
+    """``(tiles, 16, 8)``: nothing, numbers over 60 binades, any bits."""
+    rng = np.random.default_rng(11)
+    shape = (tiles, 16, 8)
+    yield np.zeros(shape, np.float32)
+    yield np.ldexp(rng.standard_normal(shape), rng.integers(-30, 31, shape)).astype(np.float32)
+    yield rng.integers(0, 1 << 32, shape, dtype=np.uint32).view(np.float32)
