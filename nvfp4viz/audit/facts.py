@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, Module
-from nvfp4viz.checkpoint.canonical import is_one_number
 from nvfp4viz.checkpoint.dialects import parse_expert_name, parse_whole
 from nvfp4viz.checkpoint.dialects.per_expert import PROJECTIONS, ROLES
 from nvfp4viz.checkpoint.header import TensorEntry
+from nvfp4viz.checkpoint.modules import is_one_number
 
 F32 = npt.NDArray[np.float32]
 
@@ -164,7 +165,9 @@ def collect(checkpoint: Checkpoint, view: CanonicalView) -> Facts:
         for projection in view.projections:
             for role in ROLES:
                 facts.states[role, layer, projection] = np.full(view.experts_in[layer], NOT_NEEDED, np.uint8)
-    singles: dict[str, tuple[Key, int]] = {}
+    singles: list[tuple[Key, int, int]] = []
+    numbers = [dtype == "F32" and prod(shape) == 1 for dtype, shape in view.table.kinds]
+    is_number = [numbers[kind] for kind in view.table.kind.tolist()]
     vectors: dict[str, tuple[Key, int]] = {}
     done: set[int] = set()
     for (layer, expert, projection), module in view.modules.items():
@@ -175,7 +178,7 @@ def collect(checkpoint: Checkpoint, view: CanonicalView) -> Facts:
                 done.add(id(module))
                 _note_whole(facts, layer, projection, module, vectors)
         else:
-            _note(facts, layer, expert, projection, module, singles)
+            _note(facts, layer, expert, projection, module, is_number, singles)
     for layer, expert, projection, role in facts.unreadable:
         states = facts.states.get((role, layer, projection))
         if states is not None and expert < len(states) and states[expert] in (NOT_NEEDED, MISSING):
@@ -206,21 +209,27 @@ def _needs(view: CanonicalView, layer: int, label: str | None) -> tuple[str, ...
 
 
 def _note(
-    facts: Facts, layer: int, expert: int, projection: str, module: Module, singles: dict[str, tuple[Key, int]]
+    facts: Facts,
+    layer: int,
+    expert: int,
+    projection: str,
+    module: Module,
+    is_number: list[bool],
+    singles: list[tuple[Key, int, int]],
 ) -> None:
-    """The states of one expert's projection."""
-    needs, tensors = facts.needs[layer], module.tensors
+    """The states of one expert's projection; ``singles`` gets where its scalars lie: slot, expert, row of the table."""
+    needs, rows = facts.needs[layer], module.tensors.rows
     for role in ROLES:
-        entry = tensors.get(role)
-        if entry is None:
+        row = rows.get(role)
+        if row is None:
             if role in needs:
                 facts.states[role, layer, projection][expert] = UNREADABLE if facts.checkpoint.blind_files else MISSING
             continue
         key = (role, layer, projection)
         state = OK
         if role in SCALARS:
-            if entry.dtype == "F32" and entry.end - entry.begin == 4:
-                singles[entry.name] = (key, expert)
+            if is_number[row]:
+                singles.append((key, expert, row))
             else:
                 state = NOT_A_SCALAR
         facts.states[key][expert] = state
@@ -264,18 +273,18 @@ def _unreadable_slots(checkpoint: Checkpoint, view: CanonicalView) -> set[tuple[
     return found
 
 
-def _fill_tables(facts: Facts, singles: dict[str, tuple[Key, int]], vectors: dict[str, tuple[Key, int]]) -> None:
+def _fill_tables(facts: Facts, singles: list[tuple[Key, int, int]], vectors: dict[str, tuple[Key, int]]) -> None:
     for (key, size), numbers in zip(vectors.values(), facts.checkpoint.vectors(list(vectors)), strict=True):
-        stored_whole = np.full(len(facts.states[key]), np.nan, np.float32)
-        stored_whole[:size] = numbers
-        _add_table(facts, key, stored_whole, shared=len(numbers) == 1)
+        whole = np.full(len(facts.states[key]), np.nan, np.float32)
+        whole[:size] = numbers
+        _add_table(facts, key, whole, shared=len(numbers) == 1)
     stored: dict[Key, F32] = {
         key: np.full(len(states), np.nan, np.float32)
         for key, states in facts.states.items()
         if key[0] in SCALARS and key not in facts.tables
     }
-    values = facts.checkpoint.scalars(list(singles))
-    for (key, expert), value in zip(singles.values(), values, strict=True):
+    values = facts.checkpoint.scalars_at(np.array([row for _, _, row in singles], np.int64))
+    for (key, expert, _), value in zip(singles, values.tolist(), strict=True):
         stored[key][expert] = value
     for key, raw in stored.items():
         _add_table(facts, key, raw, shared=False)

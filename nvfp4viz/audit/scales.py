@@ -228,14 +228,18 @@ def _shapes(facts: Facts) -> Iterator[Finding]:
                 fill={"shape": ", ".join(shapes[:3]), "experts": id_list(wrong)},
             )  # fmt: skip
     unusual: dict[tuple[int, ...], list[str]] = {}
+    kinds = facts.view.table.kind.tolist()
+    is_usual = {usual: [shape == usual for _, shape in facts.view.table.kinds] for usual in ((), (1,))}
     for (layer, _, _), module in facts.view.modules.items():
         if module.whole or layer not in facts.needs:
             continue
         usual = (1,) if facts.view.divisors_in(layer) else ()
         for role in SCALARS:
-            entry = module.tensors.get(role)
-            if entry is not None and entry.shape != usual and is_scalar(entry):
-                unusual.setdefault(entry.shape, []).append(entry.name)
+            row = module.tensors.rows.get(role)
+            if row is not None and not is_usual[usual][kinds[row]]:
+                entry = module.tensors[role]
+                if is_scalar(entry):
+                    unusual.setdefault(entry.shape, []).append(entry.name)
     for shape, names in sorted(unusual.items()):
         yield make("scale.shape", "info", text="scale.shape.accepted", tensors=names, fill={"shape": list(shape)})
 
@@ -243,15 +247,17 @@ def _shapes(facts: Facts) -> Iterator[Finding]:
 def block_findings(facts: Facts) -> Iterator[Finding]:
     """``block-scale.group``: the block width that the shapes imply is not the scheme's, or the type is another's."""
     groups: dict[tuple[int, str, str, str], list[int]] = {}
-    fine: set[tuple[Any, ...]] = set()
+    fine: set[tuple[str, int, int]] = set()
+    kinds = facts.view.table.kind.tolist()
     for (layer, expert, projection), module in facts.view.modules.items():
-        weight, scale = module.tensors.get("weight"), module.tensors.get("weight_scale")
+        rows = module.tensors.rows
         dialect = facts.view.dialects.get(layer)
-        if weight is None or scale is None or dialect is None or module.state != "quantised":
+        if dialect is None or module.state != "quantised" or "weight" not in rows or "weight_scale" not in rows:
             continue
-        key = (dialect.block, weight.dtype, weight.shape, scale.dtype, scale.shape)
+        key = (dialect.block, kinds[rows["weight"]], kinds[rows["weight_scale"]])
         if key in fine or layer not in facts.needs:
             continue
+        weight, scale = module.tensors["weight"], module.tensors["weight_scale"]
         width = block_width(weight, scale)
         if scale.dtype in dialect.scale_types and width == dialect.group:
             fine.add(key)

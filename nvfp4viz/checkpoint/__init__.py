@@ -4,10 +4,11 @@ Sources and containers (`source`, `header`, `open`), layouts and their one canon
 writing (`writer`) and fault injection on copies (`faults`).
 """
 
-from nvfp4viz.checkpoint.canonical import CanonicalView, Module, Slot, canonical, canonical_of
+from nvfp4viz.checkpoint.canonical import CanonicalView, Slot, canonical, canonical_of
 from nvfp4viz.checkpoint.faults import FAULTS, Fault, inject_tensors
 from nvfp4viz.checkpoint.header import Header, TensorEntry, read_header
 from nvfp4viz.checkpoint.injection import Injection, inject
+from nvfp4viz.checkpoint.modules import Module
 from nvfp4viz.checkpoint.open import Checkpoint, inspect, memory_checkpoint, open_checkpoint
 from nvfp4viz.checkpoint.preview import TensorPreview, preview_tensor
 from nvfp4viz.checkpoint.problems import ContainerProblem, printable

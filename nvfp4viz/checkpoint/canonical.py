@@ -5,24 +5,21 @@ Names and types decide; the configuration is a second opinion (the audit compare
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-from nvfp4viz.checkpoint.dialects import PACKED, PROJECTIONS, Dialect, parse_expert_name, parse_whole, recognise
-from nvfp4viz.checkpoint.dialects.collect import Parts, collect, layers_of_blocks
+from nvfp4viz.checkpoint.dialects import PROJECTIONS, Dialect, parse_expert_name, parse_whole
+from nvfp4viz.checkpoint.dialects.collect import collect, layers_of_blocks
 from nvfp4viz.checkpoint.dialects.per_expert import PROJECTION_ORDER, ROLES
-from nvfp4viz.checkpoint.header import TensorEntry
+from nvfp4viz.checkpoint.modules import FLOATS, Module, ModuleReader, is_one_number, table_of
 from nvfp4viz.checkpoint.quantconfig import QuantConfig
+from nvfp4viz.checkpoint.table import TensorEntry, TensorTable
 
 # Names that hold the number of routed experts, as the model families spell it.
 EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 TOP_K_KEYS = ("num_experts_per_tok", "top_k_experts", "moe_top_k", "num_experts_per_token", "top_k")
-FLOATS = frozenset({"BF16", "F16", "F32"})
-# More experts than this in one tensor's leading axis are no experts.
-MOST_EXPERTS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,28 +45,6 @@ class Slot:
     index: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Module:
-    """One projection of one expert: the tensors that it has, by role.
-
-    Attributes
-    ----------
-    state
-        ``"quantised"`` (packed codes or a block scale), ``"unquantised"`` (a BF16, F16 or F32 weight),
-        ``"other"`` (another format, such as FP8) or ``"absent"``.
-    extras
-        Tensors whose suffix plays no role here, such as ``pre_quant_scale``.
-    whole
-        Its tensors hold all experts of the layer; the layer's experts share this record.
-    """
-
-    name: str
-    state: str
-    tensors: dict[str, TensorEntry] = field(default_factory=dict)
-    extras: dict[str, TensorEntry] = field(default_factory=dict)
-    whole: bool = False
-
-
 @dataclass(frozen=True)
 class CanonicalView:
     """What a checkpoint holds, whatever its layout.
@@ -93,6 +68,8 @@ class CanonicalView:
         stores both in one tensor.
     activation_blocks
         Kinds of blocks (``"NVFP4"``, ``"MXFP4"``) of which some expert stores an activation scale.
+    table
+        All tensors of the checkpoint.
     other_blocks
         Blocks of other towers, which are left out.
     """
@@ -113,6 +90,7 @@ class CanonicalView:
     blocks: dict[int, str]
     modules: dict[tuple[int, int, str], Module]
     activation_blocks: frozenset[str]
+    table: TensorTable
     _disk_names: dict[str, str]
     _projection_major: bool
     other_blocks: tuple[str, ...] = ()
@@ -207,11 +185,6 @@ class CanonicalView:
         return f"{self.blocks[layer]}.{tail}"
 
 
-def is_one_number(entry: TensorEntry) -> bool:
-    """One F32 number, whatever its shape."""
-    return entry.dtype == "F32" and entry.nbytes == 4
-
-
 class _HasTensors(Protocol):
     """What `canonical` needs of a checkpoint; ``unreadable`` too, where it has it."""
 
@@ -243,7 +216,8 @@ def canonical_of(
         Names that are known and cannot be read: a layer of which nothing else is left is a layer all the same.
     """
     config, quant_config = config or {}, quant_config or QuantConfig()
-    found = collect(tensors)
+    table = tensors if isinstance(tensors, TensorTable) else table_of(tensors.values())
+    found = collect(table)
     if found.parts:
         for lost in unreadable:
             parsed = parse_expert_name(lost) or parse_whole(lost)
@@ -255,10 +229,10 @@ def canonical_of(
     drafts = {layer: block for layer, block in drafts.items() if block in readable}
     method = quant_config.used.method if quant_config.used else None
     layer_of = {block: layer for layer, block in (blocks | drafts).items()}
-    read = _Modules(found.parts, layer_of, method, config_number(config, EXPERT_KEYS))
+    read = ModuleReader(table, found.parts, layer_of, method, config_number(config, EXPERT_KEYS))
     quantised = [layer for layer in (*blocks, *drafts) if read.dialects[layer] is not None]
     kinds = {(d.id, d.block) for layer in quantised if (d := read.dialects[layer])}
-    name, scheme = _summary(kinds, read, quant_config, tensors)
+    name, scheme = _summary(kinds, read, quant_config, table)
     claimed = config_number(config, EXPERT_KEYS)
     group = quant_config.group_size
     return CanonicalView(
@@ -278,124 +252,15 @@ def canonical_of(
         blocks=blocks | drafts,
         modules=read.modules,
         activation_blocks=frozenset(read.activation_blocks),
+        table=table,
         _disk_names=found.disk_names,
         _projection_major=found.projection_major,
         other_blocks=left_out,
     )
 
 
-class _Modules:
-    """Every projection read in its layer's dialect.
-
-    A layer's dialect is that of most of its projections; one that clearly speaks another is in state ``"other"``.
-    """
-
-    def __init__(self, parts: list[Parts], layer_of: Mapping[str, int], method: str | None, claimed: int | None):
-        self._method = method
-        self._known: dict[Any, Dialect | None] = {}
-        self._readings: dict[Any, tuple[list[tuple[str, str]], list[str], str]] = {}
-        votes: dict[int, Counter[Dialect]] = {layer: Counter() for layer in layer_of.values()}
-        kept = [(layer_of[part.block], part) for part in parts if part.block in layer_of]
-        signatures = []
-        by_id: dict[int, Dialect] = {}
-        counts: dict[tuple[int, int], int] = {}
-        for layer, part in kept:
-            signature = (part.arrangement, tuple(part.tensors), tuple([e.dtype for e in part.tensors.values()]))
-            signatures.append(signature)
-            dialect = self._recognise(signature)
-            if dialect is not None:
-                by_id[id(dialect)] = dialect
-                counts[layer, id(dialect)] = counts.get((layer, id(dialect)), 0) + 1
-        best: dict[int, int] = {}
-        self.dialects: dict[int, Dialect | None] = dict.fromkeys(votes)
-        for (layer, key), count in counts.items():
-            if count > best.get(layer, 0):
-                best[layer], self.dialects[layer] = count, by_id[key]
-        usual = Counter(id(dialect) for dialect in self.dialects.values() if dialect)
-        seen = {layer for layer, _ in kept}
-        for layer in self.dialects:
-            if layer not in seen and usual:
-                # Nothing of it can be read; the others speak for it.
-                self.dialects[layer] = by_id[usual.most_common(1)[0][0]]
-        self.modules: dict[tuple[int, int, str], Module] = {}
-        self.experts_in: dict[int, int] = dict.fromkeys(votes, 0)
-        self.projections: set[str] = set()
-        self.activation_blocks: set[str] = set()
-        wholes = []
-        for (layer, part), signature in zip(kept, signatures, strict=True):
-            kind = PROJECTIONS[part.projection]
-            self.projections.add(kind)
-            if part.expert is None:
-                wholes.append((layer, kind, part, signature))
-                continue
-            self.modules[layer, part.expert, kind] = self._module(layer, part, signature)
-            if part.expert >= self.experts_in[layer]:
-                self.experts_in[layer] = part.expert + 1
-        for layer, kind, part, signature in wholes:
-            size = _leading(part.tensors)
-            module = self._module(layer, part, signature)
-            for expert in range(size if size is not None else claimed or 1):
-                self.modules[layer, expert, kind] = module
-            self.experts_in[layer] = max(self.experts_in[layer], size or 0)
-        largest = max(self.experts_in.values(), default=0)
-        for layer, size in self.experts_in.items():
-            self.experts_in[layer] = max(size if layer in seen else largest, claimed or 0)
-
-    def _recognise(self, signature: tuple[str, tuple[str, ...], tuple[str, ...]]) -> Dialect | None:
-        if signature not in self._known:
-            arrangement, suffixes, dtypes = signature
-            types = dict(zip(suffixes, dtypes, strict=True))
-            self._known[signature] = recognise(types, arrangement, self._method)
-        return self._known[signature]
-
-    def _module(self, layer: int, part: Parts, signature: Any) -> Module:
-        dialect = self.dialects[layer]
-        key = (id(dialect), signature)
-        if key not in self._readings:
-            self._readings[key] = self._reading(dialect, part.tensors, self._recognise(signature))
-        roles, extras, state = self._readings[key]
-        tensors = {role: part.tensors[suffix] for role, suffix in roles}
-        if dialect and state == "quantised" and "input_scale" in tensors:
-            self.activation_blocks.add(dialect.block)
-        left = {suffix: part.tensors[suffix] for suffix in extras} if extras else {}
-        return Module(part.name, state, tensors, left, part.expert is None)
-
-    def _reading(
-        self, dialect: Dialect | None, tensors: Mapping[str, TensorEntry], own: Dialect | None
-    ) -> tuple[list[tuple[str, str]], list[str], str]:
-        """Which suffix plays which role, which play none, and the module's state."""
-        roles: dict[str, str] = {}
-        extras = []
-        for suffix in tensors:
-            role = dialect.role_of(suffix) if dialect else suffix if suffix in ROLES else None
-            if role is None or role in roles:
-                extras.append(suffix)
-            else:
-                roles[role] = suffix
-        plain = tensors.get("weight", tensors.get(""))
-        packed = tensors.get(roles.get("weight", ""))
-        if dialect and own and (own.id, own.block) != (dialect.id, dialect.block):
-            state = "other"
-        elif dialect and packed is not None and packed.dtype in PACKED:
-            state = "quantised"
-        elif plain is not None and plain.dtype in FLOATS:
-            state = "unquantised"
-        elif plain is not None or dialect is None:
-            state = "other"
-        else:
-            # Scales without codes, or a bias alone: the codes are what is missing.
-            state = "quantised"
-        return list(roles.items()), extras, state
-
-
-def _leading(tensors: Mapping[str, TensorEntry]) -> int | None:
-    """Experts in tensors that hold all of them: the first axis of a matrix or vector of experts."""
-    sizes = Counter(entry.shape[0] for entry in tensors.values() if entry.shape and not is_one_number(entry))
-    return sizes.most_common(1)[0][0] if sizes else None
-
-
 def _summary(
-    kinds: set[tuple[str, str]], read: _Modules, quant_config: QuantConfig, tensors: Mapping[str, TensorEntry]
+    kinds: set[tuple[str, str]], read: ModuleReader, quant_config: QuantConfig, tensors: TensorTable
 ) -> tuple[str, str]:
     """Dialect and scheme of the whole checkpoint."""
     if len(kinds) > 1:
@@ -410,15 +275,15 @@ def _summary(
         return name, "W4A4" if block in read.activation_blocks else "W4A16"
     if _is_quantised_elsewhere(tensors):
         return _dense(tensors)
-    plain = all(entry.dtype in FLOATS or entry.dtype in ("I64", "I32", "BOOL") for entry in tensors.values())
+    plain = all(dtype in FLOATS or dtype in ("I64", "I32", "BOOL") for dtype, _ in tensors.kinds)
     return ("unquantised", "UNQUANTISED") if plain else ("unknown", "UNQUANTISED")
 
 
-def _is_quantised_elsewhere(tensors: Mapping[str, TensorEntry]) -> bool:
+def _is_quantised_elsewhere(tensors: TensorTable) -> bool:
     return any(name.endswith((".weight_scale_2", ".weight_global_scale", ".weight_packed")) for name in tensors)
 
 
-def _dense(tensors: Mapping[str, TensorEntry]) -> tuple[str, str]:
+def _dense(tensors: TensorTable) -> tuple[str, str]:
     """A model without experts, or whose experts are not the quantised part."""
     modelopt = any(name.endswith(".weight_scale_2") for name in tensors)
     with_input = any(name.endswith((".input_scale", ".input_global_scale")) for name in tensors)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from nvfp4viz.checkpoint.dialects.per_expert import PROJECTIONS, QUANTIZERS, is_block, parse_module, parse_whole
-from nvfp4viz.checkpoint.header import TensorEntry
+from nvfp4viz.checkpoint.table import TensorTable
 
 # More experts than this along a tensor's first axis are none.
 MOST_EXPERTS = 4096
@@ -23,8 +23,8 @@ class Parts:
         As on disk.
     name
         Everything before the suffix.
-    tensors
-        By suffix; an empty one is the parameter itself.
+    rows
+        Rows of the table by suffix; an empty one is the parameter itself.
     arrangement
         ``"expert"``, ``"stacked"`` or ``"fused"``.
     """
@@ -33,7 +33,7 @@ class Parts:
     expert: int | None
     projection: str
     name: str
-    tensors: dict[str, TensorEntry]
+    rows: dict[str, int]
     arrangement: str
 
 
@@ -47,23 +47,23 @@ class Found:
     projection_major: bool = False
 
 
-def collect(tensors: Mapping[str, TensorEntry]) -> Found:
+def collect(table: TensorTable) -> Found:
     """Sort every tensor of a routed expert into its projection."""
     found = Found()
     # The four tensors of a projection share everything before the last dot: parse it once.
-    modules: dict[str, dict[str, TensorEntry] | None] = {}
-    whole: dict[str, dict[str, TensorEntry]] = {}
-    unseen: dict[str, TensorEntry] = {}
+    modules: dict[str, dict[str, int] | None] = {}
+    whole: dict[str, dict[str, int]] = {}
+    unseen: dict[str, int] = {}
     get = modules.get
-    for name, entry in tensors.items():
+    for row, name in enumerate(table.names):
         module, _, suffix = name.rpartition(".")
         bucket = get(module, unseen)
         if bucket is unseen:
             bucket = modules[module] = _open(module, found, whole)
         if bucket is not None:
-            bucket[suffix] = entry
+            bucket[suffix] = row
     _fold_quantizers(modules, found)
-    _add_whole(whole, found)
+    _add_whole(whole, table, found)
     for part in found.parts:
         if part.block not in found.blocks:
             found.blocks[part.block] = None
@@ -71,9 +71,9 @@ def collect(tensors: Mapping[str, TensorEntry]) -> Found:
     return found
 
 
-def _open(module: str, found: Found, whole: dict[str, dict[str, TensorEntry]]) -> dict[str, TensorEntry] | None:
+def _open(module: str, found: Found, whole: dict[str, dict[str, int]]) -> dict[str, int] | None:
     """A place for a module's tensors; None where it is no routed expert's."""
-    bucket: dict[str, TensorEntry] = {}
+    bucket: dict[str, int] = {}
     parsed = parse_module(module)
     if parsed is not None and parsed.expert is not None:
         found.parts.append(Parts(parsed.block, parsed.expert, parsed.projection, module, bucket, "expert"))
@@ -89,7 +89,7 @@ def _open(module: str, found: Found, whole: dict[str, dict[str, TensorEntry]]) -
     return None
 
 
-def _fold_quantizers(modules: Mapping[str, dict[str, TensorEntry] | None], found: Found) -> None:
+def _fold_quantizers(modules: Mapping[str, dict[str, int] | None], found: Found) -> None:
     """Quark's ``P.weight_quantizer.scale`` belongs to the projection P."""
     names = [name for name, bucket in modules.items() if bucket and name.endswith(QUANTIZERS)]
     if not names:
@@ -103,15 +103,15 @@ def _fold_quantizers(modules: Mapping[str, dict[str, TensorEntry] | None], found
             assert parsed is not None
             part = by_name[base] = Parts(parsed.block, parsed.expert, parsed.projection, base, {}, "expert")
             found.parts.append(part)
-        for suffix, entry in (modules[name] or {}).items():
-            part.tensors[f"{quantizer}.{suffix}"] = entry
+        for suffix, row in (modules[name] or {}).items():
+            part.rows[f"{quantizer}.{suffix}"] = row
 
 
-def _add_whole(whole: Mapping[str, dict[str, TensorEntry]], found: Found) -> None:
+def _add_whole(whole: Mapping[str, dict[str, int]], table: TensorTable, found: Found) -> None:
     """Tensors that hold all experts: stacked ones by module, fused ones by the beginning of their last part."""
     parts: dict[tuple[str, str], Parts] = {}
     for module, bucket in whole.items():
-        for last, entry in bucket.items():
+        for last, row in bucket.items():
             parsed = parse_whole(f"{module}.{last}")
             if parsed is None:
                 continue
@@ -120,14 +120,15 @@ def _add_whole(whole: Mapping[str, dict[str, TensorEntry]], found: Found) -> Non
             if key not in parts:
                 name = f"{parsed.block}.{parsed.projection}"
                 parts[key] = Parts(*key[:1], None, parsed.projection, name, {}, "fused")
-            parts[key].tensors[parsed.suffix] = entry
+            parts[key].rows[parsed.suffix] = row
             if stacked:
                 parts[key].arrangement = "stacked"
     for part in parts.values():
-        weight = part.tensors.get("weight", part.tensors.get("", part.tensors.get("blocks")))
-        sizes = [entry.shape[0] for entry in part.tensors.values() if entry.shape]
+        shapes = {suffix: table.kinds[table.kind[row]][1] for suffix, row in part.rows.items()}
+        weight = shapes.get("weight", shapes.get("", shapes.get("blocks")))
+        sizes = [shape[0] for shape in shapes.values() if shape]
         # A matrix is one expert's, or a dense layer's.
-        if (weight is None or len(weight.shape) > 2) and (not sizes or max(sizes) <= MOST_EXPERTS):
+        if (weight is None or len(weight) > 2) and (not sizes or max(sizes) <= MOST_EXPERTS):
             found.parts.append(part)
             found.disk_names.setdefault(PROJECTIONS[part.projection], part.projection)
 

@@ -131,17 +131,14 @@ def parse_expert_name(name: str) -> ExpertName | None:
 
 def parse_module(module: str) -> ExpertName | None:
     """As `parse_expert_name`, of a name without its suffix."""
-    parts = module.rsplit(".", 3)
-    if len(parts) == 3:
-        parts = ["", *parts]
-    if len(parts) != 4 or parts[1] != "experts":
+    block, _, tail = module.rpartition(".")
+    block, _, first = block.rpartition(".")
+    if not block.endswith("experts") or (len(block) > 7 and block[-8] != "."):
         return None
-    head, _, first, second = parts
-    block = f"{head}.experts" if head else "experts"
-    if second in PROJECTIONS and _is_number(first):
-        return ExpertName(block, int(first), second, "", False)
-    if first in PROJECTIONS and _is_number(second):
-        return ExpertName(block, int(second), first, "", True)
+    if tail in PROJECTIONS and _is_number(first):
+        return ExpertName(block, int(first), tail, "", False)
+    if first in PROJECTIONS and _is_number(tail):
+        return ExpertName(block, int(tail), first, "", True)
     return None
 
 
