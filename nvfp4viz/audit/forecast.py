@@ -288,7 +288,8 @@ def _one_maximum(scales: _LayerScales, layer: int, family: Family) -> _Effect:
         outcome, possible = outcome_of_scales(pair[0], pair[1], _layer_maxima(scales, kinds))
         outcomes |= {outcome, *possible}
     fill = {"layer": layer, "slots": scales.wrong, "classes": ", ".join(scales.classes)}
-    if missing:
+    # A stored NaN wins every maximum: then it does not matter what the open slots hold.
+    if missing and len(outcomes) > 1:
         return _Effect("undefined", tuple(sorted(outcomes)), "layer", {layer}, "why.layer-missing", fill)
     if outcome == "safe":
         read = any(scales.bad[kind].any() for kind in kinds)

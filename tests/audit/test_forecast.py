@@ -147,6 +147,19 @@ def test_missing_slots_come_out_as_one_of_the_possible(allocator, lost, backend)
         assert agrees(forecast, seen), (forecast.possible, seen)
 
 
+@pytest.mark.parametrize("kind", ["gate", "down"])
+@pytest.mark.parametrize("backend", RUNNABLE)
+def test_a_stored_nan_is_certain_whatever_an_open_slot_of_its_layer_holds(kind, backend):
+    """The open slots are another expert's: what memory held there decides nothing where a maximum is taken."""
+    lost = {f"{E}.{0 if BAD else 1}.{each}_proj.input_scale" for each in ("gate", "up", "down")}
+    tensors = {name: item for name, item in broken({kind: np.nan}).items() if name not in lost}
+    forecast = forecasts(tensors)[backend]
+    seen = {outcome(run(tensors, backend, allocator=allocator)) for allocator in ALLOCATORS}
+    assert len(seen) == 1
+    assert agrees(forecast, seen.pop())
+    assert forecast.outcome != "undefined" or forecast.scope == "experts"
+
+
 @pytest.mark.parametrize("value", [0.0, np.nan, np.inf, -1e-3, 4.4e-42])
 @pytest.mark.parametrize("kind", ["gate", "up", "down"])
 @pytest.mark.parametrize("backend", RUNNABLE)
