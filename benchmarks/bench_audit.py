@@ -69,13 +69,14 @@ def made(**options: object) -> Iterator[Made]:
 def whole_process(folder: Path, rounds: int) -> harness.Section:
     commands = {
         "interpreter start (python -c pass)": ["-c", "pass"],
+        "the same with NumPy imported": ["-c", "import numpy"],
         "names, shapes, all scalars": [
             "-c",
             f"import nvfp4viz.checkpoint as c; c.inspect({str(folder)!r}).all_scalars()",
         ],
         "nvfp4viz audit": ["-m", "nvfp4viz", "audit", str(folder), "--format", "json", "--quiet"],
     }
-    start, reading, whole = commands
+    start, _, reading, whole = commands
     times: dict[str, list[float]] = {name: [] for name in commands}
     peak = 0
     for turn in range(rounds + 1):
@@ -100,31 +101,81 @@ def whole_process(folder: Path, rounds: int) -> harness.Section:
     )  # fmt: skip
 
 
+def bare(folder: Path) -> Path:
+    """The same shards under another name, without index and configuration: what safe_open reads, and no more."""
+    out = folder.with_name(folder.name + "-bare")
+    out.mkdir()
+    for path in folder.glob("*.safetensors"):
+        os.link(path, out / path.name)
+    return out
+
+
 def reading(folder: Path, rounds: int) -> harness.Section:
-    methods = ("nvfp4viz", "safe_open", "huggingface_hub")
-    times: dict[str, list[float]] = {name: [] for name in methods}
+    shards = bare(folder)
+    candidates = {
+        "nvfp4viz, shards alone": ("nvfp4viz", shards),
+        "safe_open (np)": ("safe_open", shards),
+        "nvfp4viz, with the index": ("nvfp4viz", folder),
+        "huggingface_hub, with the index": ("huggingface_hub", folder),
+    }
+    times: dict[str, list[float]] = {name: [] for name in candidates}
     checks, beyond = set(), 0
     for turn in range(rounds + 1):
-        for name in methods:
-            result = read(name, folder)
+        for name, (method, place) in candidates.items():
+            result = read(method, place)
             checks.add(tuple(result["check"]))
             if turn:
                 times[name].append(result["seconds"])
-            if name == "nvfp4viz" and result["kernel_bytes"] is not None:
-                beyond = result["kernel_bytes"] - result["bytes_read"] - result["side_bytes"]
+            if method == "nvfp4viz" and result["kernel_bytes"] is not None:
+                beyond = max(beyond, result["kernel_bytes"] - result["bytes_read"] - result["side_bytes"])
     assert len(checks) == 1, f"the readers disagree: {checks}"
-    middle = {name: statistics.median(values) for name, values in times.items()}
+    ours, opened, indexed, hub = (statistics.median(values) for values in times.values())
     return harness.Section(
         "Names, shapes and every scalar",
-        "Fresh processes, imports done before the clock starts; all three read the same names, shapes and "
-        "values, bit for bit.  nvfp4viz also reads the index and both configurations and compares them with the "
-        "headers.  huggingface_hub: `get_local_safetensors_metadata`, then the scalars by safe_open.",
-        harness.rows_from(times, None, "safe_open"),
+        "Fresh processes, imports done before the clock starts; all read the same names, shapes and values, bit for "
+        "bit. safe_open opens the shards that are there; huggingface_hub's `get_local_safetensors_metadata` reads the "
+        "index too, and then safe_open the scalars.  With the index, nvfp4viz compares every name in it with the headers.",
+        harness.rows_from(times, None, "safe_open (np)"),
         "safe_open",
         [
-            harness.Goal("times faster than safe_open (np)", middle["safe_open"] / middle["nvfp4viz"], OVER_SAFE_OPEN),
-            harness.Goal("times faster than huggingface_hub", middle["huggingface_hub"] / middle["nvfp4viz"], OVER_HUB),
+            harness.Goal("times faster than safe_open (np)", opened / ours, OVER_SAFE_OPEN),
+            harness.Goal("times faster than huggingface_hub, both with the index", hub / indexed, OVER_HUB),
             harness.Goal("bytes that the kernel counts beyond those reported", beyond, 4096, at_most=True),
+        ],
+    )
+
+
+def cold(paths: list[Path]) -> None:
+    """Drop files from the page cache, so that the disk is what is measured."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def deep(quick: bool, rounds: int) -> harness.Section:
+    experts = 2 if quick else 48
+    with made(layers=1, shards=2, experts=experts, filled_bytes=1 << 40) as big:
+        paths = sorted(big.folder.glob("*.safetensors"))
+        methods = {"the same files read in 8 MiB pieces": "sequential", "nvfp4viz audit --deep": "deep"}
+        times: dict[str, list[float]] = {name: [] for name in methods}
+        peak = 0
+        for _ in range(rounds):
+            for name, method in methods.items():
+                cold(paths)
+                _, memory, text = run(["-m", "benchmarks.read_phase", method, str(big.folder)])
+                times[name].append(json.loads(text)["seconds"])
+                peak = max(peak, memory)
+        rows = harness.rows_from(times, big.nbytes)
+    disk, ours = (statistics.median(values) for values in times.values())
+    return harness.Section(
+        "--deep",
+        f"{big.nbytes / 1e9:.1f} GB of packed codes and block scales, dropped from the page cache before every run.",
+        rows,
+        goals=[
+            harness.Goal("part of the disk's sequential rate", disk / ours, 0.5),
+            harness.Goal("peak resident memory, MB", peak / 1e6, 1000, at_most=True),
         ],
     )
 
@@ -179,7 +230,8 @@ def measure(quick: bool) -> list[harness.Section]:
             reading(big.folder, rounds),
             layouts(big.folder, rounds, layers, shards),
         ]
-    return [*sections, growth(max(1, rounds // 2), (1, 2) if quick else SIZES)]
+    sections.append(growth(max(1, rounds // 2), (1, 2) if quick else SIZES))
+    return [*sections, deep(quick, max(1, rounds // 2))]
 
 
 if __name__ == "__main__":

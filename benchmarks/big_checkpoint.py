@@ -50,6 +50,7 @@ def make(
     layers: int = DEEPSEEK_LAYERS,
     shards: int = DEEPSEEK_SHARDS,
     layout: str = "sorted",
+    experts: int = EXPERTS,
     filled_bytes: int = 0,
     seed: int = 0,
 ) -> Made:
@@ -58,7 +59,7 @@ def make(
     Parameters
     ----------
     layers
-        MoE layers of 256 experts: 3072 tensors each.
+        MoE layers, of 3072 tensors each where there are 256 experts.
     layout
         ``"sorted"``, as the reference writer does (all scalars of a shard lie together), or ``"interleaved"``: the
         four tensors of a projection one after the other.
@@ -68,7 +69,7 @@ def make(
     """
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
-    tensors = [item for layer in range(layers) for item in _layer(FIRST_LAYER + layer, rng)]
+    tensors = [item for layer in range(layers) for item in _layer(FIRST_LAYER + layer, experts, rng)]
     per_shard = -(-len(tensors) // shards)
     weight_map, header_bytes, nbytes = {}, 0, 0
     for number in range(shards):
@@ -81,16 +82,16 @@ def make(
         weight_map |= {item.name: file for item in part}
     _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": nbytes}, "weight_map": weight_map})
     _write_json(folder / "hf_quant_config.json", _quantisation())
-    _write_json(folder / "config.json", _config(layers))
+    _write_json(folder / "config.json", _config(layers, experts))
     scalars = sum(item.value is not None for item in tensors)
     return Made(folder, len(tensors), shards, header_bytes, scalars, nbytes)
 
 
-def _layer(layer: int, rng: np.random.Generator) -> list[_Tensor]:
-    second = rng.uniform(4e-5, 8e-5, (EXPERTS, 2))
-    inputs = np.exp(rng.normal(np.log(2e-3), 0.3, (EXPERTS, 3)))
+def _layer(layer: int, experts: int, rng: np.random.Generator) -> list[_Tensor]:
+    second = rng.uniform(4e-5, 8e-5, (experts, 2))
+    inputs = np.exp(rng.normal(np.log(2e-3), 0.3, (experts, 3)))
     out = []
-    for expert in range(EXPERTS):
+    for expert in range(experts):
         for place, (projection, rows, columns) in enumerate(PROJECTIONS):
             at = f"model.layers.{layer}.mlp.experts.{expert}.{projection}"
             out += [
@@ -143,12 +144,12 @@ def _quantisation() -> dict:
     }
 
 
-def _config(layers: int) -> dict:
+def _config(layers: int, experts: int) -> dict:
     return {
         "architectures": ["DeepseekV3ForCausalLM"],
         "hidden_size": HIDDEN,
         "moe_intermediate_size": WIDTH,
-        "n_routed_experts": EXPERTS,
+        "n_routed_experts": experts,
         "num_experts_per_tok": 8,
         "num_hidden_layers": FIRST_LAYER + layers,
     }

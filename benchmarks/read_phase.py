@@ -74,11 +74,30 @@ def audit_ours(folder: str) -> tuple[Check, dict[str, object]]:
     return (report.container.tensors, 0, 0), {"verdict": report.verdict}
 
 
+def deep_ours(folder: str) -> tuple[Check, dict[str, object]]:
+    from nvfp4viz.audit import run_audit
+    from nvfp4viz.audit.deep_findings import deepen
+
+    report = deepen(run_audit(folder)).report
+    return (report.container.tensors, 0, 0), {"verdict": report.verdict, "bytes_read": report.container.bytes_read}
+
+
+def read_sequential(folder: str) -> tuple[Check, dict[str, object]]:
+    total, buffer = 0, bytearray(8 << 20)
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        with path.open("rb", buffering=0) as file:
+            while count := file.readinto(buffer):
+                total += count
+    return (0, 0, 0), {"bytes_read": total}
+
+
 METHODS: dict[str, Method] = {
     "nvfp4viz": read_ours,
     "safe_open": read_safe_open,
     "huggingface_hub": read_hub,
     "audit": audit_ours,
+    "deep": deep_ours,
+    "sequential": read_sequential,
 }
 
 
@@ -97,7 +116,7 @@ def main() -> None:
     import huggingface_hub  # noqa: F401
     import safetensors.numpy  # noqa: F401
 
-    import nvfp4viz.audit
+    import nvfp4viz.audit.deep_findings
     import nvfp4viz.checkpoint  # noqa: F401
 
     before = _bytes_by_kernel()
