@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from math import prod
 from typing import Any
 
@@ -138,21 +139,22 @@ class Facts:
         return dialect.block if dialect else None
 
     def place(self, layer: int, projections: Iterable[str], role: str, experts: tuple[int, ...]) -> dict[str, Any]:
-        """Where a finding is: its experts, its tensors' names and their number.
+        """Where a finding is: its experts, the first of its tensors' names, and how many slots there are.
 
         A tensor that all experts of a layer share is named once, and no expert is singled out.
         """
         kinds = tuple(projections)
-        names = [self.view.slot(layer, e, kind, role).name for e in experts for kind in kinds]
         dialect = self.view.dialects.get(layer)
-        shared = dialect is not None and dialect.arrangement == "fused"
-        shared = shared or all(
-            (table := self.tables.get((role, layer, kind))) is not None and table.shared for kind in kinds
-        )
-        distinct = tuple(dict.fromkeys(names))
-        if shared:
-            return {"experts": None, "tensors": distinct, "count": len(distinct)}
-        return {"experts": experts, "tensors": distinct, "count": len(names)}
+        if dialect is not None and dialect.arrangement != "expert":
+            names = tuple(self.view.slot(layer, experts[0], kind, role).name for kind in kinds)
+            tables = [self.tables.get((role, layer, kind)) for kind in kinds]
+            if dialect.arrangement == "fused" or all(table is not None and table.shared for table in tables):
+                return {"experts": None, "tensors": names, "count": len(names)}
+        else:
+            # A finding shows three names; 90,000 slots can have one cause.
+            slots = ((expert, kind) for expert in experts for kind in kinds)
+            names = tuple(self.view.slot(layer, expert, kind, role).name for expert, kind in islice(slots, 3))
+        return {"experts": experts, "tensors": names, "count": len(experts) * len(kinds)}
 
 
 def collect(checkpoint: Checkpoint, view: CanonicalView) -> Facts:
