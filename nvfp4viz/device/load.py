@@ -2,7 +2,8 @@
 
 CuPy loads the machine code and launches it; torch owns the memory.  Both work in the device's primary context, so a
 tensor's address is all that passes between them and nothing is copied.  A launch costs a few microseconds of Python
-(``benchmarks/bench_launch.py``): the function's handle is looked up once, the stream is asked of torch by number.
+(``tests/gpu/test_launch.py`` holds it to 12): the function's handle is looked up once, the stream is asked of torch by
+number.
 """
 
 from __future__ import annotations
