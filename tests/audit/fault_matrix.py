@@ -385,7 +385,7 @@ def markdown() -> str:
         "# What the audit finds, in which layout",
         "",
         "Made by `python -m tests.audit.fault_matrix`; `tests/audit/test_matrix.py` holds every cell (build the file,",
-        "audit it, exactly these findings and nothing else), every layout's healthy twin, and this page to the code.",
+        "audit it, exactly these findings and nothing else), as many healthy files beside them, and this page to the code.",
         "A dash says that the layout cannot have the fault: it stores no such tensor, or one for all experts.",
         "Faults that need the weights (`--deep`), files and transport have tests of their own.",
         "",

@@ -6,7 +6,7 @@ import pytest
 
 from nvfp4viz.audit import audit, run_audit
 from tests.audit.fault_matrix import FAULTS, Case, found, markdown
-from tests.audit.layouts import LAYOUTS
+from tests.audit.layouts import LAYOUTS, twin
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -41,6 +41,17 @@ def test_a_fault_is_found_and_nothing_else(layout, case):
     for item in report.findings:
         assert item.count >= 1
         assert "{" not in item.message + item.advice
+
+
+# As many clean files as broken ones, each with numbers of its own.
+TWINS = -(-len(CELLS) // len(LAYOUTS))
+
+
+@pytest.mark.parametrize("seed", range(TWINS))
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_a_healthy_twin_raises_no_alarm(layout, seed):
+    report = audit(layout.open(twin(layout, seed)))
+    assert sorted(item.code for item in report.findings) == sorted(layout.notes)
 
 
 def test_the_page_is_the_matrix():
