@@ -237,7 +237,9 @@ def open_view(page: str, **params: Param) -> View:
         if name not in view.params and name not in _COMMON:
             _note(name[:40], st.query_params[name], known=False)
     for name, param in view.params.items():
-        if view.key(name) not in st.session_state:
+        # A page without a checkpoint leaves the cursor's fields open, and the next one has a default for them.
+        open_field = name in CURSOR and st.session_state.get(view.key(name)) is None
+        if open_field or view.key(name) not in st.session_state:
             st.session_state[view.key(name)] = param.default
         elif st.session_state[view.key(name)] is not None:
             _recheck(view, name, param)

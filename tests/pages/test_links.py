@@ -66,3 +66,10 @@ def test_another_checkpoint_moves_the_cursor_without_a_word(open_page):
     clean(at.selectbox(key="checkpoint").set_value("tiny-moe-nvfp4-holes").run())
     assert "layer=20" not in texts(at)
     assert at.session_state["layer"] < 4
+
+
+def test_a_reader_who_comes_from_a_page_without_a_checkpoint_gets_the_default(open_page):
+    at = open_page("e2m1")
+    at.switch_page("pages/explorer.py")
+    clean(at.run())
+    assert at.selectbox(key="checkpoint").value == "tiny-moe-nvfp4-holes"
