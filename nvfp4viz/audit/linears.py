@@ -15,7 +15,7 @@ import numpy as np
 from nvfp4viz.audit.facts import CLAIMS, CLASSES, Facts, classify, is_scalar, median_of
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding
-from nvfp4viz.audit.scales import block_width, close, json_number, severity_of
+from nvfp4viz.audit.scales import block_fault, block_width, close, json_number, severity_of
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, TensorEntry
 from nvfp4viz.checkpoint.dialects import COMPRESSED_TENSORS, MODELOPT, PACKED, Dialect
 from nvfp4viz.checkpoint.dialects.per_expert import E8M0, ROLES
@@ -189,7 +189,9 @@ def _shapes(linears: list[Linear]) -> Iterator[Finding]:
             continue
         width = block_width(weight, scale)
         if width != 16 or scale.dtype != "F8_E4M3":
-            widths.setdefault((f"{scale.dtype}{list(scale.shape)}", f"{width or 0:g}"), []).append(scale.name)
+            widths.setdefault((f"{scale.dtype}{list(scale.shape)}", *block_fault(weight, scale, 16)), []).append(
+                scale.name
+            )
     for role, entries in odd.items():
         shapes = sorted({f"{entry.dtype}{list(entry.shape)}" for entry in entries})
         # A fused module may keep one number for each of its parts; that is no defect of the file.
@@ -199,10 +201,10 @@ def _shapes(linears: list[Linear]) -> Iterator[Finding]:
             text="scale.shape.several" if several else "scale.shape.linear", role=role,
             tensors=[entry.name for entry in entries], fill={"shape": ", ".join(shapes[:3])},
         )  # fmt: skip
-    for (shape, width_text), names in widths.items():
+    for (shape, text, number), names in widths.items():
         yield make(
-            "block-scale.group", "error", text="block-scale.group.linear", role="weight_scale", layer=layer_of(names),
-            tensors=names, fill={"shape": shape, "width": width_text},
+            "block-scale.group", "error", text=f"{text}.linear", role="weight_scale", layer=layer_of(names),
+            tensors=names, fill={"shape": shape, "width": number, "format": "NVFP4", "group": 16},
         )  # fmt: skip
 
 

@@ -246,7 +246,7 @@ def _shapes(facts: Facts) -> Iterator[Finding]:
 
 def block_findings(facts: Facts) -> Iterator[Finding]:
     """``block-scale.group``: the block width that the shapes imply is not the scheme's, or the type is another's."""
-    groups: dict[tuple[int, str, str, str], list[int]] = {}
+    groups: dict[tuple[int, str, str, str, str], list[int]] = {}
     fine: set[tuple[str, int, int]] = set()
     kinds = facts.view.table.kind.tolist()
     for (layer, expert, projection), module in facts.view.modules.items():
@@ -263,16 +263,35 @@ def block_findings(facts: Facts) -> Iterator[Finding]:
             fine.add(key)
             continue
         shape = f"{scale.dtype}{list(scale.shape)}"
-        groups.setdefault((layer, projection, shape, f"{width or 0:g}"), []).append(expert)
-    for (layer, projection, shape, block), experts in groups.items():
+        text, number = block_fault(weight, scale, dialect.group)
+        groups.setdefault((layer, projection, shape, text, number), []).append(expert)
+    for (layer, projection, shape, text, block), experts in groups.items():
         ids = tuple(sorted(experts))
         dialect = facts.view.dialects[layer]
-        text = "block-scale.group.mxfp4" if dialect and dialect.block == "MXFP4" else "block-scale.group"
+        if text == "block-scale.group" and dialect and dialect.block == "MXFP4":
+            text = "block-scale.group.mxfp4"
         place = facts.place(layer, (projection,), "weight_scale", ids)
         yield make(
             "block-scale.group", "error", text=text, role="weight_scale", layer=layer, projection=projection, **place,
-            fill={"shape": shape, "width": block, "experts": id_list(ids)},
+            fill={
+                "shape": shape, "width": block, "experts": id_list(ids),
+                "format": dialect.block if dialect else "NVFP4", "group": dialect.group if dialect else 16,
+            },
         )  # fmt: skip
+
+
+def block_fault(weight: TensorEntry, scale: TensorEntry, group: int) -> tuple[str, str]:
+    """Which sentence says what is wrong with a weight's blocks, and its number: K, or the width of a block.
+
+    A K that is no whole number of blocks is the fault itself, whatever scales stand beside it; so is an empty weight.
+    """
+    if 0 in weight.shape or 0 in scale.shape:
+        return "block-scale.group.empty", "0"
+    k = (weight.shape[-1] if weight.shape else 0) * (1 if weight.dtype == "F4" else 2)
+    flat = len(weight.shape) == len(scale.shape) and weight.shape[:-1] == scale.shape[:-1]
+    if flat and k % group:
+        return "block-scale.group.ragged", str(k)
+    return "block-scale.group", f"{block_width(weight, scale) or 0:g}"
 
 
 def block_width(weight: TensorEntry, scale: TensorEntry) -> float | None:

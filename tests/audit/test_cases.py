@@ -7,7 +7,7 @@ above ``info`` may stand beside them: one cause, one finding.
 import numpy as np
 import pytest
 
-from nvfp4viz.audit import audit
+from nvfp4viz.audit import audit, describe
 from nvfp4viz.checkpoint import memory_checkpoint, tensor
 from tests.audit.reading import found, outcomes
 from tests.checkpoint.checkpoint_fixtures import CONFIG, CT_QUANT, FLAT, QUANT, base, ct_base, opened, scalar, without
@@ -340,6 +340,31 @@ def test_24_no_second_level_at_all_and_no_gate():
     report = audit(opened(tensors))
     assert found(report) == [("scale.missing", "error", 0, p, (0, 1, 2, 3)) for p in ("up", "down")]
     assert "gate" not in report.model.projections
+
+
+@pytest.mark.parametrize(("k", "columns"), [(24, 1), (24, 2), (40, 2), (40, 3)])
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_a_k_that_is_no_whole_number_of_blocks_is_named_itself(k, columns, language):
+    one = {
+        f"{E}.1.up_proj.weight": tensor(np.zeros((16, k // 2), np.uint8)),
+        f"{E}.1.up_proj.weight_scale": tensor(np.full((16, columns), 0x38, np.uint8), "F8_E4M3"),
+    }
+    report = audit(opened({**base(), **one}))
+    assert found(report) == [("block-scale.group", "error", 0, "up", (1,))]
+    message, advice = describe(report.findings[0], language)
+    assert f" {k}" in message
+    assert "16" in message
+    assert "16" in advice
+
+
+def test_an_empty_weight_has_no_blocks_to_speak_of():
+    one = {
+        f"{E}.1.up_proj.weight": tensor(np.zeros((0, 16), np.uint8)),
+        f"{E}.1.up_proj.weight_scale": tensor(np.zeros((0, 2), np.uint8), "F8_E4M3"),
+    }
+    report = audit(opened({**base(), **one}))
+    assert [item.code for item in report.findings] == ["block-scale.group"]
+    assert "hold no values" in report.findings[0].message
 
 
 @pytest.mark.parametrize(("columns", "dtype"), [(1, "F8_E4M3"), (2, "F8_E8M0")])
