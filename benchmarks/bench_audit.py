@@ -134,7 +134,7 @@ def reading(folder: Path, rounds: int) -> harness.Section:
         "Names, shapes and every scalar",
         "Fresh processes, imports done before the clock starts; all read the same names, shapes and values, bit for "
         "bit. safe_open opens the shards that are there; huggingface_hub's `get_local_safetensors_metadata` reads the "
-        "index too, and then safe_open the scalars.  With the index, nvfp4viz compares every name in it with the headers.",
+        "index too, and safe_open then the scalars.  With the index, nvfp4viz compares its names with the headers'.",
         harness.rows_from(times, None, "safe_open (np)"),
         "safe_open",
         [

@@ -152,8 +152,7 @@ def _entries(text: bytes, start: int, end: int) -> Columns | None:
         or not all((words[offsets + at] == word).all() for at, word in _AFTER_SHAPE)
     ):
         return None
-    commas = np.flatnonzero(data == ord(","))
-    comma = commas[np.searchsorted(commas, stop) - 1]
+    comma = _commas(data, offsets + 16, stop)
     numbers = _numbers(data, words, np.concatenate([offsets + 16, comma + 1]), np.concatenate([comma, stop - 2]))
     if numbers is None:
         return None
@@ -176,6 +175,26 @@ def _entries(text: bytes, start: int, end: int) -> Columns | None:
     if None in kinds:
         return None
     return Columns(names, [found for found in kinds if found], kind, numbers[:count], numbers[count:])
+
+
+def _commas(data: npt.NDArray[np.uint8], begin: Ints, stop: Ints) -> Ints:
+    """The comma between each entry's two offsets.
+
+    As a rule an entry begins where the one before it ended, so that the number before the comma has as many digits as
+    the one after the comma before: b[i+1] = t[i] − b[i] with t digits of both.  Where that finds no commas, all are
+    looked for.
+    """
+    digits = stop - 2 - begin - 1
+    signs = np.ones(len(begin), np.int64)
+    signs[1::2] = -1
+    before = np.ones(len(begin), np.int64)
+    before[1:] -= np.cumsum((signs * digits)[:-1])
+    before *= signs
+    guessed = begin + before
+    if ((before > 0) & (before < digits)).all() and (data[guessed] == ord(",")).all():
+        return guessed
+    commas = np.flatnonzero(data == ord(","))
+    return commas[np.searchsorted(commas, stop) - 1]
 
 
 # Longest spelling that is compared as words, and most different ones: enough for a checkpoint's matrices.
