@@ -3,8 +3,7 @@
 //
 // Every kernel adds to differing[i] how many patterns differ, and leaves one of them in example[i].
 
-#include "activation.cuh"
-#include "nvfp4_math.cuh"
+#include "recipes.cuh"
 
 namespace nv {
 
@@ -49,9 +48,10 @@ extern "C" __global__ void nv_selftest_paths(int* out) {
 }
 
 // 0: E2M1 as compiled here against its definition; 1: in software; 2 and 3: the same, eight at a time;
-// 4: E4M3 as compiled here against software; 5: UE8M0 as compiled here against software.
+// 4: E4M3 as compiled here against software; 5: UE8M0 as compiled here against software;
+// 6: E2M1 of eight small numbers at a time, the software that ordinary blocks take, against the definition.
 extern "C" __global__ void __launch_bounds__(256) nv_selftest_conversions(nv::u64* differing, nv::u32* example) {
-  nv::Tally code, soft, packed, soft_packed, e4m3, ue8m0;
+  nv::Tally code, soft, packed, soft_packed, e4m3, ue8m0, small;
   const nv::u64 groups = 1ull << 29, stride = (nv::u64)gridDim.x * blockDim.x;
   for (nv::u64 group = (nv::u64)blockIdx.x * blockDim.x + threadIdx.x; group < groups; group += stride) {
     float product[8];
@@ -70,6 +70,7 @@ extern "C" __global__ void __launch_bounds__(256) nv_selftest_conversions(nv::u6
     }
     packed.compare(nv::e2m1_pack8(product) == stated, (nv::u32)(8 * group));
     soft_packed.compare(nv::e2m1_pack8_soft(product) == stated, (nv::u32)(8 * group));
+    if (nv::all_small(nv::block_max_nan(product), 1.0f)) small.compare(nv::e2m1_pack8_small(product, 1.0f) == stated, (nv::u32)(8 * group));
   }
   code.report(differing + 0, example + 0);
   soft.report(differing + 1, example + 1);
@@ -77,6 +78,7 @@ extern "C" __global__ void __launch_bounds__(256) nv_selftest_conversions(nv::u6
   soft_packed.report(differing + 3, example + 3);
   e4m3.report(differing + 4, example + 4);
   ue8m0.report(differing + 5, example + 5);
+  small.report(differing + 6, example + 6);
 }
 
 // rcp.approx.ftz.f32 as compiled here, against the table measured on an H200.

@@ -165,13 +165,14 @@ def _checks() -> Iterator[Check]:
 
 def conversions(here: dict[str, bool]) -> Iterator[Check]:
     """All 2^32 patterns through the conversions."""
-    count, example = _sweep("nv_selftest_conversions", 6)
+    count, example = _sweep("nv_selftest_conversions", 7)
     fp4, e4m3 = here["FP4 conversions"], here["E4M3 conversion"]
     for index, name, what, groups, there in (
         (0, "e2m1", "E2M1 instruction against its definition", 1, fp4),
         (1, "e2m1-soft", "E2M1 in software against its definition", 1, True),
         (2, "e2m1-packed", "E2M1 instruction, eight at a time, against its definition", 8, fp4),
         (3, "e2m1-packed-soft", "E2M1 in software, eight at a time, against its definition", 8, True),
+        (6, "e2m1-small-soft", "E2M1 in software, eight small numbers at a time, against its definition", 8, True),
         (4, "e4m3", "E4M3 instruction against software", 1, e4m3),
         (5, "ue8m0", "UE8M0 instruction against software", 1, fp4),
     ):

@@ -116,6 +116,28 @@ std::uint64_t sweep_e4m3(std::uint64_t first, std::uint64_t count, unsigned thre
                [](float x) { return stated(e4m3(), x, 0x7Fu, 0x80u); });
 }
 
+// Eight neighbours at a time, as ordinary blocks are packed; groups with a number of 7 or more are not for it.
+std::uint64_t sweep_e2m1_small(std::uint64_t first, std::uint64_t count, unsigned threads, std::uint32_t* example) {
+  e2m1();
+  const auto ours = [](float x) {
+    if (nv::bits(x) % 8 != 0) return 0u;
+    float group[8];
+    for (unsigned i = 0; i < 8; ++i) group[i] = nv::value(nv::bits(x) + i);
+    return nv::all_small(nv::block_max_nan(group), 1.0f) ? nv::e2m1_pack8_small(group, 1.0f) : 0u;
+  };
+  const auto theirs = [](float x) {
+    if (nv::bits(x) % 8 != 0) return 0u;
+    unsigned codes = 0;
+    for (unsigned i = 0; i < 8; ++i) {
+      const float y = nv::value(nv::bits(x) + i);
+      if (!(std::fabs(y) < 7)) return 0u;
+      codes |= stated(e2m1(), y, 7u, 8u) << (4 * i);
+    }
+    return codes;
+  };
+  return sweep(first, count, threads, example, ours, theirs);
+}
+
 // Recipes 0 ieee, 1 vllm-cuda; one global scale a block.
 void nvfp4_blocks(int recipe, const void* x, int dtype, std::size_t n, const float* g, const nv::i8* table, nv::u64* packed, nv::u8* scales) {
   if (recipe == 0) return blocks16<nv::Ieee>(x, dtype, n, g, table, packed, scales);

@@ -35,14 +35,14 @@ class KernelMath:
             SOURCE, folder / "kernel_math.so", f"-I{KERNELS}", "-shared", "-fPIC", "-pthread", "-Wno-unknown-pragmas"
         )
         self.library = ctypes.CDLL(str(path))
-        for name in ("sweep_e2m1", "sweep_e4m3"):
+        for name in ("sweep_e2m1", "sweep_e2m1_small", "sweep_e4m3"):
             function = getattr(self.library, name)
             function.restype = ctypes.c_uint64
             function.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint, ctypes.c_void_p]
         self.table = np.ascontiguousarray(rcp_table())
 
     def sweep(self, name: str, first: int = 0, count: int = ALL, threads: int = 2) -> tuple[int, int]:
-        """``(float32 patterns that differ from the statement, one of them)`` for ``"e2m1"`` or ``"e4m3"``."""
+        """``(patterns that differ from the statement, one of them)``: ``"e2m1"``, ``"e2m1_small"`` or ``"e4m3"``."""
         example = np.zeros(1, np.uint32)
         differing = getattr(self.library, f"sweep_{name}")(first, count, threads, _at(example))
         return int(differing), int(example[0])
