@@ -379,28 +379,48 @@ FAULTS: dict[str, Callable[[Layout], Built]] = {
 }  # fmt: skip
 
 
+# Public reports of which a fault is the kind, by their numbers in the specification's list.
+CASES = {
+    "input_scale missing": "1, 2, 5", "input_scale missing in a projection": "7, 8, 10",
+    "input_scale missing in a rank": "9", "input_scale missing everywhere": "3", "weight_scale_2 missing": "15, 24",
+    "input_scale zero": "4, 13", "input_scale nan": "4, 13", "input_scale inf": "4, 13", "input_scale negative": "4",
+    "input_scale subnormal": "4", "input_scale 1000 × its peers": "40", "input_scale exactly 1": "13",
+    "weight_scale_2 the other way up": "16", "gate and up differ": "14", "no scalar": "47",
+    "block scales of another width": "27", "block scales of another type": "26, 27", "a projection in BF16": "23",
+    "pre_quant_scale on some": "6", "pre_quant_scale all ones": "6", "no quantisation config": "36",
+    "another quant_method": "17, 36", "experts excluded": "35", "draft layer in BF16, not excluded": "34",
+    "KV scale zero": "48", "KV scale NaN": "48", "KV scale 1": "48",
+}  # fmt: skip
+
+
 def markdown() -> str:
     """The matrix as a page."""
     lines = [
         "# What the audit finds, in which layout",
         "",
-        "Made by `python -m tests.audit.fault_matrix`; `tests/audit/test_matrix.py` holds every cell (build the file,",
-        "audit it, exactly these findings and nothing else), as many healthy files beside them, and this page to the code.",
-        "A dash says that the layout cannot have the fault: it stores no such tensor, or one for all experts.",
-        "Faults that need the weights (`--deep`), files and transport have tests of their own.",
+        "Made by `python -m tests.audit.fault_matrix`. `tests/audit/test_matrix.py` holds every cell (build the file,",
+        "audit it: exactly these findings), as many healthy files beside them, and this page to the code. A dash says",
+        "that the layout cannot have the fault: it stores no such tensor, or one for all experts. Numbers of cases are",
+        "those of the public reports in `tests/audit/test_cases*.py`. What needs the weights is in `test_deep.py`, a lost",
+        "or cut shard in each layout in `test_cases_files.py`, whole models of fifteen families in `test_families.py`.",
         "",
-    ]
+        "| layout | dialect | scheme | a tensor |",
+        "|---|---|---|---|",
+    ]  # fmt: skip
+    for layout in LAYOUTS.values():
+        name = layout.name(3, layout.kinds[-1], layout.roles[-1])
+        lines.append(f"| {layout.id} | `{layout.dialect}` | {layout.scheme} | `{name}` |")
+    lines.append("")
     for fault, build in FAULTS.items():
         codes: dict[str, list[str]] = {}
         for layout in LAYOUTS.values():
             case = build(layout)
-            said = (
-                ", ".join(dict.fromkeys(f"`{code}`" for code, *_ in case.expected))
-                if isinstance(case, Case)
-                else f"– ({case})"
-            )
+            said = f"– ({case})"
+            if isinstance(case, Case):
+                said = ", ".join(dict.fromkeys(f"`{code}`" for code, *_ in case.expected))
             codes.setdefault(said, []).append(layout.id)
-        lines += [f"## {fault}", "", "| says | layouts |", "|---|---|"]
+        title = f"## {fault}" + (f" (cases {CASES[fault]})" if fault in CASES else "")
+        lines += [title, "", "| says | layouts |", "|---|---|"]
         ordered = sorted(codes.items(), key=lambda item: item[0].startswith("–"))
         lines += [f"| {said} | {'; '.join(names)} |" for said, names in ordered] + [""]
     return "\n".join(lines).rstrip() + "\n"
