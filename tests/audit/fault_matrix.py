@@ -401,7 +401,7 @@ def markdown() -> str:
         "Made by `python -m tests.audit.fault_matrix`. `tests/audit/test_matrix.py` holds every cell (build the file,",
         "audit it: exactly these findings), as many healthy files beside them, and this page to the code. A dash says",
         "that the layout cannot have the fault: it stores no such tensor, or one for all experts. Numbers of cases are",
-        "those of the public reports in `tests/audit/test_cases*.py`. What needs the weights is in `test_deep.py`, a lost",
+        "those of the public reports in `tests/audit/test_cases*.py`. What needs weights is in `test_deep.py`, a lost",
         "or cut shard in each layout in `test_cases_files.py`, whole models of fifteen families in `test_families.py`.",
         "",
         "| layout | dialect | scheme | a tensor |",

@@ -240,6 +240,18 @@ def linear(name: str, rows: int = HIDDEN, columns: int = HIDDEN, second: float =
     }
 
 
+def ct_linear(name: str) -> dict[str, Tensor]:
+    """The same module as compressed-tensors stores it."""
+    out: dict[str, Tensor] = {}
+    for key, item in linear(name).items():
+        head, _, suffix = key.rpartition(".")
+        scalar = suffix in ("weight_scale_2", "input_scale")
+        out[f"{head}.{CT[suffix]}"] = (
+            tensor(np.float32([1]) / np.frombuffer(item.tobytes(), np.float32)) if scalar else item
+        )
+    return out
+
+
 def mx_draft() -> dict[str, Tensor]:
     """DeepSeek's draft experts, still in MXFP4, and attention in FP8."""
     out, rng = fp8("layers.0.attn.wq_a", "scale", "F8_E8M0"), np.random.default_rng(4)

@@ -13,6 +13,7 @@ from tests.audit.layouts import (
     LAYOUTS,
     MLP,
     bf16,
+    ct_linear,
     fp8,
     linear,
     modelopt,
@@ -199,6 +200,27 @@ def test_an_ordinary_layer_lacks_a_tensor(name, role, severity):
     report = audit(opened(tensors))
     assert found(report) == [("scale.missing", severity, 0, None, None)]
     assert report.findings[0].tensors == (f"{module}.{role}",)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "role", "severity"),
+    [
+        ("input_global_scale", "input_scale", "backend"), ("weight_global_scale", "weight_scale_2", "error"),
+        ("weight_scale", "weight_scale", "error"), ("weight_packed", "weight", "error"),
+    ],
+)  # fmt: skip
+def test_an_ordinary_layer_of_compressed_tensors(suffix, role, severity):
+    module = "model.layers.0.mlp.shared_expert.down_proj"
+    layout = LAYOUTS["compressed-tensors"]
+    tensors = {**layout.tensors(), **ct_linear(module)}
+    assert found(audit(layout.open(tensors))) == []
+    lost = {name: item for name, item in tensors.items() if name != f"{module}.{suffix}"}
+    report = audit(layout.open(lost))
+    assert found(report) == [("scale.missing", severity, 0, None, None)]
+    assert report.findings[0].role == role
+    if suffix.endswith("global_scale"):
+        dead = {**tensors, f"{module}.{suffix}": tensor(np.float32([np.inf]))}
+        assert found(audit(layout.open(dead))) == [("scale.zero", severity, 0, None, None)]
 
 
 def test_weight_only_ordinary_layers_lack_nothing():
