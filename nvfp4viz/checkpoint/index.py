@@ -26,12 +26,15 @@ class Index:
         Shard by tensor name; entries whose shard name is not confined to the folder are left out.
     problems
         What is wrong with it.
+    alone
+        It was asked for by name: files that it does not name do not belong to the checkpoint.
     """
 
     file: str
     nbytes: int
     weight_map: dict[str, str]
     problems: tuple[ContainerProblem, ...] = ()
+    alone: bool = False
 
     def agrees_with(self, tables: dict[str, TensorTable]) -> bool:
         """Does it name exactly the tensors of these shards, each in its shard?  Then no name occurs in two of them."""
@@ -42,12 +45,13 @@ class Index:
 
 
 def read_index(source: Source, files: list[str]) -> Index | None:
-    """The folder's index, or None where it has none."""
+    """The index that was asked for, or the folder's; None where it has none."""
+    asked: str | None = getattr(source, "index", None)
     found = [name for name in files if name.endswith(INDEX_SUFFIX)]
-    if not found or source.only is not None:
+    if source.only is not None or not (asked or found):
         return None
     # A repo may carry a second one (a consolidated or diffusers copy); this is the one that loaders take.
-    file = "model" + INDEX_SUFFIX if "model" + INDEX_SUFFIX in found else found[0]
+    file = asked or ("model" + INDEX_SUFFIX if "model" + INDEX_SUFFIX in found else found[0])
     shards = [name for name in files if name.endswith(".safetensors")]
     side = read_side_file(source, file, "container.index-invalid", lambda data: _decode(data, shards))
     problems = list(side.problems)
@@ -64,7 +68,7 @@ def read_index(source: Source, files: list[str]) -> Index | None:
         params = {"shard": printable(outside[0]), "count": len(outside)}
         problems.append(problem("container.index-invalid.outside-folder", file, params))
         weight_map = {name: shard for name, shard in weight_map.items() if shard not in outside}
-    return Index(file, side.nbytes, weight_map, tuple(problems))
+    return Index(file, side.nbytes, weight_map, tuple(problems), alone=asked is not None)
 
 
 class _Decoded(dict[str, Any]):

@@ -342,6 +342,9 @@ def inspect(
     names = place.files()
     index = read_index(place, names)
     shards = [place.only] if place.only else [name for name in names if name.endswith(".safetensors")]
+    if index is not None and index.alone and index.weight_map:
+        named = set(index.weight_map.values())
+        shards = [name for name in shards if name in named]
     if not shards and index is None:
         raise CheckpointError("source.no-safetensors", name=printable(place.name), **_pickled(names))
     checkpoint = Checkpoint(place, shards, index)

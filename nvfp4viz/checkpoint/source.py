@@ -85,7 +85,7 @@ class LocalSource:
     ----------
     path
         A folder; a ``.safetensors`` file, whose neighbours serve as side files; or a ``*.index.json``, which stands
-        for its folder.
+        for the shards that it names.
 
     Raises
     ------
@@ -103,13 +103,16 @@ class LocalSource:
         if not found:
             raise CheckpointError("source.not-found", name=printable(given.name))
         self.only: str | None = None
+        self.index: str | None = None
         if given.is_dir():
             self._folder = given
         else:
             if not given.is_file():
                 raise CheckpointError("source.not-a-file", name=printable(given.name))
             self._folder = given.parent
-            if not given.name.endswith(INDEX_SUFFIX):
+            if given.name.endswith(".index.json"):
+                self.index = given.name
+            else:
                 self.only = given.name
         self._root = self._folder.resolve()
         self._checked: dict[str, Path] = {}

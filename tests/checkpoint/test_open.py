@@ -135,6 +135,22 @@ def test_an_index_or_a_file_can_be_opened_by_itself(sharded):
     assert one.problems == []
 
 
+@pytest.mark.parametrize("name", ["dir.index.json", "x.safetensors.index.json"])
+def test_the_index_that_was_asked_for_is_the_one_that_is_read(sharded, name):
+    """Whatever its name, and beside another one: its shards make the checkpoint, and it is the one reported about."""
+    kept = json.loads((sharded / INDEX).read_text())
+    one = "model-00002-of-00003.safetensors"
+    kept["weight_map"] = {tensor: shard for tensor, shard in kept["weight_map"].items() if shard == one}
+    (sharded / name).write_text(json.dumps(kept))
+    checkpoint = open_checkpoint(sharded / name)
+    assert set(checkpoint.tensors) == set(kept["weight_map"])
+    assert checkpoint.index_file == name
+    assert checkpoint.problems == []
+    (sharded / name).write_text("{")
+    problems = inspect(sharded / name).problems
+    assert [(item.code, item.file) for item in problems] == [("container.index-invalid", name)]
+
+
 def test_a_checkpoint_in_memory_reads_like_one_on_disk(sharded):
     files = {path.name: path.read_bytes() for path in sharded.iterdir()}
     uploaded, local = open_checkpoint(MemorySource(files)), open_checkpoint(sharded)
