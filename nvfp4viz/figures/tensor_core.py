@@ -11,6 +11,7 @@ import numpy as np
 
 from nvfp4viz.figures.words import words
 from nvfp4viz.quant import quantize, tensor_core_explain
+from nvfp4viz.quant.gemm import scale_and_round
 from nvfp4viz.quant.tensor_core_difference import AccumulationComparison, compare_accumulation
 from nvfp4viz.quant.tensor_core_explain import TensorCoreExplanation
 from nvfp4viz.quant.tensor_core_step import (
@@ -101,6 +102,11 @@ def negative_scale() -> NegativeScale:
     seen = explain(PRESETS["negative"])
     group = next(index for index, byte in enumerate(seen.a_scales) if byte & 0x80)
     return NegativeScale(group, explain(DEFAULT), seen)
+
+
+def epilogue(seen: TensorCoreExplanation, alpha: float) -> float:
+    """The step's result times the epilogue's factor, in float32."""
+    return float(scale_and_round(np.array([seen.result]), np.float32(alpha), np.float32)[0])
 
 
 # ------------------------------------------------------------------ bits on a common grid
@@ -221,11 +227,24 @@ def describe_step(seen: TensorCoreExplanation, lang: str) -> str:
         f"figures.tensor_core.describe.{what}",
         cut=len(cut_terms(seen)),
         terms=GROUPS + 1,
-        lost=f"{float(lost):.3g}",
-        rounded=f"{float(abs(rounded_off(trace))):.3g}",
-        off=f"{abs(float(Fraction(float(trace.result)) - trace.exact)):.3g}",
+        lost=three(float(lost)),
+        rounded=three(float(abs(rounded_off(trace)))),
+        off=three(abs(float(Fraction(float(trace.result)) - trace.exact))),
         places=FRACTION_BITS,
     )
+
+
+def three(value: float) -> str:
+    """A magnitude in three significant digits.
+
+    >>> three(0.00181198), three(1.9073486e-06), three(95197.39)
+    ('0.00181', '1.91×10⁻⁶', '9.52×10⁴')
+    """
+    text = f"{value:.3g}"
+    if "e" not in text:
+        return text
+    digits, exponent = text.split("e")
+    return f"{digits}×10{str(int(exponent)).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}"
 
 
 def term_rows(seen: TensorCoreExplanation) -> list[dict[str, object]]:

@@ -82,10 +82,7 @@ def direction(record: DifferenceHistogram) -> str:
 def difference_figure(record: DifferenceHistogram, *, theme: Theme, lang: str) -> go.Figure:
     """Bars left of zero lie nearer zero, right of it farther from zero; equal results are drawn empty."""
     ink = surface(theme)
-    label = {
-        name: words(lang, f"figures.tensor_core.{name}")
-        for name in ("toward", "equal", "away", "axis", "count", "more")
-    }
+    label = {name: words(lang, f"figures.tensor_core.{name}") for name in ("toward", "equal", "away", "axis", "count")}
     styles = {
         "toward": {"color": ink.ink, "pattern": {"shape": ""}},
         "equal": {"color": "rgba(0,0,0,0)", "pattern": {"shape": ""}},
@@ -106,7 +103,7 @@ def difference_figure(record: DifferenceHistogram, *, theme: Theme, lang: str) -
         ]
     )
     ticks = [-REACH, -REACH // 2, 0, REACH // 2, REACH]
-    names = [f"−{REACH} {label['more']}", f"−{REACH // 2}", "0", f"{REACH // 2}", f"{REACH} {label['more']}"]
+    names = [f"≤ −{REACH}", f"−{REACH // 2}", "0", f"{REACH // 2}", f"≥ {REACH}"]
     figure.update_layout(
         base_layout(
             theme,
@@ -127,6 +124,7 @@ def difference_figure(record: DifferenceHistogram, *, theme: Theme, lang: str) -
 
 def describe_difference(record: DifferenceHistogram, lang: str) -> str:
     """How many outputs lie nearer zero, equal and farther."""
+    side = "toward" if record.median < 0 else "away" if record.median > 0 else "neither"
     return words(
         lang,
         f"figures.tensor_core.describe_difference.{record.against}",
@@ -136,7 +134,7 @@ def describe_difference(record: DifferenceHistogram, lang: str) -> str:
         equal=record.equal,
         away=record.away,
         median=f"{abs(record.median):.3g}",
-        side=words(lang, f"figures.tensor_core.side.{'toward' if record.median < 0 else 'away'}"),
+        side=words(lang, f"figures.tensor_core.side.{side}"),
     )
 
 

@@ -124,7 +124,7 @@ def test_a_step_is_described(name, lang):
     said = tc.describe_step(seen, lang)
     if tc.outcome(seen) in ("nearer", "farther"):
         off = abs(Fraction(float(seen.result)) - seen.trace.exact)
-        assert f"{float(off):.3g}" in said
+        assert tc.three(float(off)) in said
     if name == "nan":
         assert "0x7FFFFFFF" in said
 

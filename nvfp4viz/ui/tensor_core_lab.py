@@ -1,0 +1,303 @@
+"""One step of the tensor core on a page: an explanation of the library in, the chosen rule and term out."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import streamlit as st
+
+from nvfp4viz.figures import tensor_core as facts
+from nvfp4viz.figures.scaling import power_of_two
+from nvfp4viz.quant.tensor_core_explain import TensorCoreExplanation
+from nvfp4viz.quant.tensor_core_step import (
+    BLOCK_SIZE,
+    F32_FRACTION_BITS,
+    FRACTION_BITS,
+    GROUP,
+    STEP,
+    split_ue4m3,
+    split_ue8m0,
+)
+from nvfp4viz.ui.components import load
+from nvfp4viz.ui.i18n import lang, t
+from nvfp4viz.ui.numbers import exact, four, hex_byte, hex_f32
+from nvfp4viz.ui.state import View
+from nvfp4viz.ui.text import table
+
+_COMPONENT = load("tensor_core")
+_KEY = "tensor_core_lab"
+_PAGE = "tensor_core"
+RULES = ("nan", "sign", "dots", "significands", "accumulator", "align", "sum")
+SLOTS = facts.GROUPS + 1
+"""Four groups of sixteen and the accumulator."""
+
+
+def tensor_core_lab(view: View, seen: TensorCoreExplanation) -> None:
+    """Draw the step on ``view``'s settings ``rule`` (1 to 7) and ``slot`` (0 to 4)."""
+    now = (view["rule"], view["slot"])
+    version = st.session_state.get("_tensor_core_version", 0)
+    if now != st.session_state.get("_tensor_core_said"):
+        version += 1
+        st.session_state["_tensor_core_version"], st.session_state["_tensor_core_said"] = version, now
+
+    def heard() -> None:
+        said = dict(st.session_state[_KEY].get("edit") or {})
+        rule, slot = said.get("step"), said.get("slot")
+        if rule in range(1, len(RULES) + 1) and slot in range(SLOTS):
+            st.session_state["_tensor_core_said"] = (rule, slot)
+            view.put(rule=rule, slot=slot)
+
+    _COMPONENT(
+        key=_KEY,
+        data={
+            "picture": picture(seen),
+            "text": table(lang(), f"{_PAGE}.lab"),
+            "version": version,
+            "step": view["rule"],
+            "slot": view["slot"],
+        },
+        on_edit_change=heard,
+    )
+
+
+def picture(seen: TensorCoreExplanation) -> dict[str, Any]:
+    """An explanation as the browser draws it: numbers already written, digits already placed."""
+    return {
+        "steps": [
+            {
+                "name": t(f"{_PAGE}.rule.{rule}.name"),
+                "words": t(f"{_PAGE}.rule.{rule}.words", **constants()),
+                "formulas": [_formula(rule, seen, slot) for slot in range(SLOTS)],
+            }
+            for rule in RULES
+        ],
+        "terms": [*(_group(seen, slot) for slot in range(facts.GROUPS)), _accumulator(seen)],
+        "chart": _chart(seen),
+        "verdict": facts.describe_step(seen, lang()).replace("**", ""),
+    }
+
+
+def constants() -> dict[str, object]:
+    """The numbers of the rules, for texts."""
+    return {
+        "step": STEP,
+        "group": GROUP,
+        "groups": facts.GROUPS,
+        "places": FRACTION_BITS,
+        "fraction": F32_FRACTION_BITS,
+        "digits": F32_FRACTION_BITS + 1,
+        "nan": "0x7FFFFFFF",
+    }
+
+
+# ------------------------------------------------------------------ the five terms
+
+
+def _scales(seen: TensorCoreExplanation, slot: int) -> list[tuple[str, int, float]]:
+    """Side, byte and value of the two scales of a group."""
+    at = slot * GROUP // BLOCK_SIZE[seen.trace.kind]
+    return [("A", seen.a_scales[at], seen.a_scale_values[at]), ("B", seen.b_scales[at], seen.b_scale_values[at])]
+
+
+def _split(seen: TensorCoreExplanation, byte: int) -> tuple[Fraction, int] | None:
+    return split_ue4m3(byte) if seen.trace.kind == "nvfp4" else split_ue8m0(byte)
+
+
+def _products(seen: TensorCoreExplanation, slot: int) -> list[float]:
+    rows = facts.element_rows(seen)[slot * GROUP : (slot + 1) * GROUP]
+    return [float(str(row["product"])) for row in rows]
+
+
+def _group(seen: TensorCoreExplanation, slot: int) -> dict[str, Any]:
+    products = _products(seen, slot)
+    return {
+        "title": f"d{subscript(slot)} · k {slot * GROUP}–{slot * GROUP + GROUP - 1}",
+        "products": products,
+        "dot": f"Σ = {exact(sum(products))}",
+        "scales": [
+            {
+                "side": side,
+                "byte": hex_byte(byte),
+                "size": _number(abs(value)),
+                "negative": math.copysign(1, value) < 0,
+                "nan": math.isnan(value),
+                "shared": BLOCK_SIZE[seen.trace.kind] > GROUP,
+            }
+            for side, byte, value in _scales(seen, slot)
+        ],
+        "value": _term(seen, slot),
+        "sentence": _sentence(seen, slot),
+    }
+
+
+def _accumulator(seen: TensorCoreExplanation) -> dict[str, Any]:
+    return {
+        "title": f"c · {t(f'{_PAGE}.lab.accumulator')}",
+        "products": None,
+        "dot": _number(seen.c),
+        "hex": hex_f32(seen.c),
+        "nan": math.isnan(seen.c),
+        "value": _term(seen, facts.GROUPS),
+        "sentence": _sentence(seen, facts.GROUPS),
+    }
+
+
+def _number(value: float) -> str:
+    """Exact where that stays short, else four digits."""
+    text = exact(value)
+    return text if len(text) <= 14 else four(value)
+
+
+def _fraction(value: Fraction) -> str:
+    return _number(float(value))
+
+
+def _term(seen: TensorCoreExplanation, slot: int) -> str | None:
+    """A term as the adder takes it: significand times a power of two."""
+    if seen.trace.special is not None:
+        return None
+    term = seen.trace.terms[slot]
+    # A line may break before the dot, never after it.
+    return f"{_fraction(term.significand)} ·\u00a0{power_of_two(term.exponent)}"
+
+
+def _sentence(seen: TensorCoreExplanation, slot: int) -> str:
+    """What becomes of a term, for the status line and for screen readers."""
+    name = t(f"{_PAGE}.lab.name.c") if slot == facts.GROUPS else t(f"{_PAGE}.lab.name.group", index=slot)
+    if seen.trace.special is not None:
+        return t(f"{_PAGE}.lab.sentence.special", name=name)
+    term = seen.trace.terms[slot]
+    kind = "zero" if not term.value else "whole" if not term.lost else "gone" if not term.aligned else "cut"
+    return t(
+        f"{_PAGE}.lab.sentence.{kind}",
+        name=name,
+        value=_fraction(term.value),
+        shift=term.shift,
+        lost=four(float(term.lost)),
+    )
+
+
+# ------------------------------------------------------------------ the rules with these numbers
+
+
+def _formula(rule: str, seen: TensorCoreExplanation, slot: int) -> str:
+    """One rule with the numbers of one term; empty where a special value has already decided."""
+    trace = seen.trace
+    if rule == "nan":
+        return _nan_formula(seen)
+    if rule == "sign" and trace.special != "nan":
+        return _sign_formula(seen, slot)
+    if trace.special is not None or trace.max_exponent is None:
+        return t(f"{_PAGE}.formula.decided", bits=f"0x{trace.result_bits:08X}")
+    term = trace.terms[slot]
+    if rule == "dots":
+        if slot == facts.GROUPS:
+            return t(f"{_PAGE}.formula.not_a_dot")
+        products = [exact(product) for product in _products(seen, slot) if product]
+        return _dot_formula(slot, products, term.dot or Fraction(0))
+    if rule == "significands":
+        if slot == facts.GROUPS:
+            return t(f"{_PAGE}.formula.not_a_dot")
+        return _significand_formula(seen, slot)
+    if rule == "accumulator":
+        c = trace.terms[facts.GROUPS]
+        return f"c = {hex_f32(seen.c)} = {_number(seen.c)} = {_fraction(c.significand)} · {power_of_two(c.exponent)}"
+    if rule == "align":
+        exponents = ", ".join(_signed(part.exponent) for part in trace.terms)
+        lost = f";  {t(f'{_PAGE}.formula.cut_off')} {four(float(term.lost))}" if term.lost else ""
+        return (
+            f"E = max({exponents}) = {_signed(trace.max_exponent)};  "
+            f"{_signed(trace.max_exponent)} − {_bracket(term.exponent)} = {term.shift};  "
+            f"{t(f'{_PAGE}.formula.cut')} {power_of_two(trace.max_exponent - FRACTION_BITS)}{lost}"
+        )
+    return _sum_formula(seen)
+
+
+def _dot_formula(slot: int, products: list[str], dot: Fraction) -> str:
+    added = " + ".join(products).replace("+ −", "− ") or "0"
+    return f"d{subscript(slot)} = {added} = {_fraction(dot)}"
+
+
+def _nan_formula(seen: TensorCoreExplanation) -> str:
+    for side, scales in (("A", seen.a_scales), ("B", seen.b_scales)):
+        for byte in scales:
+            if _split(seen, byte) is None:
+                return t(f"{_PAGE}.formula.nan_scale", side=side, byte=hex_byte(byte), bits="0x7FFFFFFF")
+    if math.isnan(seen.c):
+        return t(f"{_PAGE}.formula.nan_c", bits="0x7FFFFFFF")
+    return t(f"{_PAGE}.formula.no_nan", count=len(seen.a_scales) + len(seen.b_scales))
+
+
+def _sign_formula(seen: TensorCoreExplanation, slot: int) -> str:
+    if slot == facts.GROUPS:
+        return t(f"{_PAGE}.formula.c_keeps_sign")
+    if seen.trace.kind == "mxfp4":
+        return t(f"{_PAGE}.formula.no_sign_bit")
+    return ";  ".join(
+        f"{side}: {hex_byte(byte)} = {exact(value)} → {exact(abs(value))}" for side, byte, value in _scales(seen, slot)
+    )
+
+
+def _significand_formula(seen: TensorCoreExplanation, slot: int) -> str:
+    term = seen.trace.terms[slot]
+    parts = [_split(seen, byte) for _, byte, _ in _scales(seen, slot)]
+    significands = " · ".join(_fraction(part[0]) for part in parts if part)
+    exponents = " + ".join(_bracket(part[1]) for part in parts if part)
+    return (
+        f"{_fraction(term.dot or Fraction(0))} · {significands} = {_fraction(term.significand)};  "
+        f"{exponents} = {_signed(term.exponent)}"
+    )
+
+
+def _sum_formula(seen: TensorCoreExplanation) -> str:
+    trace = seen.trace
+    off = facts.rounded_off(trace) if math.isfinite(float(trace.result)) else Fraction(0)
+    lost = f";  {t(f'{_PAGE}.formula.cut_off')} {four(float(off))}" if off else ""
+    return f"Σ → 0x{trace.result_bits:08X} = {exact(float(trace.result))}{lost}"
+
+
+def _signed(number: int) -> str:
+    return str(number).replace("-", "−")
+
+
+def _bracket(number: int) -> str:
+    return f"({_signed(number)})" if number < 0 else str(number)
+
+
+def subscript(number: int) -> str:
+    return str(number).translate(str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉"))
+
+
+# ------------------------------------------------------------------ the bits
+
+
+def _chart(seen: TensorCoreExplanation) -> dict[str, Any] | None:
+    chart = facts.bit_chart(seen.trace)
+    if chart is None:
+        return None
+    return {
+        "first": chart.first,
+        "last": chart.last,
+        "exponent": chart.exponent,
+        "exponentLabel": _signed(chart.exponent),
+        "cut": chart.cut,
+        "cutLabel": f"{t(f'{_PAGE}.lab.cut')} {power_of_two(chart.cut)}",
+        "rows": [
+            {
+                "label": t(f"{_PAGE}.lab.row.{row.name}") if not row.name.isdigit() else f"d{subscript(int(row.name))}",
+                "short": t(f"{_PAGE}.lab.short.{row.name}")
+                if not row.name.isdigit()
+                else f"d{subscript(int(row.name))}",
+                "sign": row.sign,
+                "high": row.high,
+                # Places far below the picture are many and never drawn.
+                "digits": row.digits[: max(row.high - chart.last + 2, 1)] if row.sign else "",
+                "cut": row.cut,
+                "exponent": row.exponent,
+                "shift": "" if row.exponent is None else str(chart.exponent - row.exponent),
+            }
+            for row in chart.rows
+        ],
+    }
