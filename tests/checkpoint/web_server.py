@@ -122,9 +122,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         try:
             for at in range(0, len(body), 4096):
-                self.wfile.write(body[at : at + 4096])
+                # Counted before it goes: a client that has its last byte may look at the count at once.
                 with self.site.lock:
                     self.site.sent += len(body[at : at + 4096]) if status < 400 else 0
+                self.wfile.write(body[at : at + 4096])
         except OSError:
             # The client has seen enough.
             self.close_connection = True
