@@ -120,7 +120,7 @@ def _group(seen: TensorCoreExplanation, slot: int) -> dict[str, Any]:
             {
                 "side": side,
                 "byte": hex_byte(byte),
-                "size": _number(abs(value)),
+                "size": _size(seen, byte, value),
                 "negative": math.copysign(1, value) < 0,
                 "nan": math.isnan(value),
                 "shared": BLOCK_SIZE[seen.trace.kind] > GROUP,
@@ -130,6 +130,12 @@ def _group(seen: TensorCoreExplanation, slot: int) -> dict[str, Any]:
         "value": _term(seen, slot),
         "sentence": _sentence(seen, slot),
     }
+
+
+def _size(seen: TensorCoreExplanation, byte: int, value: float) -> str:
+    """A scale's magnitude; UE8M0's are powers of two, and read best as such."""
+    parts = _split(seen, byte)
+    return power_of_two(parts[1]) if parts and seen.trace.kind == "mxfp4" else _number(abs(value))
 
 
 def _accumulator(seen: TensorCoreExplanation) -> dict[str, Any]:
@@ -145,7 +151,9 @@ def _accumulator(seen: TensorCoreExplanation) -> dict[str, Any]:
 
 
 def _number(value: float) -> str:
-    """Exact where that stays short, else four digits."""
+    """Exact where that stays short, else four digits; a term may lie beyond float32."""
+    if math.isfinite(value) and abs(value) >= 2.0**128:
+        return four(value)
     text = exact(value)
     return text if len(text) <= 14 else four(value)
 
