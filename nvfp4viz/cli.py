@@ -23,6 +23,8 @@ from nvfp4viz.errors import CheckpointError, InputError, NvError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from nvfp4viz.audit.deep import Elsewhere
+
 OK, FOUND, UNREADABLE, USAGE = 0, 1, 2, 64
 INTERRUPTED = 130
 # Errors of a checkpoint that are really of the command.
@@ -87,6 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
     audit.add_argument(
         "--resume", action="store_true", help="with --deep: go on where a stopped scan of these files was"
     )
+    audit.add_argument("--scheduler", metavar="ADDRESS", help="with --deep: spread the shards over a Dask cluster")
     audit.add_argument("--paths", action="store_true", help="name the source with its full path in the report")
     audit.add_argument("--quiet", action="store_true", help="no progress")
 
@@ -125,7 +128,7 @@ def _audit(options: argparse.Namespace) -> int:
         shown = str(Path(options.source).resolve()) if local else None
         done = run_audit(checkpoint, gpu=gpu, shown_as=shown, tp=options.tp, ep=options.ep)
         if options.deep:
-            done = deepen(done, progress=progress, resume=options.resume)
+            done = deepen(done, progress=progress, resume=options.resume, elsewhere=_cluster(options))
     report = done.report
     if options.format == "json":
         text = to_json(report)
@@ -146,6 +149,19 @@ def _ranks(text: str) -> int:
     if not 1 <= number <= 65536:
         raise ValueError
     return number
+
+
+def _cluster(options: argparse.Namespace) -> Elsewhere | None:
+    """What scans shards on a cluster; its workers open the folder by its full path."""
+    if options.scheduler is None:
+        return None
+    from nvfp4viz.audit.cluster import scan_on_cluster
+    from nvfp4viz.checkpoint.source import is_address
+
+    place = options.source if is_address(options.source) else str(Path(options.source).resolve())
+    if options.revision and place.startswith("hf://"):
+        place = f"{place.partition('@')[0]}@{options.revision}"
+    return lambda work: scan_on_cluster(options.scheduler, place, work)
 
 
 def _gpu(text: str | None) -> str | None:

@@ -30,6 +30,7 @@ READ, AHEAD, GAP = 8 << 20, 2, 1 << 16
 # Told of a stage's name, how many MiB are done, and of how many.
 Progress = Callable[[str, int, int], None]
 Read = Callable[[str, int, int], bytes]
+Elsewhere = Callable[["dict[str, list[Unit]]"], "Iterator[tuple[str, list[Scan]]]"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +173,8 @@ class DeepScan:
         Shards whose records came from an earlier scan.
     nbytes
         Bytes looked at, those of an earlier scan apart.
+    elsewhere
+        Of these, the bytes that others have read.
     """
 
     units: tuple[Unit, ...]
@@ -179,6 +182,7 @@ class DeepScan:
     twins: dict[tuple[int, str], list[tuple[int, ...]]]
     resumed: int
     nbytes: int
+    elsewhere: int = 0
 
 
 def deep_scan(
@@ -189,6 +193,7 @@ def deep_scan(
     progress: Progress | None = None,
     resume: bool = False,
     state: Path | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> DeepScan:
     """Read all packed codes and block scales.
 
@@ -200,6 +205,8 @@ def deep_scan(
         Go on where an earlier scan of the same files stopped.
     state
         Where the records are kept until the scan is complete; by default below the user's cache folder.
+    elsewhere
+        Scans shards in another place, such as a cluster, and gives their records as they are finished.
 
     Raises
     ------
@@ -208,7 +215,7 @@ def deep_scan(
     """
     work = plan(checkpoint, view, linears)
     kept = _State(state or default_state(checkpoint, work), resume)
-    total = sum(unit.end - unit.begin for units in work.values() for unit in units)
+    total = sum(map(_size, work.values()))
     done, fresh = 0, 0
 
     def told(count: int) -> None:
@@ -222,16 +229,25 @@ def deep_scan(
         known = kept.scans.get(file)
         if known is not None and len(known) == len(units):
             scans[file] = known
-            told(sum(unit.end - unit.begin for unit in units))
-        else:
-            scans[file] = scan_file(checkpoint.read_range, file, units, told)
-            fresh += sum(scan.nbytes for scan in scans[file])
-            kept.add(file, scans[file])
+            told(_size(units))
+    left = {file: units for file, units in work.items() if file not in scans}
+    resumed = len(scans)
+    here = ((file, scan_file(checkpoint.read_range, file, units, told)) for file, units in left.items())
+    for file, found in here if elsewhere is None else elsewhere(left):
+        scans[file] = found
+        fresh += sum(scan.nbytes for scan in found)
+        kept.add(file, found)
+        if elsewhere is not None:
+            told(_size(left[file]))
     flat_units = tuple(unit for units in work.values() for unit in units)
     flat_scans = tuple(scan for file in work for scan in scans[file])
     twins = _twins(checkpoint.read_range, flat_units, flat_scans)
     kept.remove()
-    return DeepScan(flat_units, flat_scans, twins, len(kept.scans), fresh)
+    return DeepScan(flat_units, flat_scans, twins, resumed, fresh, fresh if elsewhere else 0)
+
+
+def _size(units: Sequence[Unit]) -> int:
+    return sum(unit.end - unit.begin for unit in units)
 
 
 def _twins(read: Read, units: Sequence[Unit], scans: Sequence[Scan]) -> dict[tuple[int, str], list[tuple[int, ...]]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from nvfp4viz.audit.bytescan import Scan
-from nvfp4viz.audit.deep import DeepScan, Progress, Unit, deep_scan
+from nvfp4viz.audit.deep import DeepScan, Elsewhere, Progress, Unit, deep_scan
 from nvfp4viz.audit.findings import make, ordered
 from nvfp4viz.audit.linears import collect_linears
 from nvfp4viz.audit.report import Finding, worst
@@ -28,12 +28,19 @@ SATURATED = 0.3
 ENOUGH = 1024
 
 
-def deepen(done: Audit, *, progress: Progress | None = None, resume: bool = False, state: Path | None = None) -> Audit:
+def deepen(
+    done: Audit,
+    *,
+    progress: Progress | None = None,
+    resume: bool = False,
+    state: Path | None = None,
+    elsewhere: Elsewhere | None = None,
+) -> Audit:
     """The same audit with every packed code and block scale read as well.
 
     Parameters
     ----------
-    progress, resume, state
+    progress, resume, state, elsewhere
         As for `deep_scan`.
 
     Raises
@@ -44,10 +51,10 @@ def deepen(done: Audit, *, progress: Progress | None = None, resume: bool = Fals
     checkpoint = done.checkpoint
     before = checkpoint.bytes_read
     linears = collect_linears(checkpoint, done.view)
-    scan = deep_scan(checkpoint, done.view, linears, progress=progress, resume=resume, state=state)
+    scan = deep_scan(checkpoint, done.view, linears, progress=progress, resume=resume, state=state, elsewhere=elsewhere)
     report = done.report
     findings = ordered([*report.findings, *deep_findings(scan)])
-    read = report.container.bytes_read + checkpoint.bytes_read - before
+    read = report.container.bytes_read + checkpoint.bytes_read - before + scan.elsewhere
     return replace(
         done,
         report=msgspec.structs.replace(

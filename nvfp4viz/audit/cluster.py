@@ -1,0 +1,65 @@
+"""``--deep --scheduler ADDRESS``: the same scan with the shards spread over a Dask cluster.
+
+A task is one shard: its source, its name and its units go out, one small record a unit comes back.  A task whose worker
+dies is run again by the scheduler, on another.  Every worker must be able to open the source: a folder that all of them
+mount at the same place, or an address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from nvfp4viz.audit.bytescan import Scan
+from nvfp4viz.audit.deep import Unit, scan_file
+from nvfp4viz.checkpoint.problems import printable
+from nvfp4viz.checkpoint.source import open_source
+from nvfp4viz.errors import CheckpointError, InputError
+
+
+def scan_on_cluster(address: str, place: str, work: Mapping[str, Sequence[Unit]]) -> Iterator[tuple[str, list[Scan]]]:
+    """Shards with their records, as they are finished.
+
+    Parameters
+    ----------
+    address
+        Of the scheduler, such as ``"tcp://10.0.0.1:8786"``.
+    place
+        What the workers open: a path or an address.
+
+    Raises
+    ------
+    InputError
+        ``cli.no-dask``: `distributed` is not installed; ``cli.scheduler``: nobody answers there.
+    CheckpointError
+        ``source.worker``: a shard cannot be read where the workers are, or too many of them died under it.
+    """
+    try:
+        from distributed import Client, as_completed
+    except ImportError:
+        raise InputError("cli.no-dask") from None
+    try:
+        client = Client(address, timeout=15, set_as_default=False)
+    except (OSError, TimeoutError, ValueError) as error:
+        raise InputError("cli.scheduler", address=printable(address, 80), reason=type(error).__name__) from None
+    with client, client.as_current():
+        files = {
+            client.submit(scan_shard, place, file, list(units), key=f"nvfp4viz-{number}-{file}", pure=False): file
+            for number, (file, units) in enumerate(work.items())
+        }
+        for future in as_completed(list(files)):
+            file = files[future]
+            try:
+                scans: list[Scan] = future.result()
+            except CheckpointError:
+                raise
+            except Exception as error:
+                # Whatever a cluster can do to a task: the shard's name and the kind of failure are what is known.
+                reason = type(error).__name__
+                raise CheckpointError("source.worker", name=printable(file), reason=reason) from None
+            future.release()
+            yield file, scans
+
+
+def scan_shard(place: str, file: str, units: list[Unit]) -> list[Scan]:
+    """One task: open the source here, and read one shard's units."""
+    return scan_file(open_source(place).read_range, file, units)

@@ -1,0 +1,112 @@
+"""A deep scan on a Dask cluster gives the report of a scan at home, also when a worker is killed under it."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from nvfp4viz import cli
+from nvfp4viz.audit import run_audit
+from nvfp4viz.audit.cluster import scan_on_cluster, scan_shard
+from nvfp4viz.audit.deep import plan
+from nvfp4viz.audit.deep_findings import deepen
+from nvfp4viz.checkpoint import inject, inspect, write_checkpoint
+from nvfp4viz.errors import CheckpointError, InputError
+from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Twelve shards or more, with a fault in the block scales."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_checkpoint(tmp_path / "sound", base(layers=6), config=CONFIG | {"num_hidden_layers": 6},
+                     hf_quant_config=QUANT, max_shard_bytes=1800)  # fmt: skip
+    inject(tmp_path / "sound", tmp_path / "model", "block-nan", layer=3, expert=2, projection="down", seed=1)
+    assert len(list((tmp_path / "model").glob("*.safetensors"))) >= 12
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def cluster():
+    distributed = pytest.importorskip("distributed", reason="an optional extra: requirements-cluster.txt")
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50
+    ) as running:
+        yield running
+
+
+def slow_shard(place, file, units):
+    """Slow enough that a worker is killed while it works."""
+    import time
+
+    time.sleep(0.3)
+    return scan_shard(place, file, units)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_cluster_reports_the_same(folder, cluster, monkeypatch, kill):
+    monkeypatch.setattr("nvfp4viz.audit.cluster.scan_shard", slow_shard)
+    here = deepen(run_audit(folder)).report
+    killed = []
+
+    def elsewhere(work):
+        for done in scan_on_cluster(cluster.scheduler_address, str(folder), work):
+            if kill and not killed:
+                worker = cluster.workers[0]
+                killed.append(worker.process.process.pid)
+                os.kill(killed[0], signal.SIGKILL)
+            yield done
+
+    there = deepen(run_audit(folder), elsewhere=elsewhere).report
+    assert there.findings == here.findings
+    assert [item.code for item in there.findings] == ["block-scale.nan"]
+    assert there.verdict == here.verdict
+    assert bool(killed) == kill
+
+
+@pytest.mark.slow
+def test_the_command_line_reaches_a_cluster(folder, cluster, capsys):
+    code = cli.main(["audit", str(folder), "--deep", "--scheduler", cluster.scheduler_address, "--format", "json"])
+    out, err = capsys.readouterr()
+    assert (code, err) == (1, "")
+    assert "block-scale.nan" in out
+    assert str(folder.parent) not in out
+
+
+@pytest.mark.slow
+def test_a_folder_that_the_workers_do_not_have(folder, cluster):
+    checkpoint = inspect(folder)
+    work = plan(checkpoint, run_audit(checkpoint).view, ())
+    with pytest.raises(CheckpointError) as caught:
+        list(scan_on_cluster(cluster.scheduler_address, str(folder) + "-elsewhere", work))
+    assert caught.value.code == "source.not-found"
+
+
+def test_a_task_is_a_scan_of_one_shard(folder):
+    checkpoint = inspect(folder)
+    for file, units in plan(checkpoint, run_audit(checkpoint).view, ()).items():
+        scans = scan_shard(str(folder), file, units)
+        assert [scan.nbytes for scan in scans] == [unit.end - unit.begin for unit in units]
+
+
+def test_nobody_at_the_address():
+    pytest.importorskip("distributed", reason="an optional extra: requirements-cluster.txt")
+    with pytest.raises(InputError) as caught:
+        next(scan_on_cluster("nonsense://x", "here", {"a": []}))
+    assert caught.value.code == "cli.scheduler"
+
+
+def test_without_dask(monkeypatch):
+    """The extra is optional: the command says what is missing, and imports nothing of it otherwise."""
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(InputError) as caught:
+        next(scan_on_cluster("tcp://127.0.0.1:1", "here", {"a": []}))
+    assert caught.value.code == "cli.no-dask"
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, nvfp4viz.audit.cluster; print('dask' in sys.modules)"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == "False"
