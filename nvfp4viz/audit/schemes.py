@@ -36,7 +36,7 @@ def rank_holes(facts: Facts) -> dict[int, tuple[int, ...]]:
     """Layers in which one rank-sized range of experts has no activation scale in any projection.
 
     A range that starts at a multiple of its size, divides the number of experts, and is at least a sixteenth of
-    them: what a rank of an expert-parallel calibration would leave (Model-Optimizer#831).
+    them or eight: what a rank of an expert-parallel calibration would leave (Model-Optimizer#831).
     """
     found = {}
     for layer in facts.layers:
@@ -48,7 +48,13 @@ def rank_holes(facts: Facts) -> dict[int, tuple[int, ...]]:
         lost = np.flatnonzero(masks[0])
         size, total = len(lost), len(masks[0])
         is_range = size >= 2 and lost[-1] - lost[0] + 1 == size
-        if is_range and size < total and total % size == 0 and lost[0] % size == 0 and total // size <= 16:
+        if (
+            is_range
+            and size < total
+            and total % size == 0
+            and lost[0] % size == 0
+            and (total // size <= 16 or size >= 8)
+        ):
             found[layer] = tuple(lost.tolist())
     return found
 

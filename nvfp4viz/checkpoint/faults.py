@@ -234,7 +234,12 @@ class _At:
         slot = self.slot(role, expert, projection)
         item = self.read(slot.name)
         stored = np.frombuffer(item.tobytes(), np.uint8)
-        return stored if slot.index is None else stored.reshape(item.shape[0], -1)[slot.index]
+        if slot.index is None:
+            return stored
+        if slot.index >= item.shape[0]:
+            raise InputError("fault.absent", tensor=printable(f"{slot.name}[{slot.index}]"))
+        row: U8 = stored.reshape(item.shape[0], -1)[slot.index]
+        return row
 
     def changed(self, role: str, new: U8, projection: str | None = None) -> Changes:
         """The tensor with this slot's bytes replaced."""
@@ -264,6 +269,10 @@ class _At:
 
 def _scalar(at: _At, old: U8, fault: str, factor: float) -> U8:
     """The number a fault leaves, as stored; zero, inf and subnormal mean the effective multiplier."""
+    slot = at.slot(at.role)
+    assert slot.entry is not None
+    if slot.entry.dtype != "F32":
+        raise InputError("fault.format", fault=fault, tensor=printable(slot.name), dtype=slot.entry.dtype)
     stored = old.view("<f4")
     new: npt.NDArray[Any]
     divisor = at.view.divisors_in(at.layer)

@@ -74,13 +74,14 @@ def _packed_rows(checkpoint: Checkpoint, view: CanonicalView, slot: Slot, data: 
     ]
     scale = view.slot(slot.layer, slot.expert, slot.projection, "weight_scale")
     dialect = view.dialects.get(slot.layer)
-    if scale.entry is None or dialect is None or scale.entry.dtype not in dialect.scale_types:
+    if scale.entry is None or dialect is None or scale.entry.dtype not in dialect.scale_types or not scale.entry.nbytes:
         return tuple(rows)
     byte = np.frombuffer(checkpoint.read_first(scale.name, 1), np.uint8)
     if dialect.block == "MXFP4":
         block = decode_ue8m0(byte)[0]
         rows.append(("scale", f"block {block:g}"))
-        rows.append(("weights", _numbers(values * block)))
+        with np.errstate(all="ignore"):
+            rows.append(("weights", _numbers(values * block)))
         return tuple(rows)
     second = view.slot(slot.layer, slot.expert, slot.projection, "weight_scale_2")
     if second.entry is None or second.entry.dtype != "F32" or not second.entry.nbytes:

@@ -1,13 +1,16 @@
 """Random damage: the audit never breaks, counts what was done, and names exactly the experts that were hit."""
 
 import warnings
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
-from nvfp4viz.audit import audit, naive_check, run_audit, to_json, to_text
-from nvfp4viz.checkpoint import Tensor, memory_checkpoint
+from nvfp4viz.audit import audit, describe, naive_check, run_audit, to_json, to_text
+from nvfp4viz.checkpoint import FAULTS, Tensor, inject_tensors, memory_checkpoint, preview_tensor
 from nvfp4viz.checkpoint.dtypes import byte_count
+from nvfp4viz.errors import InputError
+from tests.audit.layouts import LAYOUTS
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, opened, scalar, without
 
 BASE = base(2, experts=8)
@@ -77,6 +80,65 @@ def broken_tensors(rng):
         elif name.endswith(("input_scale", "weight_scale_2")):
             small[name] = Tensor("F32", (), rng.bytes(4))
     return small
+
+
+def damaged(layout, rng):
+    """A layout with tensors dropped, replaced by others of any type and shape, renamed, or with random bits."""
+    tensors = layout.tensors()
+    names = list(tensors)
+    for _ in range(int(rng.integers(1, 8))):
+        name = names[int(rng.integers(len(names)))]
+        kind = int(rng.integers(0, 5))
+        if kind == 0:
+            tensors.pop(name, None)
+        elif kind == 1:
+            dtype = ("F32", "BF16", "U8", "I8", "F8_E4M3", "F8_E8M0", "I64", "F4")[int(rng.integers(8))]
+            shape = tuple(int(size) for size in rng.integers(0, 9, int(rng.integers(0, 5))))
+            size = byte_count(dtype, shape)
+            if size is not None:
+                tensors[name] = Tensor(dtype, shape, rng.bytes(size))
+        elif kind == 2 and name in tensors:
+            moved = name.replace("layers.0", f"layers.{rng.integers(3)}").replace(".3.", f".{rng.integers(12)}.")
+            tensors[moved] = tensors.pop(name)
+        elif kind == 3 and name in tensors:
+            other = LAYOUTS[list(LAYOUTS)[int(rng.integers(len(LAYOUTS)))]]
+            head = name.rpartition(".")[0]
+            suffix = list(other.suffixes.values())[int(rng.integers(len(other.suffixes)))] or "weight"
+            tensors[f"{head}.{suffix}"] = tensors.pop(name)
+        elif name in tensors and tensors[name].dtype == "F32":
+            tensors[name] = Tensor("F32", tensors[name].shape, rng.bytes(len(tensors[name].tobytes())))
+    return tensors
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_damaged_at_random(name):
+    """No error, counts that add up, words for everything, and nothing outside the vocabulary."""
+    layout = LAYOUTS[name]
+    rng = np.random.default_rng(len(name))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for number in range(len(FAULTS)):
+            done = run_audit(layout.open(damaged(layout, rng)), gpu="sm_100", tp=2, ep=2)
+            to_json(done.report)
+            done.rows()
+            naive_check(done.checkpoint)
+            for row in done.report.coverage.values():
+                assert row.expected == row.present + row.missing + row.unreadable
+                assert 0 <= row.invalid <= row.present
+            for item in (*done.report.findings, *done.report.backends):
+                for language in ("en", "zh"):
+                    assert "{" not in "".join(describe(item, language))
+            if number == 0:
+                to_text(done.report, "zh")
+            for tensor in list(done.checkpoint.tensors)[::7]:
+                preview_tensor(done.checkpoint, tensor)
+            fault = list(FAULTS)[number % len(FAULTS)]
+            # A fault that does not fit says so, in words.
+            with suppress(InputError):
+                inject_tensors(
+                    done.checkpoint.read_tensors(), fault, layer=0, expert=3, projection="down", config=layout.config,
+                    hf_quant_config=layout.quant,
+                )  # fmt: skip
 
 
 def broken_configs(rng):
