@@ -6,7 +6,7 @@ a weight-only checkpoint is not 30,000 missing activation scales.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,10 @@ import numpy.typing as npt
 from nvfp4viz.audit.facts import CLAIMS, MISSING, NOT_NEEDED, OK, UNREADABLE, Facts
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding
-from nvfp4viz.checkpoint import Checkpoint, TensorEntry, printable
+from nvfp4viz.checkpoint import Checkpoint, LocalSource, MemorySource, TensorEntry, printable
 from nvfp4viz.checkpoint.dialects import parse_expert_name
 from nvfp4viz.checkpoint.dialects.per_expert import ROLES
+from nvfp4viz.checkpoint.dtypes import DTYPES
 from nvfp4viz.errors import ServingError
 
 Mask = npt.NDArray[np.bool_]
@@ -262,8 +263,10 @@ def promotion(facts: Facts) -> tuple[bool, str, str]:
     return True, "sidecar" if used.file == "hf_quant_config.json" else "no-groups", used.file
 
 
-# All AWQ scales together may be fetched up to this size: they are vectors, and in a large model gigabytes.
-_PRE_QUANT_LIMIT = 4 * 1024 * 1024
+# AWQ scales are vectors, in a large model gigabytes of them.  Up to this size all are fetched; beyond it the first
+# numbers of each, from files that are here, and the whole of those that begin with ones.
+PRE_QUANT_LIMIT = 4 * 1024 * 1024
+_PROBE = 16
 
 
 def vllm_refuses(checkpoint: Checkpoint) -> str | None:
@@ -297,9 +300,7 @@ def _pre_quant_scales(facts: Facts) -> Iterator[Finding]:
                 "scheme.pre-quant-scale", "error", layer=layer, projection=projection, experts=lack, tensors=names
             )
     distinct = {entry.name: entry for have in vectors.values() for entry in have.values()}
-    if sum(entry.nbytes for entry in distinct.values()) > _PRE_QUANT_LIMIT:
-        return
-    ones = {name for name, entry in distinct.items() if _is_ones(facts.checkpoint, entry)}
+    ones = _all_ones(facts.checkpoint, distinct.values())
     for (layer, projection), have in sorted(vectors.items()):
         found = tuple(sorted(expert for expert, entry in have.items() if entry.name in ones))
         if found:
@@ -310,7 +311,15 @@ def _pre_quant_scales(facts: Facts) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _is_ones(checkpoint: Checkpoint, entry: TensorEntry) -> bool:
-    if entry.dtype not in ("BF16", "F16", "F32") or not entry.nbytes:
-        return False
-    return bool((checkpoint.read(entry.name).astype(np.float32) == 1).all())
+def _all_ones(checkpoint: Checkpoint, entries: Collection[TensorEntry]) -> set[str]:
+    """Names of the vectors that are all ones."""
+    floats = [entry for entry in entries if entry.dtype in ("BF16", "F16", "F32") and entry.nbytes]
+    if sum(entry.nbytes for entry in floats) > PRE_QUANT_LIMIT:
+        if not isinstance(checkpoint.source, LocalSource | MemorySource):
+            return set()
+        floats = [entry for entry in floats if _is_one(checkpoint.read_first(entry.name, _PROBE), entry.dtype)]
+    return {entry.name for entry in floats if _is_one(checkpoint.read_bytes(entry.name), entry.dtype)}
+
+
+def _is_one(data: bytes, dtype: str) -> bool:
+    return bool((np.frombuffer(data, DTYPES[dtype].view).astype(np.float32) == 1).all())
