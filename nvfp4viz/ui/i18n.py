@@ -32,7 +32,10 @@ def _from_browser() -> str:
 
 
 def settle_language() -> str | None:
-    """Take the language from the link, the session or the browser, in this order, and put it into the link.
+    """Take the language from the link, the session or the browser, in this order.
+
+    A link without a language gets it from the foot of the page, in the browser: a write here would be one more entry in
+    the browser's history, and Back would stay on the page.
 
     Returns
     -------
@@ -48,7 +51,7 @@ def settle_language() -> str | None:
         else:
             bad = asked
     st.session_state.setdefault(_KEY, _from_browser())
-    if asked != st.session_state[_KEY]:
+    if asked is not None and asked != st.session_state[_KEY]:
         st.query_params[_KEY] = st.session_state[_KEY]
     st.session_state["_lang_written"] = st.session_state[_KEY]
     return bad

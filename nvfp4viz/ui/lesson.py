@@ -17,6 +17,7 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 import streamlit as st
 
@@ -37,6 +38,8 @@ Rows = Sequence[Mapping[str, Any]]
 def open_page(page_id: str, **params: state.Param) -> Lesson:
     """Read the link, draw title and claim, name link values that could not be used, and have the kernels ready."""
     page = Lesson(page_id, state.open_view(page_id, **params))
+    if page.view.notes or not page.view.arrived:
+        page.view.write_link()
     page.head()
     if registry.entry_of(page_id).kernels:
         wait_for_kernels()
@@ -85,8 +88,11 @@ class Lesson:
 
     def refine(self, **params: state.Param) -> None:
         """The real ranges of settings, once what is open tells them: as :meth:`state.View.refine`, with its notes."""
+        known = len(self.view.notes)
         for name, param in params.items():
             self.view.refine(name, param)
+        if len(self.view.notes) > known:
+            self.view.write_link()
         self._draw_notes()
 
     def stage(self, ratio: tuple[int, int] = (2, 1)) -> tuple[Any, Any]:
@@ -192,7 +198,11 @@ class Lesson:
         ``code`` fills the page's snippet ``content/code/<id>.py``; ``data`` maps a file's stem to its rows (or a
         function that computes them when somebody downloads).
         """
-        self.view.write_link()
+        # What the page itself has settled on arrival is no step of the reader's: the browser corrects the address
+        # without an entry in its history, or Back would lead to the same page again.
+        if not self.view.arrived:
+            self.view.write_link()
+        st.session_state["_link"] = self.view.query()
         st.divider()
         box = st.expander(t("ui.code.label"), key=f"{self.id}.open.code", on_change="rerun", icon=":material/code:")
         if box.open:
@@ -216,7 +226,12 @@ class Lesson:
                     self._downloads(data)
             _COPY_LINK(
                 key=f"{self.id}.copy",
-                data={"label": t("ui.copy.label"), "copied": t("ui.copy.copied"), "byHand": t("ui.copy.by_hand")},
+                data={
+                    "label": t("ui.copy.label"),
+                    "copied": t("ui.copy.copied"),
+                    "byHand": t("ui.copy.by_hand"),
+                    "query": urlencode(self.view.address()),
+                },
                 width="content",
             )
         st.caption(device_line())

@@ -154,6 +154,7 @@ class View:
     def __init__(self, page: str, params: dict[str, Param]) -> None:
         self.page = page
         self.params = params
+        self.arrived = False  # the first run on this page
         self.asked: set[str] = set()  # settings that this run has taken from a link
         self.notes: list[Note] = []
 
@@ -203,17 +204,24 @@ class View:
                 self.notes = st.session_state["_notes"]
             self.put(**{name: param.default})
 
+    def address(self) -> dict[str, str]:
+        """All that the link to this view says: the language, the mode if the link has one, and :meth:`query`."""
+        kept = {"lang": st.session_state.get("lang", ""), "mode": st.query_params.get("mode", "")}
+        if kept["mode"] not in MODES:
+            del kept["mode"]
+        return {name: value for name, value in kept.items() if value} | self.query()
+
     def write_link(self) -> None:
         """Bring the address bar up to date: at once, so that a run that takes long already shows under its own address,
-        and again after the widgets, also at the end of a fragment.  One write, because each makes an entry in the
-        browser's history."""
-        wanted = self.query()
-        kept = {name: st.query_params[name] for name in ("lang", "mode") if name in st.query_params}
-        if kept.get("mode", MODES[0]) not in MODES:
-            del kept["mode"]
-        if kept | wanted != st.query_params.to_dict():
-            st.query_params.from_dict(kept | wanted)
-        st.session_state["_link"] = wanted
+        and again after the widgets, also at the end of a fragment.
+
+        One write, because each makes an entry in the browser's history; and none for the language alone, which
+        :meth:`Lesson.foot` puts in without an entry.
+        """
+        wanted, now = self.address(), st.query_params.to_dict()
+        if wanted | {"lang": ""} != now | {"lang": ""}:
+            st.query_params.from_dict(wanted)
+        st.session_state["_link"] = self.query()
 
 
 def open_view(page: str, **params: Param) -> View:
@@ -223,15 +231,15 @@ def open_view(page: str, **params: Param) -> View:
     with tighter bounds than the general ones; they are read and written on every page.
     """
     view = View(page, {**_CURSOR_PARAMS, **params})
-    arrived = st.session_state.get("_view_page") != page
-    if arrived:
+    view.arrived = st.session_state.get("_view_page") != page
+    if view.arrived:
         # Another page's notes and link belong to it.
         st.session_state["_view_page"], st.session_state["_link"], st.session_state["_notes"] = page, {}, []
     _settle_mode()
     written = st.session_state["_link"]
     for name in view.params:
         raw = st.query_params.get(name)
-        if raw != written.get(name) and (arrived or _as_written(view, name, written)):
+        if raw != written.get(name) and (view.arrived or _as_written(view, name, written)):
             _follow(view, name, raw)
     for name in st.query_params:
         if name not in view.params and name not in _COMMON:
@@ -241,8 +249,11 @@ def open_view(page: str, **params: Param) -> View:
         open_field = name in CURSOR and st.session_state.get(view.key(name)) is None
         if open_field or view.key(name) not in st.session_state:
             st.session_state[view.key(name)] = param.default
-        elif st.session_state[view.key(name)] is not None:
+        else:
             _recheck(view, name, param)
+            if view.arrived:
+                # Set anew: what another page's widget left behind does not reach a widget of other bounds or options.
+                view.put(**{name: view[name]})
     view.notes = st.session_state["_notes"]
     return view
 
@@ -281,7 +292,7 @@ def _settle_mode() -> None:
 
 def _recheck(view: View, name: str, param: Param) -> None:
     """The cursor comes from other pages: a layer that this page's checkpoint lacks falls back to the default."""
-    if name in CURSOR:
+    if name in CURSOR and view[name] is not None:
         try:
             param.parse(param.write(st.session_state[view.key(name)]))
         except ValueError:

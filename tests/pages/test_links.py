@@ -73,3 +73,18 @@ def test_a_reader_who_comes_from_a_page_without_a_checkpoint_gets_the_default(op
     at.switch_page("pages/explorer.py")
     clean(at.run())
     assert at.selectbox(key="checkpoint").value == "tiny-moe-nvfp4-holes"
+
+
+def test_the_cursor_goes_along_from_page_to_page(open_page):
+    at = open_page("explorer", layer="2", expert="37", projection="down")
+    at.switch_page("pages/fault_lab.py")
+    clean(at.run())
+    widgets = at.number_input(key="layer"), at.number_input(key="expert"), at.selectbox(key="projection")
+    assert [widget.value for widget in widgets] == [2, 37, "down"]
+    at.switch_page("pages/explorer.py")
+    clean(at.run())
+    widgets = at.selectbox(key="layer"), at.number_input(key="expert"), at.selectbox(key="projection")
+    assert [widget.value for widget in widgets] == [2, 37, "down"]
+    clean(at.selectbox(key="checkpoint").set_value("gemma4-skeleton").run())
+    widgets = at.selectbox(key="layer"), at.number_input(key="expert"), at.selectbox(key="projection")
+    assert [widget.value for widget in widgets] == [2, 37, "down"]

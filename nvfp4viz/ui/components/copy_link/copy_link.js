@@ -1,6 +1,21 @@
 // Copies the address of the view.  Browsers refuse the clipboard on plain http from another machine (a workshop's LAN): there the
 // link is shown selected, to be copied by hand.
+//
+// It also puts into the address what the page settled by itself, the language above all, without an entry in the browser's history:
+// Streamlit can only add entries, and Back would lead to the same page again.
+const WRITTEN = new WeakMap();
+
+function settleAddress(root, query) {
+  if (WRITTEN.get(root) === query) return;
+  WRITTEN.set(root, query);
+  const parts = (text) => new URLSearchParams(text).toString();
+  if (parts(window.location.search) !== parts(query)) {
+    window.history.replaceState(window.history.state, "", `${window.location.pathname}${query ? `?${query}` : ""}${window.location.hash}`);
+  }
+}
+
 export default function ({ data, parentElement }) {
+  settleAddress(parentElement, data.query);
   const button = parentElement.querySelector("button");
   const said = parentElement.querySelector(".said");
   const link = parentElement.querySelector(".link");
