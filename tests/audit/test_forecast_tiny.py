@@ -18,6 +18,7 @@ from nvfp4viz.model.tokenizer import Tokenizer
 from nvfp4viz.serving import ALLOCATORS, load_parameters, process_weights_after_loading
 from nvfp4viz.serving.backends import RUNNERS, prepare_layer
 from sample_checkpoints import ensure
+from tests.audit.layouts import packed
 
 LAYER, BAD, OTHER = 1, 5, 9
 BACKENDS = ("vllm-cutlass", "vllm-flashinfer-cutlass", "vllm-flashinfer-trtllm", "vllm-emulation", "vllm-marlin")
@@ -122,6 +123,49 @@ def test_every_fault_comes_out_as_forecast(fault, role, projection):
         if forecast.scope in ("none", "experts"):
             others = {outcome(run(parameters, backend, OTHER), OTHER) for parameters in loaded}
             assert others == {"safe"}, (backend, forecast.scope, others)
+
+
+CT = {
+    "weight": "weight_packed", "weight_scale": "weight_scale", "weight_scale_2": "weight_global_scale",
+    "input_scale": "input_global_scale",
+}  # fmt: skip
+
+
+@cache
+def divisors():
+    """The same layer as compressed-tensors stores it: other names, scales the other way up."""
+    out = {}
+    for name, item in layer()[0].items():
+        head, _, role = name.rpartition(".")
+        if role in ("weight_scale_2", "input_scale"):
+            item = tensor(np.float32([1]) / np.frombuffer(item.tobytes(), np.float32))
+        out[f"{head}.{CT[role]}"] = item
+    config = {key: value for key, value in layer()[1].items() if key != "quantization_config"}
+    return out, {**config, "quantization_config": packed()}
+
+
+@pytest.mark.parametrize("projection", ["gate", "down"])
+@pytest.mark.parametrize("fault", ["missing", "zero", "nan", "inf", "negative", "subnormal", "scaled", "random-bits"])
+def test_divisors_come_out_as_forecast(fault, projection):
+    """A dead expert is an infinite divisor, which the server inverts to zero and then to infinity."""
+    healthy, config = divisors()
+    tensors = inject_tensors(
+        healthy, fault, layer=LAYER, expert=BAD, projection=projection, role="input_scale", seed=7, config=config
+    )
+    checkpoint = memory_checkpoint(tensors, config=config)
+    report = audit(checkpoint)
+    # Random bits may also be a plausible scale, of which no file check can say anything; these are not.
+    assert [item.experts for item in report.findings if item.severity != "info"] == [(BAD,)]
+    forecasts = {item.name: item for item in report.backends}
+    fates = [(name, seed) for name in ALLOCATORS for seed in range(4 if name == "random" else 1)]
+    loaded = [
+        load_parameters(checkpoint, canonical(checkpoint), allocator=name, seed=seed)[0][0]
+        for name, seed in (fates if fault == "missing" else [("zeros", 0)])
+    ]
+    for backend in BACKENDS:
+        for parameters in loaded:
+            seen = outcome(run(parameters, backend, BAD), BAD)
+            assert agrees(forecasts[backend], seen), (backend, forecasts[backend].outcome, seen)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
