@@ -30,7 +30,7 @@ def read_ours(folder: str) -> tuple[Check, dict[str, object]]:
 
     checkpoint = inspect(folder)
     table = checkpoint.tensors
-    names, shapes = list(table), [table.kinds[kind] for kind in table.kind.tolist()]
+    names, shapes = list(table), list(map(table.kinds.__getitem__, table.kind.tolist()))
     values = checkpoint.all_scalars()
     counted = {"bytes_read": checkpoint.bytes_read, "side_bytes": checkpoint.side_bytes}
     return _check(len(names), len(shapes), values), counted

@@ -160,7 +160,8 @@ class RemoteSource:
 class HttpSource(RemoteSource):
     """A folder or a file below a web address.
 
-    A server that lists a folder is asked for the list; of one that does not, the index names the shards.
+    A server that lists a folder is asked for the list; of one that does not, the index names the shards.  The address
+    of an ``*.index.json`` stands for the shards that it names.
 
     Parameters
     ----------
@@ -186,9 +187,10 @@ class HttpSource(RemoteSource):
         only = None
         if last.endswith(".safetensors"):
             only = unquote(last)
-        elif not last.endswith(INDEX_SUFFIX):
+        elif not last.endswith(".index.json"):
             folder = parts.path.rstrip("/")
         self._parts, self._folder = parts, folder
+        self.index = unquote(last) if last.endswith(".index.json") else None
         shown = f"{host}{port}{unquote(parts.path).rstrip('/')}"
         super().__init__(only or printable(shown), only, Transport(timeout, parallel))
 
@@ -202,11 +204,14 @@ class HttpSource(RemoteSource):
         if self.only is not None:
             self.size(self.only)
             return sorted([self.only, *self._present([CONFIG, HF_QUANT_CONFIG])])
+        index = self.index or INDEX
+        if self.index is not None:
+            self.size(self.index)
         listed = self._listing()
-        found = set(listed or self._present([INDEX, CONFIG, HF_QUANT_CONFIG, "model.safetensors"]))
-        if INDEX in found and not listed:
+        found = set(listed or self._present([index, CONFIG, HF_QUANT_CONFIG, "model.safetensors"]))
+        if index in found and not listed:
             # Shards that are not there are for the comparison with the index to report.
-            found |= set(self._present(self._indexed()))
+            found |= set(self._present(self._indexed(index)))
         if not found:
             self._raise_if_down()
         return sorted(found)
@@ -218,14 +223,14 @@ class HttpSource(RemoteSource):
             if error is not None:
                 raise CheckpointError(error.code, **{**error.params, "name": self.name})
 
-    def _indexed(self) -> list[str]:
+    def _indexed(self, index: str) -> list[str]:
         from nvfp4viz.checkpoint.sidecars import SIDE_LIMIT
 
-        size = self.size(INDEX)
+        size = self.size(index)
         if size > SIDE_LIMIT:
             return []
         try:
-            content = msgspec.json.decode(self.read_range(INDEX, 0, size), type=dict[str, msgspec.Raw])
+            content = msgspec.json.decode(self.read_range(index, 0, size), type=dict[str, msgspec.Raw])
             weight_map = msgspec.json.decode(content.get("weight_map", b"{}"), type=dict[str, str])
         except (msgspec.MsgspecError, CheckpointError, UnicodeDecodeError):
             return []

@@ -57,6 +57,18 @@ def test_a_folder_reads_as_it_does_from_disk(files, folder, lists, form):
         assert_same_as_local(open_checkpoint(f"{site.address}{form}"), folder)
 
 
+@pytest.mark.parametrize("lists", [True, False])
+def test_the_index_that_was_asked_for(files, folder, lists):
+    """Whatever its name, and whatever else lies there; one that is not there is an error."""
+    other = {name: data for name, data in files.items() if name != INDEX}
+    other["second.index.json"] = files[INDEX]
+    with serve(Site({**other, "stray.safetensors": b"x"}, lists=lists)) as site:
+        assert_same_as_local(open_checkpoint(f"{site.address}/second.index.json"), folder)
+        with pytest.raises(CheckpointError) as caught:
+            open_checkpoint(f"{site.address}/third.index.json")
+    assert caught.value.code == "source.not-found"
+
+
 def test_a_single_file_with_its_neighbours(files):
     shard = min(name for name in files if name.endswith(".safetensors"))
     with serve(Site(files)) as site:
