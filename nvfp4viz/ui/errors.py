@@ -54,6 +54,20 @@ def boundary() -> Iterator[None]:
             st.markdown(f"{t('ui.error.next')} {t('ui.error.unexpected_next')}")
 
 
+@contextmanager
+def passing(*places: Any) -> Iterator[None]:
+    """What stands only while something runs (cards that say so, a bar) goes when it fails.
+
+    ``places`` are what ``st.empty()`` or ``st.progress()`` gave; the error goes on to whoever shows it.
+    """
+    try:
+        yield
+    except Exception:
+        for place in places:
+            place.empty()
+        raise
+
+
 def fragment(function: Callable[..., Any]) -> Callable[..., Any]:
     """``st.fragment`` with the boundary inside: a fragment's own rerun does not pass through ``app.py``."""
 

@@ -13,7 +13,6 @@ import streamlit as st
 from nvfp4viz.checkpoint import FAULTS
 from nvfp4viz.figures import fault_lab as figures
 from nvfp4viz.figures.coverage import shown
-from nvfp4viz.model import Tokenizer
 from nvfp4viz.model.corpus import DEMO_PROMPTS
 from nvfp4viz.serving.fault_lab import (
     FaultSpot,
@@ -23,7 +22,7 @@ from nvfp4viz.serving.fault_lab import (
     scale_use,
     sweep,
 )
-from nvfp4viz.ui import caches, predict, story_cards, story_runs
+from nvfp4viz.ui import caches, errors, predict, story_cards, story_runs
 from nvfp4viz.ui.caches import Build
 from nvfp4viz.ui.explorer import finding_cards
 from nvfp4viz.ui.i18n import lang, t
@@ -117,12 +116,10 @@ def prompt_of(page: Lesson) -> str:
     Raises
     ------
     ModelError
-        As `story_runs.checked`, or for characters that the model has no token for.
+        As `story_runs.checked`.
     """
     if page.view["prompt"] == "own":
-        text = story_runs.checked(page.view["ask"] or "")
-        Tokenizer().encode(text)
-        return text
+        return story_runs.checked(page.view["ask"] or "")
     return DEMO_PROMPTS[page.view["prompt"]]
 
 
@@ -392,7 +389,9 @@ def _swept(page: Lesson, trial: Trial) -> Iterable[SweepPoint]:
     bar = st.progress(0.0, page.t("sweep.busy", done=0, points=len(FACTORS)))
     identity = caches.stamp(caches.sample_path(BASE))
     for count, factor in enumerate(FACTORS, start=1):
-        yield _point(trial, factor, identity)
+        with errors.passing(bar):
+            point = _point(trial, factor, identity)
+        yield point
         bar.progress(count / len(FACTORS), page.t("sweep.busy", done=count, points=len(FACTORS)))
     bar.empty()
 

@@ -35,10 +35,19 @@ def workshop() -> bool:
     return st.session_state.get("mode") == "workshop"
 
 
+# A step that is taken far down the page would otherwise begin there, with only the greyed end of the last one in view.
+_TO_THE_TOP = """<script>{{
+const main = document.querySelector("[data-testid=stMain]"), row = document.querySelector(".st-key-story_steps");
+if (main.dataset.step && main.dataset.step !== "{step}") row?.scrollIntoView();
+main.dataset.step = "{step}";
+}}</script>"""
+
+
 def steps(page: Lesson) -> int:
     """The row of steps; returns the current one, counted from 0.  Digits choose."""
     st.html(style())
     now = page.view["beat"]
+    st.html(_TO_THE_TOP.format(step=now), unsafe_allow_javascript=True)
     with st.container(horizontal=True, gap="small", key="story_steps"):
         for number, name in enumerate(BEATS, 1):
             st.button(

@@ -167,7 +167,8 @@ def _run_all(page: Lesson) -> dict[str, RemedyResult]:
     for done, name in enumerate(order):
         label = page.t("remedies.progress", name=page.t(f"remedies.names.{name}"), done=done, all=len(order))
         bar.progress(done / len(order), text=label)
-        results[name] = caches.remedy(name, broken, story_runs.FULL, asked)
+        with errors.passing(bar, place):
+            results[name] = caches.remedy(name, broken, story_runs.FULL, asked)
         with place:
             draw(_table(page, results), tall=workshop())
     bar.empty()

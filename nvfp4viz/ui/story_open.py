@@ -28,14 +28,15 @@ def _pair(page: Lesson, prompt_id: str, text: str | None = None, *, kind: str = 
     builds = ((story_runs.BF16, "bf16"), (story_runs.holed(page.view["fate"], page.view["seed"]), "nvfp4"))
     parts = [waiting(page.t(f"card.{title}"), asked, page.t("card.running")) for _, title in builds]
     found = []
-    for index, (build, title) in enumerate(builds):
-        with place:
-            cards(parts, tall=workshop(), kind=kind)
-        reply, timed = story_runs.run(build, prompt_id, text)
-        seconds, device = four(timed.seconds), name_of(timed.computed_on)
-        foot = page.t("card.foot", n=len(reply.token_ids), pads=reply.pads, seconds=seconds, device=device)
-        parts[index] = card(page.t(f"card.{title}"), page.t("card.status"), reply, foot)
-        found.append(reply)
+    with errors.passing(place):
+        for index, (build, title) in enumerate(builds):
+            with place:
+                cards(parts, tall=workshop(), kind=kind)
+            reply, timed = story_runs.run(build, prompt_id, text)
+            seconds, device = four(timed.seconds), name_of(timed.computed_on)
+            foot = page.t("card.foot", n=len(reply.token_ids), pads=reply.pads, seconds=seconds, device=device)
+            parts[index] = card(page.t(f"card.{title}"), page.t("card.status"), reply, foot)
+            found.append(reply)
     with place:
         cards(parts, tall=workshop(), kind=kind)
     return found[0], found[1]
@@ -53,10 +54,11 @@ def answers(page: Lesson) -> None:
     place = st.empty()
     others = [name for name in story_runs.PROMPT_IDS if name != "arithmetic"]
     parts = [waiting(page.t(f"prompts.{name}"), story_runs.prompt(name), page.t("card.running")) for name in others]
-    for index, name in enumerate(others):
-        with place:
-            cards(parts, tall=workshop())
-        parts[index] = card(page.t(f"prompts.{name}"), "BF16", story_runs.run(story_runs.BF16, name)[0])
+    with errors.passing(place):
+        for index, name in enumerate(others):
+            with place:
+                cards(parts, tall=workshop())
+            parts[index] = card(page.t(f"prompts.{name}"), "BF16", story_runs.run(story_runs.BF16, name)[0])
     with place:
         cards(parts, tall=workshop())
     config = story_runs.model_config()

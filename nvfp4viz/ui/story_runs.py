@@ -10,6 +10,7 @@ from nvfp4viz.errors import ModelError
 from nvfp4viz.figures.coverage import STATUSES, CoverageGrid, RouteOverlay
 from nvfp4viz.model.config import TinyMoeConfig
 from nvfp4viz.model.corpus import DEMO_PROMPTS, held_out_documents
+from nvfp4viz.model.tokenizer import Tokenizer
 from nvfp4viz.ui import caches
 from nvfp4viz.ui.caches import Ask, Build, Timed
 from nvfp4viz.ui.story_cards import Reply
@@ -73,8 +74,6 @@ def run(build: Build, prompt_id: str, text: str | None = None) -> tuple[Reply, T
 
 def reply_of(prompt_id: str, asked: str, generation: Generation, limit: int) -> Reply:
     """A generation as a page shows it."""
-    from nvfp4viz.model import Tokenizer
-
     vocabulary = Tokenizer().vocabulary
     ids = tuple(int(token) for token in generation.token_ids)
     texts = tuple(vocabulary[token] for token in ids)
@@ -93,6 +92,7 @@ def checked(text: str) -> str:
         raise ModelError("prompt.empty")
     if len(text) > MOST_CHARACTERS:
         raise ModelError("prompt.too-long", characters=len(text), limit=MOST_CHARACTERS)
+    Tokenizer().encode(text)
     return text
 
 
@@ -126,8 +126,6 @@ def coverage(build: Build) -> CoverageGrid:
 
 def overlay(generation: Generation) -> RouteOverlay:
     """The routes of a prompt and of the first tokens of its answer, for the coverage map."""
-    from nvfp4viz.model import Tokenizer
-
     vocabulary = Tokenizer().vocabulary
     trace = generation.trace
     steps = min(trace.routes.shape[0], len(generation.prompt_ids) + ANSWER_TOKENS)
@@ -153,8 +151,6 @@ def slot_value(build: Build, layer: int, expert: int) -> np.float32:
 
 def text_of(token: int) -> str:
     """A token's text."""
-    from nvfp4viz.model import Tokenizer
-
     return Tokenizer().vocabulary[token]
 
 

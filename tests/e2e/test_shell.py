@@ -75,6 +75,38 @@ def test_a_bad_link_is_named_and_mended(visit):
     assert query(page) == {"lang": "en"}
 
 
+def test_back_undoes_one_step_at_a_time(visit):
+    """A reader's step is one entry in the browser's history, on a page and from page to page."""
+    page = visit("/e2m1")
+    said = page.get_by_label("Your number", exact=True)
+    page.get_by_role("button", name="too large").click()
+    page.wait_for_url(re.compile("x=100"))
+    settle(page)
+    page.get_by_role("link", name="Explorer").click()
+    page.wait_for_url(re.compile("/explorer.*layer="))
+    settle(page)
+    page.get_by_role("link", name="Fault lab").click()
+    page.wait_for_url(re.compile("/fault_lab.*role="))
+    settle(page)
+    page.go_back()
+    page.get_by_role("heading", level=1, name="Explorer").wait_for()
+    settle(page)
+    page.go_back()
+    page.get_by_role("heading", level=1, name="E2M1").wait_for()
+    settle(page)
+    assert query(page)["x"] == "100"
+    assert said.input_value() == "100"
+    page.go_back()
+    page.wait_for_url(lambda url: "x=" not in url)
+    settle(page)
+    assert said.input_value() == "2.5"
+    assert query(page) == {"lang": "en"}
+    page.go_forward()
+    page.wait_for_url(re.compile("x=100"))
+    settle(page)
+    assert said.input_value() == "100"
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_nothing_is_asked_of_another_machine(visit, server, path):
     page = visit(path)

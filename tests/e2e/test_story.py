@@ -67,6 +67,36 @@ def test_the_whole_story(visit):
     page.locator(".chain").wait_for()
 
 
+def test_back_and_forward_turn_the_steps(visit):
+    page = visit("/?lang=en")
+    for beat in (2, 3):
+        page.locator(".st-key-story_turn button", has_text="Next").click()
+        is_current(page, beat).wait_for()
+        settle(page)
+        assert f"beat={beat}" in page.url
+    page.go_back()
+    is_current(page, 2).wait_for()
+    settle(page)
+    assert "beat=2" in page.url
+    page.go_back()
+    is_current(page, 1).wait_for()
+    settle(page)
+    assert "beat=" not in page.url
+    page.go_forward()
+    is_current(page, 2).wait_for()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_new_step_begins_at_its_top_and_under_its_address(visit, width):
+    page = visit("/?lang=en&beat=4", width=width)
+    page.locator(".st-key-story_turn button", has_text="Next").click()
+    page.wait_for_url(re.compile("beat=5"), timeout=5_000)  # the remedies take longer than that
+    is_current(page, 5).wait_for()
+    page.wait_for_function("document.querySelector('.st-key-story_steps').getBoundingClientRect().top >= 0")
+    top = page.locator(".st-key-story_steps").bounding_box()["y"]
+    assert 0 <= top < 200
+
+
 def test_the_map_by_keyboard(visit):
     page = visit("/?lang=en&beat=3")
     field = page.get_by_role("application")

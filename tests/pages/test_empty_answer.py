@@ -9,13 +9,14 @@ import pytest
 from nvfp4viz import serving
 from nvfp4viz.audit import audit, naive_check
 from nvfp4viz.checkpoint import open_checkpoint
+from nvfp4viz.errors import ModelError
 from nvfp4viz.figures.coverage import STATUSES, meet
 from nvfp4viz.figures.words import words
 from nvfp4viz.model import Tokenizer
 from nvfp4viz.model.corpus import DEMO_PROMPTS
 from nvfp4viz.serving.chain import trace_chain, twin_of
 from nvfp4viz.serving.remedies import REMEDIES
-from nvfp4viz.ui import snippets, story_cards, story_chain, story_runs
+from nvfp4viz.ui import caches, snippets, story_cards, story_chain, story_runs
 from sample_checkpoints import ensure
 
 from .conftest import clean, texts
@@ -225,6 +226,31 @@ def test_the_links_hold_the_trace_s_numbers(broken):
     assert twin is not None
     assert links["token"].twin != links["token"].hole
     assert all(links[name].state == "bad" for name in ("reciprocal", "product", "residual", "logits", "token"))
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("ask", ["你", "   ", "x" * 121, "caf\u00e9"])
+def test_a_prompt_that_cannot_be_read_leaves_no_card_running(open_page, lang, ask):
+    at = open_page("empty_answer", lang=lang, ask=ask)
+    assert len([block for block in at.caption if "prompt." in block.value]) == 1
+    assert words(lang, "empty_answer.card.running") not in html(at)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("beat", [1, 5])
+def test_a_run_that_fails_leaves_nothing_running(open_page, lang, beat, monkeypatch):
+    """Whatever fails while a card or a bar says that it runs takes that word with it."""
+    at = open_page("empty_answer", lang=lang, beat="2")
+
+    def fail(*_, **__):
+        raise ModelError("prompt.empty")
+
+    monkeypatch.setattr(caches, "remedy" if beat == 5 else "generation", fail)
+    turn_to(at, beat)
+    assert len([block for block in at.caption if "prompt.empty" in block.value]) == 1
+    assert words(lang, "empty_answer.card.running") not in html(at)
+    assert "pending" not in html(at)
+    assert not at.get("progress")
 
 
 def test_different_leftovers_really_differ():
