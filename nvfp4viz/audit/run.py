@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,7 +38,7 @@ from nvfp4viz.audit.scales import (
 )
 from nvfp4viz.audit.schemes import is_weight_only, label_of, promotion, rank_holes, scheme_findings, vllm_refuses
 from nvfp4viz.audit.texts import words
-from nvfp4viz.checkpoint import CanonicalView, Checkpoint, Source, canonical, inspect
+from nvfp4viz.checkpoint import CanonicalView, Checkpoint, Source, canonical, canonical_of, inspect
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +125,8 @@ def _audit(
     in_full = view.complete and bool(view.moe_layers)
     scheme = _served_scheme(facts)
     if in_full:
-        findings += scheme_findings(facts)
-        holes = rank_holes(facts) if scheme.activations else {}
-        findings += scale_findings(facts, activations=scheme.activations, rank_holes=holes)
-        findings += convention_findings(facts)
-        findings += pair_findings(facts)
-        findings += block_findings(facts)
+        findings += _expert_findings(facts, scheme)
+        findings += _other_towers(checkpoint, view)
         findings += note_findings(facts, linears, ep=ep)
         findings += parallel_findings(facts, tp, ep)
     if readable:
@@ -160,6 +156,30 @@ def _audit(
         backends=backends,
     )
     return Audit(report, checkpoint, view, facts)
+
+
+def _expert_findings(facts: Facts, scheme: _Scheme) -> Iterator[Finding]:
+    """Everything about the routed experts of one view."""
+    yield from scheme_findings(facts)
+    holes = rank_holes(facts) if scheme.activations else {}
+    yield from scale_findings(facts, activations=scheme.activations, rank_holes=holes)
+    yield from convention_findings(facts)
+    yield from pair_findings(facts)
+    yield from block_findings(facts)
+
+
+def _other_towers(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
+    """The same for experts of other towers, whose layers are numbered from zero again; names tell them apart."""
+    left = view.other_blocks
+    # The configuration's numbers are the main tower's.
+    for _ in range(8):
+        if not left:
+            return
+        tower = canonical_of(checkpoint.tensors, None, checkpoint.quant_config, only=left)
+        if tower.complete:
+            facts = collect(checkpoint, tower)
+            yield from _expert_findings(facts, _served_scheme(facts))
+        left = tower.other_blocks
 
 
 def describe(item: Finding | BackendForecast, language: str = "en") -> tuple[str, str]:

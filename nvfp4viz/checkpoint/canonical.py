@@ -5,7 +5,7 @@ Names and types decide; the configuration is a second opinion (the audit compare
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -207,6 +207,7 @@ def canonical_of(
     quant_config: QuantConfig | None = None,
     *,
     unreadable: Iterable[str] = (),
+    only: Collection[str] | None = None,
 ) -> CanonicalView:
     """The canonical view of a table of tensors.
 
@@ -214,6 +215,8 @@ def canonical_of(
     ----------
     unreadable
         Names that are known and cannot be read: a layer of which nothing else is left is a layer all the same.
+    only
+        Blocks to look at, such as those of another tower; all where None.
     """
     config, quant_config = config or {}, quant_config or QuantConfig()
     table = tensors if isinstance(tensors, TensorTable) else table_of(tensors.values())
@@ -223,6 +226,9 @@ def canonical_of(
             parsed = parse_expert_name(lost) or parse_whole(lost)
             if parsed is not None:
                 found.blocks.setdefault(parsed.block, None)
+    if only is not None:
+        found.blocks = {block: None for block in found.blocks if block in only}
+        found.parts = [part for part in found.parts if part.block in only]
     blocks, drafts, left_out = layers_of_blocks(found.blocks, config_number(config, ("num_hidden_layers",)))
     # Of a draft layer that cannot be read nobody says in which format it is.
     readable = {part.block for part in found.parts}

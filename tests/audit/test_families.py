@@ -5,7 +5,7 @@ import pytest
 
 from nvfp4viz.audit import audit
 from nvfp4viz.checkpoint import canonical, memory_checkpoint, tensor
-from tests.audit.families import FAMILIES
+from tests.audit.families import FAMILIES, config, experts, sidecar
 from tests.audit.reading import codes, found
 
 # What is worth knowing of a sound model of the family.
@@ -81,3 +81,27 @@ def test_forgetting_the_exclude_list_is_one_warning(name):
     assert plain == []
     # Qwen3's attention is quantised: there is nothing to warn of but the router, which no server quantises.
     assert bool(found(report)) == (name != "Qwen3")
+
+
+# Two towers with experts, as in models that think and talk.
+
+
+def towers(lost=(), scale=None):
+    out = {**experts("thinker.model.layers.0.mlp.experts"), **experts("thinker.model.layers.1.mlp.experts")}
+    out |= {**experts("talker.model.layers.0.mlp.experts")}
+    out = {name: item for name, item in out.items() if name not in lost}
+    return memory_checkpoint({**out, **(scale or {})}, config=config(2), hf_quant_config=sidecar("NVFP4", ["lm_head"]))
+
+
+def test_the_smaller_tower_is_audited_too():
+    report = audit(towers())
+    assert codes(report) == [("audit.partial", "info")]
+    assert report.coverage["input_scale"].expected == 24
+    name = "talker.model.layers.0.mlp.experts.2.up_proj.input_scale"
+    report = audit(towers(lost=[name]))
+    assert found(report) == [("scale.missing", "backend", 0, "up", (2,))]
+    assert next(item for item in report.findings if item.severity == "backend").tensors == (name,)
+    report = audit(towers(scale={name: tensor(np.float32(np.nan))}))
+    assert found(report) == [("scale.nan", "backend", 0, "up", (2,))]
+    main = "thinker.model.layers.0.mlp.experts.2.up_proj.input_scale"
+    assert found(audit(towers(lost=[main]))) == [("scale.missing", "backend", 0, "up", (2,))]
