@@ -207,7 +207,9 @@ def granularity_ladder(x: Array, group: int = 128) -> tuple[LadderRung, ...]:
     parts = [_scaled(part, "two", _encode(part)) for part in np.split(values, experts)]
     decoded = np.concatenate([part.decoded for part in parts])
     clipped = sum(part.summary.clipped for part in parts)
-    rungs.append(LadderRung("nvfp4", BLOCK, 8 / BLOCK + 32 * experts / values.size, _summary(values, decoded, clipped)))
+    rungs.append(
+        LadderRung("nvfp4", BLOCK, 8 / BLOCK + 32 * experts / values.size, summarise(values, decoded, clipped))
+    )
     return tuple(rungs)
 
 
@@ -275,7 +277,7 @@ def _unscaled(values: F32) -> ScalingLevel:
     decoded = decode_e2m1(encode_e2m1(values))
     clipped = int((np.abs(values) > E2M1.max_value).sum())
     return ScalingLevel(
-        "none", decoded, decoded - values, None, None, None, 0, 0, 0, _summary(values, decoded, clipped)
+        "none", decoded, decoded - values, None, None, None, 0, 0, 0, summarise(values, decoded, clipped)
     )
 
 
@@ -300,7 +302,7 @@ def _scaled(values: F32, level: Level, encode: np.float32) -> ScalingLevel:
         int(((scales == 0) & (tops > 0)).sum()),
         int(((scales > 0) & (scales < E4M3.min_normal)).sum()),
         int((asked > E4M3_SATURATES).sum()),
-        _summary(values, decoded, clipped),
+        summarise(values, decoded, clipped),
     )
 
 
@@ -310,10 +312,11 @@ def _rung(name: str, values: F32, size: int) -> LadderRung:
     scale = np.abs(runs).max(axis=1, keepdims=True) / SIX
     with np.errstate(all="ignore"):
         decoded = np.where(scale == 0, np.float32(0), decode_e2m1(encode_e2m1(runs / scale)) * scale)
-    return LadderRung(name, size, 32 / size, _summary(values, decoded.reshape(values.shape), 0))
+    return LadderRung(name, size, 32 / size, summarise(values, decoded.reshape(values.shape), 0))
 
 
-def _summary(values: F32, decoded: F32, clipped: int) -> ErrorSummary:
+def summarise(values: npt.NDArray[Any], decoded: npt.NDArray[Any], clipped: int = 0) -> ErrorSummary:
+    """The error of ``decoded`` against ``values``, of any one shape; ``clipped`` is counted by the caller."""
     difference = decoded.astype(np.float64) - values.astype(np.float64)
     mse = float(np.mean(difference**2))
     power = float(np.mean(values.astype(np.float64) ** 2))
