@@ -74,6 +74,26 @@ def test_fail_on(capsys, request, which, level, code):
     assert run(capsys, "audit", request.getfixturevalue(which), *options)[0] == code
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--tp", "2"), 1, "parallel.group-split"),  # a width of 16 is one block
+        (("--tp", "1"), 0, "parallel.alignment"),
+        (("--ep", "2"), 0, "loader.note"),
+        (("--ep", "3"), 0, "parallel.alignment"),
+    ],
+)
+def test_ranks(capsys, good, arguments, code, said):
+    result, out, _ = run(capsys, "audit", good, *arguments)
+    assert result == code
+    assert said in out
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "x", "99999999"])
+def test_what_is_no_number_of_ranks(capsys, good, text):
+    assert run(capsys, "audit", good, "--tp", text)[0] == 64
+
+
 def test_json_is_the_whole_of_stdout(capsys, holed):
     code, out, err = run(capsys, "audit", holed, "--format", "json", "--gpu", "120")
     data = json.loads(out)
