@@ -120,6 +120,8 @@ def _files(family: Family, findings: list[Finding]) -> Iterable[_Effect]:
             yield _Effect("load-error", (), "model", set(), "why.file", {"file": _file(item)})
         elif item.code == "config.invalid" and item.severity == "error":
             yield _Effect("load-error", (), "model", set(), "why.config", {"file": _file(item)})
+        elif item.text in ("config.conflict.method", "config.conflict.format"):
+            yield _Effect("load-error", (), "model", set(), "why.config-method")
         elif item.code == "config.absent" and item.severity == "error":
             yield _Effect("load-error", (), "model", set(), "why.config-absent")
         elif item.code == "config.incomplete" and family.engine == "vllm":
@@ -152,7 +154,7 @@ def _structure(family: Family, findings: list[Finding]) -> Iterable[_Effect]:
             yield _Effect(
                 "load-error" if refuses else "undefined",
                 () if refuses else ("degraded", "nan", "zero"),
-                "model" if refuses else "experts",
+                "model" if refuses else "layer" if item.experts is None else "experts",
                 layers,
                 "why.key-error" if refuses else "why.weights-missing",
                 {"tensor": item.tensors[0] if item.tensors else "", "slots": item.count},

@@ -135,6 +135,15 @@ def test_36_a_format_that_is_not_the_tensors():
     assert report.findings[0].text == "config.conflict.format"
 
 
+@pytest.mark.parametrize("method", ["awq", "gptq", "mxfp4", "compressed-tensors"])
+def test_36_another_method_stops_every_load(method):
+    layout = LAYOUTS["modelopt"]
+    report = audit(layout.open(config=with_quant({"quant_method": method}), quant=None))
+    assert [code for code, *_ in found(report)] == ["config.conflict"]
+    assert {item.outcome for item in report.backends} == {"load-error"}
+    assert {item.outcome for item in audit(layout.open()).backends} == {"safe"}
+
+
 # 37. vllm#55367, #56050, #47445: an allow-list.
 
 
