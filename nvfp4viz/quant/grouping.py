@@ -3,9 +3,9 @@
 All three cost the same 4.5 bits an element, and each uses the arithmetic of :func:`nvfp4viz.quant.quantize` on its own
 groups.  They differ in two ways:
 
-- **Error.**  What shares a scale should be of one size.  Outlier *channels* are columns of K: a block along K then holds
-  one large element and fifteen small ones, which become zero.  Where a weight makes up for the outliers, so that every
-  channel counts in the product, blocks along the rows, each inside one channel, have the smaller error.
+- **Error.**  What shares a scale should be of one size.  Outlier *channels* are columns of K: a block along K then
+  holds one large element and fifteen small ones, which become zero.  Where a weight makes up for the outliers, so
+  that every channel counts in the product, blocks along the rows, each inside one channel, have the smaller error.
 - **Arithmetic.**  ``y[m, n] = Σ_k x[m, k] · w[n, k]`` runs over k.  A scale that stays the same over 16 values of k
   comes out of the sum: one multiplication for 16 products, and a dot of 16 codes that is exact.  A scale that changes
   with every k stays inside.

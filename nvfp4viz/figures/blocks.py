@@ -1,0 +1,253 @@
+"""Figures about which sixteen elements share a scale; the records come from :mod:`nvfp4viz.quant.grouping`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import plotly.graph_objects as go
+
+from nvfp4viz.figures.layout import base_layout
+from nvfp4viz.figures.palette import Theme, role, surface
+from nvfp4viz.figures.words import words
+from nvfp4viz.formats import decode_e2m1
+from nvfp4viz.quant.grouping import (
+    GROUPINGS,
+    Along,
+    GroupedProduct,
+    GroupedTensor,
+    PartialSum,
+    partial_sums,
+    quantize_along,
+)
+
+Array = npt.NDArray[Any]
+SIZES = (1.0, 4.0, 10.0, 40.0, 100.0)
+"""How much larger the outlier channels are."""
+ROWS, K, OUTLIERS = 64, 512, 8
+INNER_ROWS, INNER_K = 16, 64
+
+
+def outlier_pair(size: float, seed: int = 0) -> tuple[Array, Array]:
+    """Activations ``(64, 512)`` with outlier channels, and a weight ``(64, 512)`` that makes up for them; BF16.
+
+    Eight columns of the activations are ``size`` times larger, the same columns of the weight that much smaller, so
+    that every channel counts alike in the product: channels whose share a network has learnt to need.
+    """
+    rng = np.random.default_rng(seed)
+    sizes = np.ones(K)
+    sizes[rng.choice(K, OUTLIERS, replace=False)] = size
+    return _bf16(rng.standard_normal((ROWS, K)) * sizes), _bf16(rng.standard_normal((ROWS, K)) / sizes)
+
+
+def _bf16(values: npt.NDArray[np.float64]) -> Array:
+    return np.asarray(values.astype(np.float32), ml_dtypes.bfloat16)
+
+
+# ------------------------------------------------------------------ one output's inner sum
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InnerSum:
+    """One output of a GEMM of 16 × 16 with K = 64, with its scales under every grouping.
+
+    Attributes
+    ----------
+    m, n
+        Which output.
+    products
+        For each grouping the 64 products of codes, without scales.
+    runs
+        For each grouping the runs of K over which no scale changes.
+    """
+
+    m: int
+    n: int
+    products: Mapping[Along, tuple[float, ...]]
+    runs: Mapping[Along, tuple[PartialSum, ...]]
+
+    def total(self, along: Along) -> float:
+        """The output, without global scales; exact terms, rounded once."""
+        return float(sum(run.term for run in self.runs[along]))
+
+
+def inner_pair(seed: int = 11) -> tuple[Array, Array]:
+    """Activations and weight ``(16, 64)`` of uneven size along K, BF16."""
+    rng = np.random.default_rng(seed)
+    sizes = 2.0 ** rng.integers(-2, 3, INNER_K)
+    return tuple(_bf16(rng.standard_normal((INNER_ROWS, INNER_K)) * sizes) for _ in "xw")  # type: ignore[return-value]
+
+
+def inner_sum(m: int, n: int) -> InnerSum:
+    """The inner sum of output ``(m, n)`` of :func:`inner_pair`."""
+    x, w = inner_pair()
+    pairs = {along: (quantize_along(x, along), quantize_along(w, along)) for along in GROUPINGS}
+    return InnerSum(
+        m,
+        n,
+        {along: _products(*pair, m, n) for along, pair in pairs.items()},
+        {along: partial_sums(*pair, m, n) for along, pair in pairs.items()},
+    )
+
+
+def _products(x: GroupedTensor, w: GroupedTensor, m: int, n: int) -> tuple[float, ...]:
+    return tuple((decode_e2m1(x.codes[m]) * decode_e2m1(w.codes[n])).tolist())
+
+
+def inner_figure(record: InnerSum, along: Along, *, theme: Theme, lang: str) -> go.Figure:
+    """The products of the codes along K, and below them a box for every scale that stands in the sum."""
+    ink, scale = surface(theme), role("block_scale", theme)
+    label = {name: words(lang, f"figures.blocks.{name}") for name in (*GROUPINGS, "products", "k_axis")}
+    figure = go.Figure(
+        go.Bar(
+            x=list(range(INNER_K)),
+            y=record.products[along],
+            marker={"color": ink.line, "line": {"color": ink.ink, "width": 1}},
+            hovertemplate="k %{x}: %{y}<extra></extra>",
+            showlegend=False,
+        )
+    )
+    for lane, name in enumerate(GROUPINGS):
+        runs = record.runs[name]
+        figure.add_trace(
+            go.Bar(
+                x=[(run.start + run.stop - 1) / 2 for run in runs],
+                width=[run.stop - run.start for run in runs],
+                y=[0.6] * len(runs),
+                base=[-lane - 0.8] * len(runs),
+                yaxis="y2",
+                marker={
+                    "color": scale.fill if name == along else "rgba(0,0,0,0)",
+                    "line": {"color": ink.ink, "width": 1},
+                },
+                text=[f"{float(run.scale):.4g}" if run.stop - run.start >= 16 else "" for run in runs],
+                textposition="inside",
+                insidetextfont={"color": scale.on_fill if name == along else ink.ink, "size": 12},
+                textangle=0,
+                customdata=[
+                    [float(run.dot), float(run.scale), float(run.term), run.start, run.stop - 1] for run in runs
+                ],
+                hovertemplate="k %{customdata[3]}–%{customdata[4]}: %{customdata[0]:.6g} · %{customdata[1]:.6g}"
+                " = %{customdata[2]:.6g}<extra></extra>",
+                showlegend=False,
+            )
+        )
+    names = [f"{label[name]}: {len(record.runs[name])}" for name in GROUPINGS]
+    layout = base_layout(
+        theme,
+        height=420,
+        barmode="overlay",
+        bargap=0.25,
+        xaxis={
+            "title": label["k_axis"],
+            "dtick": 16,
+            "showgrid": False,
+            "range": [-0.8, INNER_K - 0.2],
+            "anchor": "y2",
+        },
+        yaxis={"title": label["products"], "domain": [0.44, 1]},
+        yaxis2={
+            "domain": [0, 0.38],
+            "range": [-3, 0],
+            "tickvals": [-0.5, -1.5, -2.5],
+            "ticktext": names,
+            "showgrid": False,
+            "zeroline": False,
+            "ticks": "",
+        },
+    )
+    figure.update_layout(layout)
+    return figure
+
+
+def describe_inner(record: InnerSum, lang: str) -> str:
+    """How many scales stand in the sum under each grouping."""
+    counts: dict[str, object] = {name: len(record.runs[name]) for name in GROUPINGS}
+    return words(lang, "figures.blocks.describe_inner", products=INNER_K, **counts)
+
+
+def run_rows(record: InnerSum, along: Along) -> list[dict[str, object]]:
+    """The runs of one grouping as rows to show or download."""
+    return [
+        {
+            "k_first": run.start,
+            "k_last": run.stop - 1,
+            "dot_of_codes": float(run.dot),
+            "scale_product": float(run.scale),
+            "term": float(run.term),
+        }
+        for run in record.runs[along]
+    ]
+
+
+# ------------------------------------------------------------------ errors
+
+
+def best(found: Sequence[GroupedProduct]) -> Along:
+    """The grouping with the smallest error of the product."""
+    return max(found, key=lambda one: one.y.sqnr_db).along
+
+
+def error_figure(found: Sequence[GroupedProduct], *, theme: Theme, lang: str) -> go.Figure:
+    """Signal to error of activations, weight and product under every grouping."""
+    ink, scale = surface(theme), role("block_scale", theme)
+    label = {name: words(lang, f"figures.blocks.{name}") for name in (*GROUPINGS, "x", "w", "y", "quality")}
+    styles = {
+        "k": {"color": scale.fill},
+        "rows": {"color": "rgba(0,0,0,0)", "pattern": {"shape": "/", "fgcolor": ink.ink, "size": 6}},
+        "tile": {"color": "rgba(0,0,0,0)", "pattern": {"shape": "x", "fgcolor": ink.muted, "size": 7}},
+    }
+    figure = go.Figure(
+        [
+            go.Bar(
+                x=[label[name] for name in ("x", "w", "y")],
+                y=[summary.sqnr_db for summary in (one.x, one.w, one.y)],
+                name=label[one.along],
+                marker={**styles[one.along], "line": {"color": ink.ink, "width": 1}},
+                text=[f"{summary.sqnr_db:.1f}" for summary in (one.x, one.w, one.y)],
+                textposition="outside",
+                cliponaxis=False,
+                hovertemplate="%{x}: %{y:.3g} dB<extra>" + label[one.along] + "</extra>",
+            )
+            for one in found
+        ]
+    )
+    top = max(summary.sqnr_db for one in found for summary in (one.x, one.w, one.y))
+    figure.update_layout(
+        base_layout(
+            theme,
+            height=400,
+            barmode="group",
+            bargap=0.25,
+            xaxis={"showgrid": False},
+            yaxis={"title": label["quality"], "range": [0, 1.15 * top]},
+        )
+    )
+    return figure
+
+
+def describe_error(found: Sequence[GroupedProduct], lang: str) -> str:
+    """The product's signal to error under each grouping, and how many activations became zero."""
+    values: dict[str, object] = {one.along: f"{one.y.sqnr_db:.1f}" for one in found}
+    zeroed: dict[str, object] = {f"zero_{one.along}": one.x.zeroed for one in found}
+    return words(lang, "figures.blocks.describe_error", **values, **zeroed)
+
+
+def error_rows(found: Sequence[GroupedProduct]) -> list[dict[str, object]]:
+    """The comparison as rows."""
+    return [
+        {
+            "grouping": one.along,
+            "x_signal_to_error_db": one.x.sqnr_db,
+            "w_signal_to_error_db": one.w.sqnr_db,
+            "y_signal_to_error_db": one.y.sqnr_db,
+            "x_zeroed": one.x.zeroed,
+            "w_zeroed": one.w.zeroed,
+            "scale_products_per_output": one.scale_products,
+        }
+        for one in found
+    ]

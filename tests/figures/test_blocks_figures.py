@@ -1,0 +1,77 @@
+"""Records and figures about blocks in a GEMM."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from nvfp4viz.figures import blocks
+from nvfp4viz.quant.grouping import GROUPINGS, compare_grouping, quantize_along
+
+THEMES = ["light", "dark"]
+LANGUAGES = ["en", "zh"]
+
+
+@pytest.fixture(scope="module")
+def inner():
+    return blocks.inner_sum(3, 5)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return compare_grouping(*blocks.outlier_pair(40.0))
+
+
+def test_samples_are_seeded():
+    for first, again in (
+        (blocks.outlier_pair(10.0), blocks.outlier_pair(10.0)),
+        (blocks.inner_pair(), blocks.inner_pair()),
+    ):
+        assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("along", GROUPINGS)
+def test_an_inner_sum_is_the_exact_output(inner, along):
+    x, w = (quantize_along(operand, along) for operand in blocks.inner_pair())
+    assert len(inner.products[along]) == 64
+    for run in inner.runs[along]:
+        assert run.dot == sum(Fraction(product) for product in inner.products[along][run.start : run.stop])
+    exact = sum(
+        Fraction(product) * Fraction(float(x.element_scales[3, k])) * Fraction(float(w.element_scales[5, k]))
+        for k, product in enumerate(inner.products[along])
+    )
+    assert inner.total(along) == float(exact)
+
+
+def test_the_sentence_of_the_page(inner):
+    """Along K four scales stand in the sum of 64 products, along the rows sixty-four."""
+    assert {name: len(runs) for name, runs in inner.runs.items()} == {"k": 4, "rows": 64, "tile": 16}
+
+
+def test_outliers_decide_the_best_grouping(found):
+    assert blocks.best(found) == "rows"
+    assert blocks.best(found) != "k"
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("lang", LANGUAGES)
+class TestFigures:
+    @pytest.mark.parametrize("along", GROUPINGS)
+    def test_inner(self, inner, theme, lang, along):
+        bars, *lanes = blocks.inner_figure(inner, along, theme=theme, lang=lang).to_dict()["data"]
+        assert tuple(bars["y"]) == inner.products[along]
+        for name, lane in zip(GROUPINGS, lanes, strict=True):
+            assert sum(lane["width"]) == 64
+            assert len(lane["x"]) == len(inner.runs[name])
+        said = blocks.describe_inner(inner, lang)
+        assert all(str(number) in said for number in (4, 16, 64))
+        assert len(blocks.run_rows(inner, along)) == len(inner.runs[along])
+
+    def test_error(self, found, theme, lang):
+        bars = blocks.error_figure(found, theme=theme, lang=lang).to_dict()["data"]
+        for one, bar in zip(found, bars, strict=True):
+            assert list(bar["y"]) == [one.x.sqnr_db, one.w.sqnr_db, one.y.sqnr_db]
+        assert len({bar["marker"].get("pattern", {}).get("shape", "") for bar in bars}) == 3  # not by colour alone
+        said = blocks.describe_error(found, lang)
+        assert all(f"{one.y.sqnr_db:.1f}" in said and str(one.x.zeroed) in said for one in found)
+        assert [row["grouping"] for row in blocks.error_rows(found)] == list(GROUPINGS)
