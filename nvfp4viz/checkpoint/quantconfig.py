@@ -187,7 +187,9 @@ def _expert_algo(*holders: Mapping[str, Any]) -> str | None:
 
 
 def _group_size(body: Mapping[str, Any], groups: Any) -> int | None:
-    sizes = [body.get("group_size"), *(_weights(group).get("group_size") for group in _groups(groups))]
+    # Of several groups, four-bit floats are the ones that this project is about.
+    weights = sorted(map(_weights, _groups(groups)), key=lambda found: not _is_four_bit_float(found))
+    sizes = [body.get("group_size"), *(found.get("group_size") for found in weights)]
     return next((size for size in sizes if isinstance(size, int) and not isinstance(size, bool)), None)
 
 
@@ -198,6 +200,10 @@ def _groups(groups: Any) -> list[dict[str, Any]]:
 def _weights(group: Mapping[str, Any]) -> dict[str, Any]:
     weights = group.get("weights")
     return weights if isinstance(weights, dict) else {}
+
+
+def _is_four_bit_float(weights: Mapping[str, Any]) -> bool:
+    return weights.get("num_bits") == 4 and weights.get("type") == "float"
 
 
 def _derived_algo(method: Any, raw: Mapping[str, Any], groups: Any) -> str | None:
@@ -219,7 +225,7 @@ def _algo_from_groups(method: Any, groups: Any) -> str | None:
     four = [
         (group, weights.get("group_size", 16))
         for group in _groups(groups)
-        if (weights := _weights(group)).get("num_bits") == 4 and weights.get("type") == "float"
+        if _is_four_bit_float(weights := _weights(group))
     ]
     nvfp4 = [group for group, size in four if size == 16]
     if nvfp4:

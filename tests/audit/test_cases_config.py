@@ -127,6 +127,19 @@ def test_36_a_block_width_that_is_not_the_tensors():
     assert found(report) == [("config.conflict", "error", None, None, None)]
 
 
+def test_36_groups_of_several_formats():
+    """compressed-tensors' ``mixed-precision``: other groups have other widths (vllm#55367)."""
+    layout = LAYOUTS["compressed-tensors"]
+    section = layout.config["quantization_config"]
+    integers = {"weights": {"num_bits": 4, "type": "int", "group_size": 128}, "targets": ["re:.*self_attn.*"]}
+    eight = {"weights": {"num_bits": 8, "type": "float", "group_size": None}, "targets": ["Linear"]}
+    four = {**section["config_groups"]["group_0"], "targets": ["re:.*experts.*"]}
+    groups = {"group_0": integers, "group_1": eight, "group_2": four}
+    mixed = with_quant({**section, "format": "mixed-precision", "config_groups": groups})
+    attention = {"model.layers.0.self_attn.q_proj.weight": bf16(HIDDEN, HIDDEN)}
+    assert found(audit(layout.open({**layout.tensors(), **attention}, config=mixed))) == []
+
+
 def test_36_a_format_that_is_not_the_tensors():
     layout = LAYOUTS["ModelOpt MXFP4"]
     section = {**layout.config["quantization_config"], "quant_algo": "NVFP4"}
