@@ -128,11 +128,9 @@ def inner_figure(record: InnerSum, along: Along, *, theme: Theme, lang: str) -> 
                 textposition="inside",
                 insidetextfont={"color": scale.on_fill if name == along else ink.ink, "size": 12},
                 textangle=0,
-                customdata=[
-                    [float(run.dot), float(run.scale), float(run.term), run.start, run.stop - 1] for run in runs
-                ],
-                hovertemplate="k %{customdata[3]}–%{customdata[4]}: %{customdata[0]:.6g} · %{customdata[1]:.6g}"
-                " = %{customdata[2]:.6g}<extra></extra>",
+                customdata=[list(row.values()) for row in run_rows(record, name)],
+                hovertemplate="k %{customdata[0]}–%{customdata[1]}: %{customdata[2]:.6g} · %{customdata[3]:.6g}"
+                " = %{customdata[4]:.6g}<extra></extra>",
                 showlegend=False,
             )
         )
@@ -196,7 +194,7 @@ def error_figure(found: Sequence[GroupedProduct], *, theme: Theme, lang: str) ->
     """Signal to error of activations, weight and product under every grouping."""
     ink, scale = surface(theme), role("block_scale", theme)
     label = {name: words(lang, f"figures.blocks.{name}") for name in (*GROUPINGS, "x", "w", "y", "quality")}
-    styles = {
+    styles: dict[str, dict[str, Any]] = {
         "k": {"color": scale.fill},
         "rows": {"color": "rgba(0,0,0,0)", "pattern": {"shape": "/", "fgcolor": ink.ink, "size": 6}},
         "tile": {"color": "rgba(0,0,0,0)", "pattern": {"shape": "x", "fgcolor": ink.muted, "size": 7}},
