@@ -22,7 +22,8 @@ def parse_values(text: str, count: int) -> tuple[float, ...]:
     Raises
     ------
     InputError
-        ``values.none``, ``values.not-a-number`` (names the first piece that is none), ``values.count``.
+        ``values.none``, ``values.not-a-number`` (names the first piece that is none), ``values.count``, or
+        ``number.decimal-comma`` where reading the commas as decimal points gives the right count.
 
     >>> parse_values("[1, -2.5; nan]", 3)
     (1.0, -2.5, nan)
@@ -37,8 +38,19 @@ def parse_values(text: str, count: int) -> tuple[float, ...]:
         except ValueError:
             raise InputError("values.not-a-number", text=piece[:_LONGEST], position=position) from None
     if len(numbers) != count:
+        _refuse_decimal_commas(text, count)
         raise InputError("values.count", count=count, given=len(numbers))
     return tuple(numbers)
+
+
+def _refuse_decimal_commas(text: str, count: int) -> None:
+    """Say what to write to a reader who writes ``1,5`` for one and a half, where that reading explains the count."""
+    pieces = [piece for piece in re.split(r"[\s;；、\[\](){}（）【】]+", text) if piece.strip(",，")]
+    comma = re.compile(r"([+−-]?\d*)[,，](\d+(?:[eE][+−-]?\d+)?)[,，]?")
+    found = [match for match in map(comma.fullmatch, pieces) if match]
+    if found and len(pieces) == count:
+        point = ".".join(found[0].groups())
+        raise InputError("number.decimal-comma", text=found[0][0][:_LONGEST], point=point[:_LONGEST])
 
 
 def _pieces(text: str) -> list[str]:
@@ -75,6 +87,7 @@ def parse_codes(text: str, count: int) -> str:
         except ValueError:
             raise InputError("codes.not-a-code", text=piece[:_LONGEST], position=position) from None
     if len(values) != count:
+        _refuse_decimal_commas(text, count)
         raise InputError("codes.count", count=count, given=len(values))
     return "".join(f"{code:x}" for code in encode_e2m1(np.asarray(values, np.float32)))
 
@@ -106,17 +119,25 @@ def parse_accumulator(text: str) -> float:
     Raises
     ------
     InputError
-        ``accumulator.not-a-number``
+        ``accumulator.not-a-number``, ``number.decimal-comma``
 
     >>> parse_accumulator("-1e300"), parse_accumulator("0.1")
     (-inf, 0.10000000149011612)
     """
+    with np.errstate(over="ignore"):
+        return float(np.float32(_single(text, "accumulator.not-a-number")))
+
+
+def _single(text: str, code: str) -> float:
+    """One number; anything else is an error of the field that asked."""
+    pieces = _pieces(text)
+    if len(pieces) != 1:
+        _refuse_decimal_commas(text, 1)
     try:
-        (piece,) = _pieces(text)
-        with np.errstate(over="ignore"):
-            return float(np.float32(_number(piece)))
+        (piece,) = pieces
+        return _number(piece)
     except ValueError:
-        raise InputError("accumulator.not-a-number", text=text.strip()[:_LONGEST]) from None
+        raise InputError(code, text=text.strip()[:_LONGEST]) from None
 
 
 def parse_scale(text: str) -> float:
@@ -125,9 +146,9 @@ def parse_scale(text: str) -> float:
     Raises
     ------
     InputError
-        ``values.not-a-number``
+        ``scale.not-a-number``, ``number.decimal-comma``
     """
-    return parse_values(text, 1)[0]
+    return _single(text, "scale.not-a-number")
 
 
 def to_bf16(values: tuple[float, ...]) -> np.ndarray:

@@ -132,3 +132,55 @@ def test_the_packer_shows_the_low_nibble_first(page):
     page.get_by_text("In memory: F2 43").wait_for()
     page.get_by_label("uint32").fill("0")
     page.get_by_text("In memory: 00 00 00 00.").wait_for()
+
+
+WHAT_TO_WRITE = {
+    "en": {
+        "": "Type a number, such as 2.5",
+        "2,5": "Write a point: 2.5",
+        "-2,5e3": "Write a point: -2.5e3",
+        "abc": "Write digits, such as 2.5",
+    },
+    "zh": {
+        "": "请输入一个数",
+        "2,5": "请写成英文句点：2.5",
+        "-2,5e3": "请写成英文句点：-2.5e3",
+        "abc": "请写数字，例如 2.5",
+    },
+}
+FIELDS = {"en": ("Your number", "Code"), "zh": ("你的数", "编码")}
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_what_cannot_be_read_is_told_what_to_write(visit, lang):
+    page = visit(f"/e2m1?lang={lang}&part=packing")
+    said = page.locator(".editor .said")
+    number, code = (page.get_by_label(name, exact=True) for name in FIELDS[lang])
+    for text, words in WHAT_TO_WRITE[lang].items():
+        number.fill(text)
+        assert words in said.inner_text(), text
+    for text in ("", "zz", "10"):
+        code.fill(text)
+        assert re.search("0x0.*0xF", said.inner_text()), text
+    packed = page.get_by_label("uint32")
+    packed.fill("xyz")
+    assert "0-9" in page.locator(".said", has_text="xyz").inner_text()
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_a_number_that_float32_does_not_hold_is_not_called_exact(visit, lang):
+    page = visit(f"/e2m1?lang={lang}")
+    said = page.locator(".editor .said")
+    box = page.get_by_label(FIELDS[lang][0], exact=True)
+    lost = {"en": "nothing is lost", "zh": "没有任何损失"}[lang]
+    for text in ("1e-400", "-1e-400", "1e-60"):
+        box.fill(text)
+        assert text in said.inner_text()
+        assert "float32" in said.inner_text()
+        assert lost not in said.inner_text()
+    box.fill("2.00000000001")
+    assert said.inner_text().startswith("2.00000000001")
+    assert "float32" in said.inner_text()
+    for text in ("0", "-0", "2", "0.000"):
+        box.fill(text)
+        assert "float32" not in said.inner_text()

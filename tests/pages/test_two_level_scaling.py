@@ -144,6 +144,23 @@ def test_an_own_scale_reaches_the_link_and_the_slider_takes_it_back(open_page):
     assert at.session_state[f"{PAGE}.scale"] is None
 
 
+@pytest.mark.parametrize(
+    ("lang", "typed", "words"),
+    [
+        ("en", "1,5", "Write a decimal point: 1.5"),
+        ("zh", "1,5", "小数点请写成英文句点：1.5"),
+        ("en", "abc", "“abc” is not one number"),
+        ("zh", "abc", "“abc”不是单独一个数"),
+    ],
+)
+def test_a_scale_that_cannot_be_used_is_explained_as_a_scale(open_page, lang, typed, words):
+    at = open_page(PAGE, lang=lang)
+    at.text_input(key=f"{PAGE}.own_scale").set_value(typed)
+    clean(at.button(key=f"{PAGE}.apply").click().run())
+    assert words in texts(at).replace("\\", "")
+    assert at.session_state[f"{PAGE}.scale"] is None
+
+
 def test_the_loss_is_asked_before_it_is_shown(open_page):
     at = open_page(PAGE, part="input_scale")
     assert len(at.get("plotly_chart")) == 0

@@ -109,3 +109,37 @@ def test_what_is_no_accumulator_is_named(text):
     with pytest.raises(InputError) as error:
         parse_accumulator(text)
     assert error.value.code == "accumulator.not-a-number"
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "point"),
+    [
+        (parse_scale, "1,5", "1.5"),
+        (parse_scale, " −0,25e-3 ", "−0.25e-3"),
+        (parse_scale, "1，5", "1.5"),
+        (parse_accumulator, "1234,5", "1234.5"),
+        (lambda text: parse_values(text, 3), "0,5 1 -2,25", "0.5"),
+        (lambda text: parse_values(text, 3), "0,5; 1,0; 2,25", "0.5"),
+        (lambda text: parse_codes(text, 3), "0,5 1,5 -2,0", "0.5"),
+    ],
+)
+def test_a_decimal_comma_is_told_what_to_write(read, text, point):
+    with pytest.raises(InputError) as error:
+        read(text)
+    assert error.value.code == "number.decimal-comma"
+    assert all(point in error.value.text(language)["next"] for language in ("en", "zh"))
+
+
+def test_commas_between_numbers_are_no_decimal_commas():
+    assert parse_values("1,5 2,5", 4) == (1.0, 5.0, 2.0, 5.0)
+    with pytest.raises(InputError) as error:
+        parse_values("1, 2, 3, 4", 3)
+    assert error.value.code == "values.count"
+
+
+@pytest.mark.parametrize("text", ["abc", "1 2", "0x10", "1,2,3"])
+def test_a_scale_is_one_number(text):
+    """Nothing here is a piece of a block."""
+    with pytest.raises(InputError) as error:
+        parse_scale(text)
+    assert error.value.code == "scale.not-a-number"

@@ -25,6 +25,14 @@ function colouredBits(format, code) {
   return holder;
 }
 
+// Why a typed text is no number, and what to write instead.
+function notNumber(text, typed) {
+  if (!typed.trim()) return text.noNumberYet;
+  const comma = /^\s*([+−-]?\d*),(\d+(?:e[+−-]?\d+)?)\s*$/i.exec(typed);
+  if (comma) return fill(text.decimalComma, { text: typed.trim(), point: `${comma[1]}.${comma[2]}` });
+  return fill(text.notNumber, { text: typed });
+}
+
 class Editor {
   constructor(root) {
     this.root = root;
@@ -55,7 +63,7 @@ class Editor {
   }
 
   // ---- state: a format, and either a typed number or a code
-  set(formatId, { x, code }, tell = true) {
+  set(formatId, { x, code, written = "" }, tell = true) {
     this.format = this.byId[formatId];
     if (code !== undefined) {
       this.code = code;
@@ -63,6 +71,7 @@ class Editor {
       this.typed = false;
     } else {
       this.x = x;
+      this.written = written;
       this.code = encode(this.format, x);
       this.typed = true;
     }
@@ -184,9 +193,27 @@ class Editor {
       largest: rounding.largest === undefined ? "" : showNumber(rounding.largest),
       format: format.name,
     };
-    const words = fill(this.text.said[rounding.kind], values);
+    const words = this.first(values) + (this.vanishes() ? "" : fill(this.text.said[rounding.kind], values));
     const box = this.find(".said");
     if (box.textContent !== words) box.textContent = words;
+  }
+
+  // What float32, which every format is converted from, already makes of a typed number: only where the sentence after it
+  // would claim something exact about a number that is another one.
+  first(values) {
+    if (!this.typed) return "";
+    if (this.vanishes()) return fill(this.text.said.vanishes, { ...values, x: this.written || values.x, zero: showNumber(Math.fround(this.x)) });
+    const exact = ["exact", "tie"].includes(this.rounding.kind);
+    if (!exact || !Number.isFinite(this.x) || Math.fround(this.x) === this.x) return "";
+    const near = showNumber(Math.fround(this.x));
+    const said = fill(this.text.said.float32, { x: this.written || String(this.x), near });
+    values.x = near;
+    return said;
+  }
+
+  // Not zero when it was written, and zero as a float32.
+  vanishes() {
+    return this.typed && Math.fround(this.x) === 0 && (this.x !== 0 || /^[^e]*[1-9]/i.test(this.written));
   }
 
   drawCodes() {
@@ -245,6 +272,7 @@ class Editor {
 
   errorWords(format, value) {
     const x = Math.fround(this.x);
+    if (this.vanishes()) return "";
     if (!format.signed && (x < 0 || Object.is(x, -0))) return this.text.noSign;
     if (Number.isNaN(x) || Number.isNaN(value)) return "";
     if (x === value) return this.text.exact;
@@ -269,8 +297,8 @@ class Editor {
     typed.addEventListener("input", () => {
       const number = parseNumber(typed.value);
       typed.setAttribute("aria-invalid", number === null ? "true" : "false");
-      if (number === null) this.find(".said").textContent = fill(this.text.notNumber, { text: typed.value });
-      else this.set(this.format.id, { x: number });
+      if (number === null) this.find(".said").textContent = notNumber(this.text, typed.value);
+      else this.set(this.format.id, { x: number, written: typed.value.trim() });
     });
     typed.addEventListener("blur", () => this.draw());
     const hex = this.find(".hex");
@@ -279,7 +307,11 @@ class Editor {
       const good = /^[0-9a-f]+$/i.test(plain) && parseInt(plain, 16) < 2 ** this.format.width;
       hex.setAttribute("aria-invalid", good ? "false" : "true");
       if (good) this.set(this.format.id, { code: parseInt(plain, 16) });
-      else this.find(".said").textContent = fill(this.text.notCode, { text: hex.value, bits: this.format.width });
+      else {
+        const last = hexOf(this.format, 2 ** this.format.width - 1);
+        const words = plain ? this.text.notCode : this.text.noCode;
+        this.find(".said").textContent = fill(words, { text: hex.value, bits: this.format.width, first: "0".repeat(last.length), last });
+      }
     });
     hex.addEventListener("blur", () => this.draw());
     const svg = this.find(".line svg");
@@ -308,7 +340,7 @@ class Editor {
 
   choose(formatId) {
     // The number stays, the format changes: that is the comparison.
-    this.set(formatId, { x: this.x });
+    this.set(formatId, { x: this.x, written: this.written });
   }
 
   key(event) {
