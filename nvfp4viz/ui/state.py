@@ -87,7 +87,7 @@ def numbers(count: int, default: Sequence[float]) -> Param:
         return values
 
     return Param(
-        tuple(default), parse, ("ui.allowed.numbers", {"count": count}), write=lambda v: ",".join(map(repr_number, v))
+        tuple(default), parse, ("ui.allowed.numbers", {"count": count, "example": "1.5,-2,0"}), write=lambda v: ",".join(map(repr_number, v))
     )
 
 
@@ -311,12 +311,12 @@ def hex_digits(count: int, default: str) -> Param:
     def parse(text: str) -> str:
         return text.lower() if re.fullmatch(rf"[0-9a-fA-F]{{{count}}}", text) else _refuse(text)
 
-    return Param(default, parse, ("ui.allowed.hex", {"count": count}))
+    return Param(default, parse, ("ui.allowed.hex", {"count": count, "example": default}))
 
 
 def real(default: float | None = None) -> Param:
     """Any float, also ``nan``, ``inf`` and ``-0.0``."""
-    return Param(default, float, ("ui.allowed.real", {}), write=repr_number)
+    return Param(default, float, ("ui.allowed.real", {"example": "-2.5e3"}), write=repr_number)
 
 
 def option(values: Sequence[float], default: float) -> Param:

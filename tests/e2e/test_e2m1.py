@@ -136,16 +136,16 @@ def test_the_packer_shows_the_low_nibble_first(page):
 
 WHAT_TO_WRITE = {
     "en": {
-        "": "Type a number, such as 2.5",
+        "": "Type a number, such as -2.5e3",
         "2,5": "Write a point: 2.5",
         "-2,5e3": "Write a point: -2.5e3",
-        "abc": "Write digits, such as 2.5",
+        "abc": "Write digits, such as -2.5e3",
     },
     "zh": {
         "": "请输入一个数",
         "2,5": "请写成英文句点：2.5",
         "-2,5e3": "请写成英文句点：-2.5e3",
-        "abc": "请写数字，例如 2.5",
+        "abc": "请写数字，例如 -2.5e3",
     },
 }
 FIELDS = {"en": ("Your number", "Code"), "zh": ("你的数", "编码")}
@@ -164,7 +164,7 @@ def test_what_cannot_be_read_is_told_what_to_write(visit, lang):
         assert re.search("0x0.*0xF", said.inner_text()), text
     packed = page.get_by_label("uint32")
     packed.fill("xyz")
-    assert "0-9" in page.locator(".said", has_text="xyz").inner_text()
+    assert "0x1234ABCD" in page.locator(".said", has_text="xyz").inner_text()
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])

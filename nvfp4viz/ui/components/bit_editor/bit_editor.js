@@ -4,6 +4,7 @@
 const EDITORS = new WeakMap();
 const SVG = "http://www.w3.org/2000/svg";
 const SETTLE_MS = 140;
+const EXAMPLE = "-2.5e3";
 
 const fill = (text, values) => text.replace(/\{(\w+)\}/g, (all, name) => values[name] ?? all);
 const hexOf = (format, code) => code.toString(16).toUpperCase().padStart(Math.ceil(format.width / 4), "0");
@@ -27,10 +28,10 @@ function colouredBits(format, code) {
 
 // Why a typed text is no number, and what to write instead.
 function notNumber(text, typed) {
-  if (!typed.trim()) return text.noNumberYet;
+  if (!typed.trim()) return fill(text.noNumberYet, { example: EXAMPLE });
   const comma = /^\s*([+−-]?\d*),(\d+(?:e[+−-]?\d+)?)\s*$/i.exec(typed);
   if (comma) return fill(text.decimalComma, { text: typed.trim(), point: `${comma[1]}.${comma[2]}` });
-  return fill(text.notNumber, { text: typed });
+  return fill(text.notNumber, { text: typed, example: EXAMPLE });
 }
 
 class Editor {
@@ -310,7 +311,7 @@ class Editor {
       else {
         const last = hexOf(this.format, 2 ** this.format.width - 1);
         const words = plain ? this.text.notCode : this.text.noCode;
-        this.find(".said").textContent = fill(words, { text: hex.value, bits: this.format.width, first: "0".repeat(last.length), last });
+        this.find(".said").textContent = fill(words, { text: hex.value, bits: this.format.width, first: `0x${"0".repeat(last.length)}`, last: `0x${last}` });
       }
     });
     hex.addEventListener("blur", () => this.draw());

@@ -82,7 +82,7 @@ class Packer {
       const good = new RegExp(`^[0-9a-f]{1,${digits}}$`, "i").test(plain);
       target.setAttribute("aria-invalid", good ? "false" : "true");
       if (!good) {
-        const example = `0x${"1234abcd".slice(0, digits)}`;
+        const example = `0x${"1234ABCD".slice(0, digits)}`;
         this.root.querySelector(".said").textContent = fill(this.text.notHex, { text: target.value, digits, example });
       }
       return good ? parseInt(plain, 16) : null;
