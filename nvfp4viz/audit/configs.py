@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from nvfp4viz.audit.facts import label_in
+from nvfp4viz.audit.facts import label_in, pruned_layers
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.linears import Linear
 from nvfp4viz.audit.report import Finding
@@ -84,7 +84,9 @@ def _against_tensors(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Fi
     ):
         yield make("config.conflict", "warn", text="config.conflict.weight-only", count=1)
     claimed = config_number(checkpoint.config or {}, EXPERT_KEYS)
-    if claimed is not None and view.moe_layers and view.experts > claimed:
+    pruned = pruned_layers(checkpoint, view)
+    wide = [at for at in view.moe_layers if claimed is not None and view.experts_in[at] > claimed and at not in pruned]
+    if claimed is not None and wide:
         fill = {"claimed": claimed, "found": view.experts}
         yield make("config.conflict", "error", text="config.conflict.experts", count=view.experts - claimed, fill=fill)
 

@@ -71,6 +71,8 @@ def _absent(facts: Facts, key: tuple[str, int, str]) -> int:
     if facts.checkpoint.blind_files:
         return 0
     _, layer, projection = key
+    if layer in facts.pruned:
+        return 0
     ids = np.flatnonzero(facts.states[key] == NOT_NEEDED).tolist()
     return sum((layer, expert, projection) not in facts.view.modules for expert in ids)
 
@@ -88,6 +90,8 @@ def slot_rows(facts: Facts, findings: Iterable[Finding] = ()) -> Iterator[SlotRo
         for expert in range(facts.view.experts_in[layer]):
             for projection in facts.view.projections:
                 absent = (layer, expert, projection) not in facts.view.modules
+                if absent and layer in facts.pruned:
+                    continue
                 for role in ROLES:
                     if role not in facts.needs[layer] and facts.block(layer) == "MXFP4":
                         continue

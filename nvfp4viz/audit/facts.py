@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, Module
+from nvfp4viz.checkpoint.canonical import EXPERT_KEYS, config_number
 from nvfp4viz.checkpoint.dialects import parse_expert_name, parse_whole
 from nvfp4viz.checkpoint.dialects.per_expert import PROJECTIONS, ROLES
 from nvfp4viz.checkpoint.header import TensorEntry
@@ -111,6 +112,8 @@ class Facts:
     needs
         Roles that each layer's experts must have: those of its layout, less activation scales where the
         configuration says weight-only or nothing asks for them.
+    pruned
+        Layers that hold as many experts as the configuration says, under numbers with gaps.
     tables
         By (role, layer, projection), for ``input_scale`` and ``weight_scale_2``.
     states
@@ -124,6 +127,7 @@ class Facts:
     layers: tuple[int, ...] = ()
     labels: dict[int, str | None] = field(default_factory=dict)
     needs: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    pruned: frozenset[int] = frozenset()
     tables: dict[Key, ScaleTable] = field(default_factory=dict)
     states: dict[Key, npt.NDArray[np.uint8]] = field(default_factory=dict)
     unreadable: set[tuple[int, int, str, str]] = field(default_factory=set)
@@ -163,6 +167,7 @@ def collect(checkpoint: Checkpoint, view: CanonicalView) -> Facts:
     facts.labels = {layer: label_in(checkpoint, view, layer) for layer in facts.layers}
     facts.needs = {layer: _needs(view, layer, facts.labels[layer]) for layer in facts.layers}
     facts.unreadable = _unreadable_slots(checkpoint, view)
+    facts.pruned = pruned_layers(checkpoint, view)
     for layer in facts.layers:
         for projection in view.projections:
             for role in ROLES:
@@ -191,6 +196,19 @@ def collect(checkpoint: Checkpoint, view: CanonicalView) -> Facts:
 
 def _audited_layers(view: CanonicalView) -> tuple[int, ...]:
     return (*view.moe_layers, *(layer for layer in view.draft_layers if view.dialects[layer] is not None))
+
+
+def pruned_layers(checkpoint: Checkpoint, view: CanonicalView) -> frozenset[int]:
+    """Layers with as many experts as the configuration says, although their numbers go further (REAP and its like)."""
+    claimed = config_number(checkpoint.config or {}, EXPERT_KEYS)
+    wide = {layer for layer, size in view.experts_in.items() if claimed is not None and size > claimed}
+    if not wide:
+        return frozenset()
+    numbers: dict[int, set[int]] = {layer: set() for layer in wide}
+    for layer, expert, _ in view.modules:
+        if layer in wide:
+            numbers[layer].add(expert)
+    return frozenset(layer for layer, found in numbers.items() if len(found) == claimed)
 
 
 def label_in(checkpoint: Checkpoint, view: CanonicalView, layer: int) -> str | None:

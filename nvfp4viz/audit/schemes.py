@@ -137,11 +137,15 @@ def _absent_or_gap(facts: Facts, layer: int, projection: str | None, lost: Mask)
         ids = tuple(np.flatnonzero(mask).tolist())
         if ids:
             text = f"{code}.projection" if projection else code
+            pruned = layer in facts.pruned and projection is None
+            if pruned:
+                text = "expert.gap.pruned"
             kinds = [projection] if projection else facts.view.projections
             names = [facts.view.module(layer, expert, kind).name for expert in ids for kind in kinds]
             fill = {"expected": len(lost)}
             yield make(
-                code, "error", text=text, layer=layer, projection=projection, experts=ids, tensors=names,
+                code, "info" if pruned else "error", text=text, layer=layer, projection=projection, experts=ids,
+                tensors=names,
                 count=len(ids), fill=fill,
             )  # fmt: skip
 

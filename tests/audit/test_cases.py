@@ -511,6 +511,19 @@ def test_absent_experts_and_gaps_are_one_finding_each():
     assert found(both) == [("expert.absent", "error", 0, None, (5,)), ("expert.gap", "error", 0, None, (1,))]
 
 
+def test_a_pruned_model_that_kept_its_numbers():
+    """As many experts as the configuration says, with gaps: worth knowing, and no lost shard."""
+    tensors = without(base(experts=6), f"{E}.1.", f"{E}.4.")
+    report = audit(opened(tensors, {**CONFIG, "num_experts": 4}))
+    assert found(report) == []
+    assert [(item.code, item.experts) for item in report.findings] == [("expert.gap", (1, 4))]
+    assert report.coverage["input_scale"].expected == report.coverage["input_scale"].present == 12
+    assert set(outcomes(report).values()) == {"safe"}
+    # One expert fewer than it says is a gap again.
+    report = audit(opened(without(tensors, f"{E}.2."), {**CONFIG, "num_experts": 4}))
+    assert {code for code, *_ in found(report)} == {"expert.gap", "config.conflict"}
+
+
 def test_a_pruned_model_whose_config_agrees_is_sound():
     assert found(audit(opened(base(experts=3), {**CONFIG, "num_experts": 3}))) == []
 
