@@ -63,7 +63,7 @@ def _strict(text: bytes) -> Columns:
     offsets = [pair for _, _, pair in parsed.entries.values()]
     for name, pair in zip(parsed.entries, offsets, strict=True):
         if max(pair) > _FAR:
-            raise strict_json.Refused("offsets", tensor=printable(name))
+            raise strict_json.Refused("far", tensor=printable(name), offset=max(pair))
     begin, end = np.array(offsets, np.int64).reshape(-1, 2).T.copy()
     return Columns(
         list(parsed.entries), list(kinds), np.array(kind, np.int64), begin, end,

@@ -148,6 +148,17 @@ REFUSED = {
     "backwards": (raw_file({"a": entry(shape=(0,), offsets=(4, 0))}, FOUR), "container.invalid-header.offsets"),
     "size against shape": (raw_file({"a": entry(shape=(2,))}, FOUR), "container.invalid-header.size"),
     "hole": (raw_file({"a": entry(), "b": entry(offsets=(8, 12))}, FOUR * 3), "container.hole"),
+    "same key twice, leaving a hole": (
+        raw_file(
+            b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}',
+            FOUR * 2,
+        ),
+        "container.hole",
+    ),
+    "offsets beyond any file": (
+        raw_file({"a": entry(offsets=(2**63, 2**63 + 4))}, FOUR),
+        "container.invalid-header.far",
+    ),
     "hole at the start": (raw_file({"a": entry(offsets=(4, 8))}, FOUR * 2), "container.hole"),
     "overlap": (raw_file({"a": entry(), "b": entry(offsets=(2, 6))}, FOUR * 2), "container.overlap"),
     "same bytes": (raw_file({"a": entry(), "b": entry()}, FOUR), "container.overlap"),
