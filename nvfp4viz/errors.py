@@ -8,7 +8,9 @@ these for anything that came from outside: files, values, URLs, link parameters,
 
 from __future__ import annotations
 
+import re
 import tomllib
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -25,6 +27,42 @@ def error_texts(language: str) -> dict[str, dict[str, str]]:
                 raise RuntimeError(f"error code {code!r} is described twice for {language!r}")
             texts[code] = text
     return texts
+
+
+# What is counted somewhere in the texts, and the verbs that follow.
+_COUNTED = (
+    "bits blocks bytes cells characters checks codes columns copies digits elements entries experts factors fields "
+    "files findings gaps groups implementations instructions keys layers linears lines logits modules names numbers "
+    "outputs overlaps pairs parts paths patterns peers places points positions products projections prompts ranks registers remedies replies roles "
+    "rounds routes rows scalars scales seconds shards slots steps targets tensors texts threads times tokens towers "
+    "values weights"
+)
+_IRREGULAR = {"copies": "copy", "entries": "entry", "remedies": "remedy", "replies": "reply"}
+_VERBS = {"are": "is", "have": "has", "were": "was", "do": "does"} | {
+    verb: f"{verb}s" for verb in ("belong", "differ", "fit", "get", "hold", "lie", "need", "read", "stand", "visit")
+}
+_COUNT = re.compile(
+    rf"\{{(\w+)\}}((?: [A-Za-z-]+){{0,2}}?) ({'|'.join(_COUNTED.split())})\b(?: ({'|'.join(_VERBS)})\b)?"
+)
+
+
+def fill(template: str, values: Mapping[str, object], language: str = "en") -> str:
+    """A text with its placeholders filled; in English one file is ``1 file``, not ``1 files``.
+
+    >>> fill("{n} files have {m} tensors", {"n": 1, "m": 2})
+    '1 file has 2 tensors'
+    >>> fill("{n} 个文件", {"n": 1}, "zh")
+    '1 个文件'
+    """
+    if language == "en" and any(str(value) == "1" for value in values.values()):
+        template = _COUNT.sub(lambda found: _one(found) if str(values.get(found[1])) == "1" else found[0], template)
+    return template.format(**values)
+
+
+def _one(found: re.Match[str]) -> str:
+    name, between, noun, verb = found.groups()
+    single = _IRREGULAR.get(noun, noun.removesuffix("s"))
+    return f"{{{name}}}{between} {single}" + (f" {_VERBS[verb]}" if verb else "")
 
 
 class NvError(Exception):
@@ -52,7 +90,7 @@ class NvError(Exception):
     def text(self, language: str) -> dict[str, str]:
         """The three sentences in ``language``: keys ``what``, ``why``, ``next``."""
         templates = error_texts(language)[self.code]
-        return {part: templates[part].format(**self.params) for part in ("what", "why", "next")}
+        return {part: fill(templates[part], self.params, language) for part in ("what", "why", "next")}
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.code, self.params))

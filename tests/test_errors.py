@@ -10,6 +10,7 @@ import pytest
 from nvfp4viz import errors
 
 PACKAGE = Path(errors.__file__).parent
+ROOT = PACKAGE.parent
 RAISED = re.compile(
     r"(?:NvError|FormatError|CheckpointError|ModelError|ServingError|InputError|DeviceError)\(\s*\"([a-z0-9_.\-]+)\""
 )
@@ -54,3 +55,33 @@ def test_an_error_survives_pickling():
             continue  # a placeholder with a string format
         again = pickle.loads(pickle.dumps(error))
         assert (again.code, again.params, str(again)) == (error.code, error.params, str(error))
+
+
+@pytest.mark.parametrize(
+    ("template", "values", "text"),
+    [
+        ("{n} files, {m} tensors", {"n": 1, "m": 2}, "1 file, 2 tensors"),
+        ("{n} files", {"n": 0}, "0 files"),
+        ("{n} files", {"n": "1"}, "1 file"),
+        ("{n} files", {"n": 11}, "11 files"),
+        ("{n} scale slots are unusable", {"n": 1}, "1 scale slot is unusable"),
+        ("{n} ordinary layers have no {role}", {"n": 1, "role": "scale"}, "1 ordinary layer has no scale"),
+        ("{n} of {of} slots hold", {"n": 1, "of": 4}, "1 of 4 slots hold"),
+        ("{layer} holds {n} entries", {"layer": 1, "n": 1}, "1 holds 1 entry"),
+        ("Layer {layer} does", {"layer": 1}, "Layer 1 does"),
+    ],
+)
+def test_one_of_a_thing_is_singular_in_english(template, values, text):
+    assert errors.fill(template, values) == text
+
+
+def test_every_english_text_that_counts_knows_its_singular():
+    """A placeholder before a plural noun that the list lacks would read "1 files" one day."""
+    names = ["nvfp4viz/content/en", "nvfp4viz/content/en/pages"]
+    texts = [path.read_text(encoding="utf-8") for name in names for path in sorted((ROOT / name).glob("*.toml"))]
+    counted = re.compile(
+        r"\{(n|m|count|slots|files|tensors|layers|experts|peers|characters|tokens|pads)\} ((?!is|has)[a-z]+s)\b"
+    )
+    plural = {found[2] for text in texts for found in counted.finditer(text)}
+    unknown = {noun for noun in plural if errors.fill(f"{{n}} {noun}", {"n": 1}) == f"1 {noun}"}
+    assert unknown == set()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 from typing import Any
 
 from nvfp4viz.audit.report import Report
 from nvfp4viz.audit.run import describe
+from nvfp4viz.audit.texts import report_words
 
 _COLOURS = {"ok": "green", "info": "cyan", "warn": "yellow", "backend": "magenta", "error": "red"}
 _OUTCOME_COLOURS = {"safe": "green", "ignored": "green", "degraded": "yellow", "unsupported": "dim"}
@@ -18,7 +20,7 @@ def to_text(report: Report, language: str = "en", *, colour: bool = False, width
     Parameters
     ----------
     language
-        Of messages and advice; the codes stay as they are.
+        Of everything but the codes and names.
     colour
         With the terminal's escape sequences.
     width
@@ -26,11 +28,13 @@ def to_text(report: Report, language: str = "en", *, colour: bool = False, width
     """
     # rich takes 0.1 s to import: only a report for people pays for it.
     from rich import box
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
+    label = partial(report_words, language)
     stream = io.StringIO()
     console = Console(
         file=stream, force_terminal=colour, no_color=not colour, width=width, highlight=False, markup=False, emoji=False
@@ -38,22 +42,22 @@ def to_text(report: Report, language: str = "en", *, colour: bool = False, width
     model, kind, files = report.model, report.format, report.container
     head = Text()
     head.append(f"{report.source}\n", "bold")
-    head.append(f"{kind.dialect} {kind.scheme}, group {kind.group_size}")
-    head.append(
-        f" · {len(model.moe_layers)} MoE layers × {model.experts} experts × {', '.join(model.projections) or '–'}\n"
-    )
-    head.append(f"{files.files} files, {files.tensors:,} tensors, {files.bytes:,} bytes; read {files.bytes_read:,}\n")
-    head.append(f"config: {', '.join(kind.config_sources) or '–'}\n")
-    head.append("verdict: ")
-    head.append(report.verdict, f"bold {_COLOURS[report.verdict]}")
+    head.append(f"{kind.dialect} {kind.scheme}, {label('group', size=kind.group_size)} · ")
+    projections = ", ".join(model.projections) or "–"
+    head.append(label("shape", layers=len(model.moe_layers), experts=model.experts, projections=projections) + "\n")
+    sizes = {"tensors": f"{files.tensors:,}", "bytes": f"{files.bytes:,}", "read": f"{files.bytes_read:,}"}
+    head.append(label("files", files=files.files, **sizes) + "\n")
+    head.append(label("config", sources=", ".join(kind.config_sources) or "–") + "\n")
+    head.append(label("verdict"))
+    head.append(label(f"severity.{report.verdict}"), f"bold {_COLOURS[report.verdict]}")
     console.print(head)
 
     if any(row.expected for row in report.coverage.values()):
         table = Table(box=box.SIMPLE)
         columns = ("expected", "present", "missing", "invalid", "filled", "unreadable")
-        table.add_column("slots")
+        table.add_column(label("columns.slots"))
         for column in columns:
-            table.add_column(column, justify="right")
+            table.add_column(label(f"columns.{column}"), justify="right")
         for role, row in report.coverage.items():
             table.add_row(role, *(str(getattr(row, column)) for column in columns))
         console.print(table)
@@ -61,30 +65,35 @@ def to_text(report: Report, language: str = "en", *, colour: bool = False, width
     given: set[str] = set()
     for item in report.findings:
         message, advice = describe(item, language)
-        console.print(Text.assemble((f"{item.severity:<8}", _COLOURS[item.severity]), (item.code, "bold")))
+        severity = label(f"severity.{item.severity}")
+        severity += " " * max(8 - cell_len(severity), 1)
+        console.print(Text.assemble((severity, _COLOURS[item.severity]), (item.code, "bold")))
         console.print(Padding(Text(message), (0, 0, 0, 8)))
         # The same advice for forty layers is read once.
         if advice and advice not in given:
             given.add(advice)
             console.print(Padding(Text(f"→ {advice}", "dim"), (0, 0, 0, 8)))
     if not report.findings:
-        console.print(Text("no findings"))
+        console.print(Text(label("none")))
 
     if report.backends:
         table = Table(box=box.SIMPLE)
         for column in ("backend", "outcome", "scope", "why"):
-            table.add_column(column, overflow="fold")
+            table.add_column(label(f"columns.{column}"), overflow="fold")
         # Many backends read a checkpoint alike: one row for all of them.
         alike: dict[tuple[str, tuple[str, ...], str, str], list[str]] = {}
         for forecast in report.backends:
             why, _ = describe(forecast, language)
             alike.setdefault((forecast.outcome, forecast.possible, forecast.scope, why), []).append(forecast.name)
         for (outcome, possible, scope, why), names in alike.items():
-            shown = Text(outcome, _OUTCOME_COLOURS.get(outcome, "red"))
-            shown.append(f"\nmay be {', '.join(possible)}" if possible else "")
-            table.add_row(Text("\n".join(names)), shown, Text(scope), Text(why))
+            shown = Text(label(f"outcome.{outcome}"), _OUTCOME_COLOURS.get(outcome, "red"))
+            if possible:
+                others = label("between").join(label(f"outcome.{name}") for name in possible)
+                shown.append("\n" + label("may_be", outcomes=others))
+            table.add_row(Text("\n".join(names)), shown, Text(label(f"scope.{scope}")), Text(why))
         console.print(table)
     auto: Any = report.auto
     if isinstance(auto, str) or auto is None:
-        console.print(Text(f"vLLM picks by itself: {auto or '–'}"))
-    return stream.getvalue()
+        console.print(Text(label("auto", backend=auto or "–")))
+    # Tables are filled up with blanks to their width, which a pipe would carry into an issue.
+    return "".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines())

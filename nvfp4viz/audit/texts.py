@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from nvfp4viz.errors import CONTENT, error_texts
+from nvfp4viz.errors import CONTENT, error_texts, fill
 
 
 @cache
@@ -24,14 +24,27 @@ def finding_texts(language: str) -> dict[str, dict[str, str]]:
     return texts
 
 
+@cache
+def _report_texts(language: str) -> dict[str, Any]:
+    return tomllib.loads((CONTENT / language / "report.toml").read_text(encoding="utf-8"))
+
+
+def report_words(language: str, key: str, **values: object) -> str:
+    """One of the report's own words, by key in ``content/<language>/report.toml``, such as ``"columns.slots"``."""
+    text: Any = _report_texts(language)
+    for part in key.split("."):
+        text = text[part]
+    return fill(str(text), values, language)
+
+
 def words(text: str, params: Mapping[str, Any], language: str = "en") -> tuple[str, str]:
     """Message and advice of a text key, filled in."""
     own = finding_texts(language).get(text)
     if own is not None:
-        return own["message"].format(**params), own.get("advice", "").format(**params)
+        return fill(own["message"], params, language), fill(own.get("advice", ""), params, language)
     shared = error_texts(language)[text]
     message = f"{shared['what']} {shared['why']}" if language == "en" else shared["what"] + shared["why"]
-    return message.format(**params), shared["next"].format(**params)
+    return fill(message, params, language), fill(shared["next"], params, language)
 
 
 def id_list(ids: tuple[int, ...], limit: int = 24) -> str:

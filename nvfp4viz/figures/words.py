@@ -14,6 +14,8 @@ import tomllib
 from functools import lru_cache
 from pathlib import Path
 
+from nvfp4viz.errors import fill
+
 LANGUAGES = ("en", "zh")
 CONTENT = Path(__file__).parents[1] / "content"
 _CJK_BREAK = re.compile(r"(?<=[\u3000-\u9fff\uff00-\uffef])\n(?=[\u3000-\u9fff\uff00-\uffef])")
@@ -31,7 +33,7 @@ def words(language: str, key: str, **values: object) -> str:
     '语言'
     """
     text = catalogue(language)[key]
-    return text.format(**values) if values or "{" in text else text
+    return fill(text, values, language) if values or "{" in text else text
 
 
 def has_words(language: str, key: str) -> bool:

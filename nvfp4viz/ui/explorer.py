@@ -32,6 +32,8 @@ TENSOR_ROLES = ("weight", "weight_scale", "weight_scale_2", "input_scale")
 GPUS = ("sm_75", "sm_80", "sm_89", "sm_90", "sm_100", "sm_103", "sm_110", "sm_120", "sm_121")
 # Shown when a card of findings alike is opened; the report has all of them.
 MOST_FINDINGS = 60
+# Alike, and yet each written out at once.
+FEW_FINDINGS = 3
 MAP_KEY = "explorer.map"
 
 
@@ -236,7 +238,7 @@ def _one_finding(item: Finding) -> None:
     message, advice = describe(item, lang())
     st.markdown(escape(message))
     if advice:
-        st.caption(t("explorer.findings.advice", advice=escape(advice)))
+        st.caption(_advised(advice))
     if item.tensors:
         names = ", ".join(code_span(name) for name in item.tensors[:2])
         st.caption(f"{t('explorer.findings.tensors')}: {names}")
@@ -260,14 +262,29 @@ def _alike(items: Sequence[Finding], key: str) -> None:
         )
     )
     described = [describe(item, lang()) for item in items]
-    for advice in dict.fromkeys(advice for _, advice in described if advice):
-        st.caption(t("explorer.findings.advice", advice=escape(advice)))
+    few = len(items) <= FEW_FINDINGS
+    # What is wrong and why stands on the card; the others say the same of other slots.
+    for message, _ in described if few else described[:1]:
+        st.markdown(f"- {escape(message)}" if few else t("explorer.findings.first", message=escape(message)))
+    advices = list(dict.fromkeys(advice for _, advice in described if advice))
+    for advice in advices[:FEW_FINDINGS]:
+        st.caption(_advised(advice))
+    if few:
+        return
     box = st.expander(t("explorer.findings.each", count=len(items)), key=key, on_change="rerun")
     if box.open:
-        lines = [f"- {escape(message)}" for message, _ in described[:MOST_FINDINGS]]
+        alone = len(advices) <= FEW_FINDINGS  # the advice has been said
+        lines = [
+            f"- {escape(message)}" + ("" if alone or not advice else "  \n  " + _advised(advice))
+            for message, advice in described[:MOST_FINDINGS]
+        ]
         box.markdown("\n".join(lines))
         if len(items) > MOST_FINDINGS:
             box.caption(t("explorer.findings.more", count=len(items) - MOST_FINDINGS))
+
+
+def _advised(advice: str) -> str:
+    return t("explorer.findings.advice", advice=escape(advice))
 
 
 def anatomy(page: Lesson, opened: Opened) -> None:

@@ -86,9 +86,8 @@ def numbers(count: int, default: Sequence[float]) -> Param:
             raise ValueError(text)
         return values
 
-    return Param(
-        tuple(default), parse, ("ui.allowed.numbers", {"count": count, "example": "1.5,-2,0"}), write=lambda v: ",".join(map(repr_number, v))
-    )
+    allowed = ("ui.allowed.numbers", {"count": count, "example": "1.5,-2,0"})
+    return Param(tuple(default), parse, allowed, write=lambda v: ",".join(map(repr_number, v)))
 
 
 def choice(options: Sequence[str], default: str | None = None) -> Param:

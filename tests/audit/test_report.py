@@ -176,3 +176,21 @@ def test_hostile_numbers_of_experts_do_not_make_long_loops():
     report = audit(opened(tensors))
     assert any(item.code == "expert.gap" for item in report.findings)
     assert len(to_json(report)) < 2_000_000
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_a_line_of_the_text_ends_where_its_words_end(report, language):
+    """It is piped into issues and logs; tables used to be filled up with blanks."""
+    assert [line for line in to_text(report, language).splitlines() if line != line.rstrip()] == []
+
+
+def test_the_chinese_text_is_chinese_but_for_codes_and_names(report):
+    """Verdict, heads of tables, outcomes and scopes too."""
+    text = to_text(report, "zh")
+    for word in ("verdict", "expected", "missing", "outcome", "scope", "undefined", "may be", " none", "unsupported"):
+        assert not re.search(rf"(?<![.\w]){word}(?![.\w])", text), word
+    assert "结论：" in text
+
+
+def test_one_file_is_one_file():
+    assert "1 file," in to_text(audit(opened(base())))

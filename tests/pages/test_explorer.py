@@ -125,14 +125,28 @@ def test_findings_alike_share_a_card_that_opens(open_page):
     assert shown.count("`scale.missing`") == 1
     assert f"× {len(alike)}" in shown
     assert f"{sum(item.count for item in alike)} slots in {len(alike)} findings" in shown
-    first = describe(alike[0])[0].split(":")[0]
-    assert first not in shown
+    # What is wrong, why, and what to do stand on the card; the others behind it.
+    plain = shown.replace("\\", "")
+    assert describe(alike[0])[0] in plain
+    assert describe(alike[0])[1] in plain
+    assert describe(alike[1])[0] not in plain
     box = next(item for item in at.expander if str(len(alike)) in item.label)
     at.session_state[f"explorer.each.{alike[0].severity}.scale.missing"] = True
     shown = texts(clean(at.run())).replace("\\", "")
     for item in alike:
         assert describe(item)[0] in shown
     assert box.label == f"Show each of the {len(alike)}"
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_a_few_findings_alike_are_each_written_out(open_page, lang):
+    found = audit(ensure("gemma4-skeleton")).findings
+    assert {(item.severity, item.code) for item in found} == {("backend", "scale.missing")}
+    assert 1 < len(found) <= 3
+    at = open_page("explorer", lang=lang, checkpoint="gemma4-skeleton")
+    shown = texts(at).replace("\\", "")
+    for item in found:
+        assert all(part in shown for part in describe(item, lang))
 
 
 def test_a_single_finding_stands_open(open_page):
