@@ -67,16 +67,16 @@ def made(**options: object) -> Iterator[Made]:
 
 
 def whole_process(folder: Path, rounds: int) -> harness.Section:
+    shards = bare(folder)
+    read_all = "import nvfp4viz.checkpoint as c; c.inspect({!r}).all_scalars()".format
     commands = {
         "interpreter start (python -c pass)": ["-c", "pass"],
         "the same with NumPy imported": ["-c", "import numpy"],
-        "names, shapes, all scalars": [
-            "-c",
-            f"import nvfp4viz.checkpoint as c; c.inspect({str(folder)!r}).all_scalars()",
-        ],
+        "names, shapes, all scalars": ["-c", read_all(str(shards))],
+        "the same, and compared with the index": ["-c", read_all(str(folder))],
         "nvfp4viz audit": ["-m", "nvfp4viz", "audit", str(folder), "--format", "json", "--quiet"],
     }
-    start, _, reading, whole = commands
+    start, _, reading, _, whole = commands
     times: dict[str, list[float]] = {name: [] for name in commands}
     peak = 0
     for turn in range(rounds + 1):
@@ -104,9 +104,10 @@ def whole_process(folder: Path, rounds: int) -> harness.Section:
 def bare(folder: Path) -> Path:
     """The same shards under another name, without index and configuration: what safe_open reads, and no more."""
     out = folder.with_name(folder.name + "-bare")
-    out.mkdir()
-    for path in folder.glob("*.safetensors"):
-        os.link(path, out / path.name)
+    if not out.exists():
+        out.mkdir()
+        for path in folder.glob("*.safetensors"):
+            os.link(path, out / path.name)
     return out
 
 
