@@ -100,7 +100,7 @@ class TensorTable(Mapping[str, TensorEntry]):
             np.concatenate([table.begin for table in tables]),
             np.concatenate([table.end for table in tables]),
         )
-        if unique or len(table.rows) == len(table.names):
+        if unique or len(set(table.names)) == len(table.names):
             return table
         home, chosen = home or {}, dict[str, int]()
         for row, name in enumerate(table.names):
