@@ -369,14 +369,14 @@ def to_markdown(report: SelfTest) -> str:
 
 
 def main() -> int:
-    """Run, print, and write ``selftest-<gpu>.md`` and ``.json``; 1 where bits differ, 2 without a usable GPU."""
+    """Run, print, and write ``selftest-<gpu>.md`` and ``.json``; 1 where bits differ, 2 if no GPU reaches the end."""
     parser = argparse.ArgumentParser(description="Compare this GPU's instructions with software, and it with the CPU.")
     parser.add_argument("--out", type=Path, default=Path("."), help="folder for the report (default: here)")
     options = parser.parse_args()
     try:
         report = run(lambda check: print(f"{check.name}: {_outcome(check)}", flush=True))
-    except NvError as error:
-        print(error, file=sys.stderr)
+    except (NvError, RuntimeError) as error:  # RuntimeError: torch's, when a kernel has brought the GPU down
+        print(f"{type(error).__name__}: {error}" if isinstance(error, RuntimeError) else error, file=sys.stderr)
         return 2
     options.out.mkdir(parents=True, exist_ok=True)
     stem = "selftest-" + "".join(c if c.isalnum() else "-" for c in report.gpu.lower())

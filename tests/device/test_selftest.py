@@ -93,6 +93,18 @@ def test_the_matrices_are_hostile():
     assert {len(x) % 128 for x in data.matrices("bf16")} != {0}
 
 
+def test_a_gpu_that_goes_down_on_the_way_is_one_line(monkeypatch, capsys, tmp_path):
+    """An instruction that a chip does not take after all is an error of torch's, at the next synchronisation."""
+
+    def fall(on_check):
+        raise RuntimeError("CUDA error: an illegal instruction was encountered")
+
+    monkeypatch.setattr(selftest, "run", fall)
+    monkeypatch.setattr(sys, "argv", ["selftest", "--out", str(tmp_path)])
+    assert selftest.main() == 2
+    assert capsys.readouterr().err == "RuntimeError: CUDA error: an illegal instruction was encountered\n"
+
+
 def test_without_a_gpu_it_says_why(monkeypatch, capsys, tmp_path):
     def refuse():
         raise DeviceError("device.no-driver")

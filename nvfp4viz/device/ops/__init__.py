@@ -1,6 +1,7 @@
 """NVFP4 on torch's CUDA tensors: CUDA tensors in, CUDA tensors out, on torch's current stream, the CPU path's bits.
 
-Importing this package imports torch.  Nothing here waits for the device, but where an op says so.
+Importing this package imports torch.  Nothing here waits for the device, but where an op says so; so nothing looks at
+the values of `offsets` either.  They must ascend from 0 and end at or before the number of rows: a kernel trusts them.
 """
 
 from nvfp4viz.device.ops.activation import activation_quantize

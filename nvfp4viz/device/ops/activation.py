@@ -78,7 +78,7 @@ def activation_quantize(
     rows, width = x.shape
     check_multiple(op, "2I", width, 32)
     columns = width // 32
-    x = aligned(x)
+    x = aligned(op, x)
     given = check_scales(op, global_scale, offsets, rows, x.device)
     packed = empty(op, (rows, width // 4), torch.uint8, x.device)
     scales = empty(op, scale_shape(rows, columns, layout, offsets), torch.uint8, x.device)

@@ -33,6 +33,16 @@ def check(op: str, name: str, tensor: Any, dtype: torch.dtype | tuple[torch.dtyp
     raise FormatError("ops.tensor", op=op, name=name, expected=f"{wanted} ({sizes})", got=_described(tensor))
 
 
+def check_offsets(op: str, offsets: Any) -> None:
+    """Raise ``ops.tensor`` unless ``offsets`` are int32 and bound one range at least.
+
+    Their values stay on the device and are not looked at: they must ascend from 0 and end at or before the rows.
+    """
+    check(op, "offsets", offsets, torch.int32, None)
+    if len(offsets) < 2:
+        raise FormatError("ops.tensor", op=op, name="offsets", expected="int32 (ranges + 1)", got=_described(offsets))
+
+
 def check_multiple(op: str, name: str, size: int, multiple: int) -> None:
     """Raise ``ops.multiple`` unless ``size`` is a positive multiple."""
     if size <= 0 or size % multiple:

@@ -67,7 +67,7 @@ def dequantize(q: DeviceQuantized, dtype: torch.dtype = torch.bfloat16) -> torch
     name, codes = OUT[dtype]
     units = k // codes
     how = (np.int32(decoding(q.recipe)), np.int32(block.bit_length() - 1), np.int32(q.recipe == "modelopt"))
-    packed = aligned(q.packed)
+    packed = aligned(op, q.packed)
     if layout == "linear" and given.kind == ONE:
         run = kernel("dequantize.cu", f"nv_dequantize_{name}_flat")
         arguments = (packed, scales, out, np.uint64(rows * units), given.scales, given.one, *how)

@@ -9,22 +9,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 
 from nvfp4viz.device.load import kernel
-from nvfp4viz.device.ops.checks import check, check_multiple
+from nvfp4viz.device.ops.checks import check, check_multiple, check_offsets
+from nvfp4viz.device.ops.dequantize import dequantize
 from nvfp4viz.device.ops.groups import aligned, empty
 from nvfp4viz.device.ops.layout import scale_tile_offsets
 from nvfp4viz.device.ops.mma import SOFT
+from nvfp4viz.device.ops.quantize import DeviceQuantized, scale_shape
 from nvfp4viz.device.ops.scaled_mm import library_fits, library_works, scaled_mm_grouped
 from nvfp4viz.errors import DeviceError, FormatError
 from nvfp4viz.quant import RECIPES
-
-if TYPE_CHECKING:
-    from nvfp4viz.device.ops.quantize import DeviceQuantized
 
 __all__ = ["PackedW4A16", "grouped_gemm_w4a4", "grouped_gemm_w4a16", "pack_w4a16", "widened_weight"]
 
@@ -92,7 +91,7 @@ def grouped_gemm_w4a4(
     block = RECIPES[a.recipe].block_size
     rows, k = a.shape
     check_multiple(op, "K", k, block)
-    check(op, "offsets", offsets, torch.int32, None)
+    check_offsets(op, offsets)
     experts = len(offsets) - 1
     check(op, "a.packed", a.packed, torch.uint8, rows, k // 2)
     check(op, "b_packed", b_packed, torch.uint8, experts, None, k // 2)
@@ -102,7 +101,9 @@ def grouped_gemm_w4a4(
     n, scale_offsets = b_packed.shape[1], None
     if a.layout == "swizzled":
         padded = -(-k // block // 4) * 4
-        check(op, "a.scales", a.scales, torch.uint8, None)
+        if a.offsets is not None:
+            check(op, "a.offsets", a.offsets, torch.int32, experts + 1)
+        check(op, "a.scales", a.scales, torch.uint8, *scale_shape(rows, k // block, a.layout, a.offsets))
         check(op, "b_scales", b_scales, torch.uint8, experts * -(-n // 128) * 128 * padded)
         scale_offsets = offsets if a.offsets is None else scale_tile_offsets(a.offsets)
     else:
@@ -116,10 +117,9 @@ def grouped_gemm_w4a4(
             raise DeviceError("ops.library", op=op)
     out = empty(op, (rows, n), out_dtype, a.packed.device)
     grid = (-(-n // W4A4_COLUMNS), rows // W4A4_ROWS + experts + 1 if rows else 0)
-    operands = (aligned(a.packed), aligned(a.scales), aligned(b_packed), aligned(b_scales))
+    operands = tuple(aligned(op, each) for each in (a.packed, a.scales, b_packed, b_scales))
     arguments = (*operands, offsets, scale_offsets, alphas, row_alphas, out)
     sizes = (np.int32(rows), np.int32(experts), np.int32(n), np.int32(k))
-    name = f"nv_grouped_w4a4_{kind}_{a.layout}_{_OUT[out_dtype]}"
     name = f"nv_grouped_w4a4_{kind}_{a.layout}_{_OUT[out_dtype]}"
     kernel("gemm_w4a4.cu", name, SOFT if soft else ())(grid, THREADS, (*arguments, *sizes))
     return out
@@ -162,15 +162,18 @@ def pack_w4a16(packed: torch.Tensor, scales: torch.Tensor) -> PackedW4A16:
     ------
     FormatError
         ``ops.tensor``, ``ops.multiple``
+    DeviceError
+        ``ops.memory``
     """
-    check("pack_w4a16", "packed", packed, torch.uint8, None, None, None)
+    op = "pack_w4a16"
+    check(op, "packed", packed, torch.uint8, None, None, None)
     experts, n, half = packed.shape
-    check_multiple("pack_w4a16", "K", 2 * half, 16)
-    check("pack_w4a16", "scales", scales, torch.uint8, experts, n, half // 8)
+    check_multiple(op, "K", 2 * half, 16)
+    check(op, "scales", scales, torch.uint8, experts, n, half // 8)
     pieces = experts * -(-n // 16) * -(-half // 32)
-    options = {"dtype": torch.int32, "device": packed.device}
-    words, moved = torch.empty(pieces, 32, 4, **options), torch.empty(pieces, 8, 2, **options)
-    row_nan = torch.zeros(experts, n, dtype=torch.uint8, device=packed.device)
+    words = empty(op, (pieces, 32, 4), torch.int32, packed.device)
+    moved = empty(op, (pieces, 8, 2), torch.int32, packed.device)
+    row_nan = empty(op, (experts, n), torch.uint8, packed.device).zero_()
     sizes = (np.int32(experts), np.int32(n), np.int32(2 * half))
     _w4a16("nv_w4a16_prepack")(-(-pieces // 4), THREADS, (packed, scales, words, moved, row_nan, *sizes))
     return PackedW4A16(words, moved, row_nan, (experts, n, 2 * half))
@@ -179,7 +182,7 @@ def pack_w4a16(packed: torch.Tensor, scales: torch.Tensor) -> PackedW4A16:
 def widened_weight(weight: PackedW4A16) -> torch.Tensor:
     """(E, N, K) bfloat16: what the fused kernel multiplies, ``code * block scale``, exact.  NaN scales read as 480."""
     experts, n, k = weight.shape
-    out = torch.empty(experts, n, k, dtype=torch.bfloat16, device=weight.words.device)
+    out = empty("widened_weight", (experts, n, k), torch.bfloat16, weight.words.device)
     sizes = (np.int32(experts), np.int32(n), np.int32(k))
     pieces = len(weight.words)
     _w4a16("nv_w4a16_widen")(-(-pieces // 4), THREADS, (weight.words, weight.scales, out, *sizes))
@@ -225,6 +228,8 @@ def grouped_gemm_w4a16(
     if method not in METHODS:
         raise FormatError("ops.method", op=op, method=method, known=", ".join(METHODS))
     ready = isinstance(packed, PackedW4A16)
+    if not ready:
+        check(op, "packed", packed, torch.uint8, None, None, None)
     experts, n, k = packed.shape if ready else (*packed.shape[:2], packed.shape[2] * 2)
     check(op, "x", x, torch.bfloat16, None, k)
     check(op, "decode_scales", decode_scales, torch.float32, experts)
@@ -235,7 +240,6 @@ def grouped_gemm_w4a16(
         return _fused(x, packed if ready else pack_w4a16(packed, scales), decode_scales, offsets)
     if ready:
         raise FormatError("ops.tensor", op=op, name="packed", expected="uint8 (E, N, K/2)", got="PackedW4A16")
-    check(op, "packed", packed, torch.uint8, experts, n, k // 2)
     check(op, "scales", scales, torch.uint8, experts, n, k // 16)
     return _dequantized(x, packed, scales, decode_scales, offsets)
 
@@ -258,10 +262,11 @@ def shared_bytes(tokens: int) -> int:
 def _fused(x: torch.Tensor, weight: PackedW4A16, decode_scales: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     experts, n, k = weight.shape
     rows = x.shape[0]
-    out = empty("grouped_gemm_w4a16", (rows, n), torch.bfloat16, x.device)
+    op = "grouped_gemm_w4a16"
+    out = empty(op, (rows, n), torch.bfloat16, x.device)
     tokens = tokens_of_a_block(rows, experts)
     grid = (-(-n // (64 * ROW_TILES[tokens])), rows // tokens + experts + 1 if rows else 0)
-    arguments = (aligned(x), weight.words, weight.scales, weight.row_nan, decode_scales, offsets, out)
+    arguments = (aligned(op, x), weight.words, weight.scales, weight.row_nan, decode_scales, offsets, out)
     sizes = (np.int32(rows), np.int32(experts), np.int32(n), np.int32(k))
     _w4a16(f"nv_grouped_w4a16_{tokens}")(grid, THREADS, (*arguments, *sizes), shared_bytes(tokens))
     return out
@@ -299,9 +304,6 @@ def _dequantized_by(
     decode_scales: torch.Tensor,
     offsets: torch.Tensor,
 ) -> torch.Tensor:
-    from nvfp4viz.device.ops.dequantize import dequantize
-    from nvfp4viz.device.ops.quantize import DeviceQuantized
-
     experts, n, half = packed.shape
     rows = x.shape[0]
     if not rows:

@@ -1,4 +1,7 @@
-"""Global scales of rows, as the kernels take them: one number, one for each row, or one for each range of rows."""
+"""Global scales of rows, as the kernels take them: one number, one for each row, or one for each range of rows.
+
+And what every op allocates: results, and copies of operands that do not start where a kernel's loads want them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import numpy as np
 import torch
 
 from nvfp4viz.device.load import Kernel, kernel
-from nvfp4viz.device.ops.checks import check
+from nvfp4viz.device.ops.checks import check, check_offsets
 from nvfp4viz.errors import DeviceError, FormatError
 
 ONE, PER_ROW, PER_RANGE = 0, 1, 2
@@ -91,9 +94,9 @@ def check_scales(op: str, scale: GlobalScale, offsets: torch.Tensor | None, rows
     """
     ranges = 0
     if offsets is not None:
-        check(op, "offsets", offsets, torch.int32, None)
+        check_offsets(op, offsets)
         ranges = offsets.numel() - 1
-        if ranges < 1 or offsets.device != device:
+        if offsets.device != device:
             raise FormatError("ops.tensor", op=op, name="offsets", expected="int32 (ranges + 1)", got=_seen(offsets))
     if not isinstance(scale, torch.Tensor):
         with np.errstate(over="ignore", under="ignore"):
@@ -135,9 +138,15 @@ def resident(run: Kernel, threads: int, device: torch.device) -> int:
     return max(each, 1) * int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def aligned(x: torch.Tensor) -> torch.Tensor:
-    """``x``, or a copy of it that starts at a multiple of 16 bytes, as the kernels' loads want."""
-    return x if x.data_ptr() % 16 == 0 else x.clone()
+def aligned(op: str, x: torch.Tensor) -> torch.Tensor:
+    """``x``, or a copy of it that starts at a multiple of 16 bytes, as the kernels' loads want.
+
+    Raises
+    ------
+    DeviceError
+        ``ops.memory``
+    """
+    return x if x.data_ptr() % 16 == 0 else empty(op, tuple(x.shape), x.dtype, x.device).copy_(x)
 
 
 def _seen(tensor: torch.Tensor) -> str:

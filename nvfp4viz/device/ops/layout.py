@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from nvfp4viz.device.load import kernel
-from nvfp4viz.device.ops.checks import check, check_multiple
-from nvfp4viz.device.ops.groups import aligned
+from nvfp4viz.device.ops.checks import check, check_multiple, check_offsets
+from nvfp4viz.device.ops.groups import aligned, empty
 from nvfp4viz.errors import FormatError
 
 __all__ = ["interleave_gate_up", "pack_ue8m0", "scale_tile_offsets", "swizzle", "unswizzle"]
@@ -52,8 +52,8 @@ def swizzle(scales: torch.Tensor, offsets: torch.Tensor | None = None) -> torch.
     """
     ranges, rows, columns = _check_scales("swizzle", scales, offsets)
     tiles = _most_tiles(ranges, rows, offsets)
-    flat = torch.zeros(tiles * TILE_ROWS * _padded(columns), dtype=torch.uint8, device=scales.device)
-    _launch("nv_swizzle_128x4", scales, flat, offsets, ranges, rows, columns, tiles)
+    flat = empty("swizzle", (tiles * TILE_ROWS * _padded(columns),), torch.uint8, scales.device).zero_()
+    _launch("swizzle", scales, flat, offsets, ranges, rows, columns, tiles)
     return flat
 
 
@@ -67,11 +67,11 @@ def unswizzle(
     FormatError
         ``ops.tensor``: `flat` has another size than :func:`swizzle` gives.
     """
-    scales = torch.empty(shape, dtype=torch.uint8, device=flat.device)
+    scales = empty("unswizzle", shape, torch.uint8, flat.device)
     ranges, rows, columns = _check_scales("unswizzle", scales, offsets)
     tiles = _most_tiles(ranges, rows, offsets)
     check("unswizzle", "flat", flat, torch.uint8, tiles * TILE_ROWS * _padded(columns))
-    _launch("nv_unswizzle_128x4", flat, scales, offsets, ranges, rows, columns, tiles)
+    _launch("unswizzle", flat, scales, offsets, ranges, rows, columns, tiles)
     return scales
 
 
@@ -80,7 +80,7 @@ def _check_scales(op: str, scales: torch.Tensor, offsets: torch.Tensor | None) -
     shape = (None,) * (3 if isinstance(scales, torch.Tensor) and scales.dim() == 3 and offsets is None else 2)
     check(op, "scales", scales, torch.uint8, *shape)
     if offsets is not None:
-        check(op, "offsets", offsets, torch.int32, None)
+        check_offsets(op, offsets)
         return len(offsets) - 1, scales.shape[0], scales.shape[1]
     return (scales.shape[0] if scales.dim() == 3 else 1), scales.shape[-2], scales.shape[-1]
 
@@ -97,7 +97,7 @@ def _most_tiles(ranges: int, rows: int, offsets: torch.Tensor | None) -> int:
 
 
 def _launch(
-    name: str,
+    op: str,
     source: torch.Tensor,
     target: torch.Tensor,
     offsets: torch.Tensor | None,
@@ -108,7 +108,7 @@ def _launch(
 ) -> None:
     grid = (-(-_padded(columns) // (4 * THREADS // 32)), tiles)
     sizes = (np.int32(ranges), np.int32(rows), np.int32(columns))
-    kernel("layout.cu", name)(grid, THREADS, (aligned(source), target, offsets, *sizes))
+    kernel("layout.cu", f"nv_{op}_128x4")(grid, THREADS, (aligned(op, source), target, offsets, *sizes))
 
 
 def interleave_gate_up(w: torch.Tensor, group: int = 8) -> torch.Tensor:
@@ -123,12 +123,16 @@ def interleave_gate_up(w: torch.Tensor, group: int = 8) -> torch.Tensor:
     rows, columns = w.shape[-2], w.shape[-1]
     if group < 1 or rows == 0 or rows % (2 * group):
         raise FormatError("format.interleave", shape=tuple(w.shape), multiple=2 * group)
-    out = torch.empty_like(w)
+    out = empty("interleave_gate_up", tuple(w.shape), torch.uint8, w.device)
+    matrices = w.numel() // (rows * columns) if columns else 0
+    # rows that stay together lie together: `group` of them are one long row, and a grid's second axis ends at 65535
+    rows, columns = rows // group, columns * group
     whole = columns % 16 == 0
     pieces = columns // 16 if whole else columns
     name = "nv_interleave_gate_up" if whole else "nv_interleave_gate_up_bytes"
-    grid = (-(-pieces // THREADS), rows, w.numel() // (rows * columns) if columns else 0)
-    kernel("layout.cu", name)(grid, THREADS, (aligned(w), out, np.int32(rows), np.int32(pieces), np.int32(group)))
+    sizes = (np.int32(rows), np.int32(pieces), np.int32(1))
+    source = aligned("interleave_gate_up", w)
+    kernel("layout.cu", name)((-(-pieces // THREADS), rows, matrices), THREADS, (source, out, *sizes))
     return out
 
 
@@ -142,7 +146,7 @@ def pack_ue8m0(scales: torch.Tensor) -> torch.Tensor:
     """
     check("pack_ue8m0", "scales", scales, torch.uint8, None, None)
     check_multiple("pack_ue8m0", "columns", scales.shape[1], 4)
-    words = torch.empty(scales.shape[0], scales.shape[1] // 4, dtype=torch.int32, device=scales.device)
+    words = empty("pack_ue8m0", (scales.shape[0], scales.shape[1] // 4), torch.int32, scales.device)
     kernel("layout.cu", "nv_pack_ue8m0")(
         -(-words.numel() // THREADS), THREADS, (scales, words, np.int64(words.numel()))
     )

@@ -62,6 +62,8 @@ def permute(x: torch.Tensor, ids: torch.Tensor, experts: int, expert_map: torch.
     ------
     FormatError
         ``ops.tensor``, ``ops.multiple``
+    DeviceError
+        ``ops.memory``
     """
     check("permute", "x", x, (torch.bfloat16, torch.float16, torch.float32), None, None)
     check("permute", "ids", ids, torch.int32, x.shape[0], None)
@@ -70,19 +72,20 @@ def permute(x: torch.Tensor, ids: torch.Tensor, experts: int, expert_map: torch.
     check_multiple("permute", "bytes of a row", x.shape[1] * x.element_size(), 16)
     check_multiple("permute", "experts", experts, 1)
     routes, top_k = ids.numel(), ids.shape[1]
-    options = {"dtype": torch.int32, "device": x.device}
-    offsets = torch.zeros(experts + 1, **options)
-    source, target = torch.full((routes,), -1, **options), torch.full(ids.shape, routes, **options)
+    offsets, source, target, counts = (
+        empty("permute", shape, torch.int32, x.device)
+        for shape in ((experts + 1,), (routes,), tuple(ids.shape), (experts, -(-routes // CHUNK)))
+    )
+    offsets.zero_(), source.fill_(-1), target.fill_(routes)
     rows = empty("permute", (routes, x.shape[1]), x.dtype, x.device)
-    chunks = -(-routes // CHUNK)
-    counts = torch.empty(experts, chunks, **options)
-    sizes = (np.int32(experts), np.int32(chunks))
-    grid = -(-experts * chunks // (THREADS // 32))
+    sizes = (np.int32(experts), np.int32(counts.shape[1]))
+    grid = -(-counts.numel() // (THREADS // 32))
     _kernel("nv_count_routes")(grid, THREADS, (ids, expert_map, counts, np.int32(routes), *sizes))
     plan = (ids, expert_map, counts, offsets, source, target, np.int32(routes), np.int32(top_k), *sizes)
     _kernel("nv_plan_routes")(grid, THREADS, plan)
     pieces = x.shape[1] * x.element_size() // 16
-    _kernel("nv_gather_rows")((routes, -(-pieces // THREADS)), THREADS, (aligned(x), source, rows, np.int32(pieces)))
+    gather = (aligned("permute", x), source, rows, np.int32(pieces))
+    _kernel("nv_gather_rows")((routes, -(-pieces // THREADS)), THREADS, gather)
     return Permuted(rows, offsets, source, target)
 
 
@@ -104,6 +107,8 @@ def unpermute(y: torch.Tensor, permuted: Permuted, weights: torch.Tensor) -> tor
     ------
     FormatError
         ``ops.tensor``, ``ops.multiple``
+    DeviceError
+        ``ops.memory``
     """
     tokens, top_k = permuted.target.shape
     check("unpermute", "y", y, torch.bfloat16, None, None)
@@ -113,7 +118,7 @@ def unpermute(y: torch.Tensor, permuted: Permuted, weights: torch.Tensor) -> tor
     pieces = y.shape[1] // 8
     sizes = (np.int32(top_k), np.int32(pieces), np.int32(y.shape[0]))
     _kernel("nv_combine_routes")(
-        (tokens, -(-pieces // THREADS)), THREADS, (aligned(y), permuted.target, weights, out, *sizes)
+        (tokens, -(-pieces // THREADS)), THREADS, (aligned("unpermute", y), permuted.target, weights, out, *sizes)
     )
     return out
 

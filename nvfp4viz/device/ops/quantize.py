@@ -109,7 +109,7 @@ def quantize(
     rows, k = x.shape
     check_multiple(op, "K", k, found.block_size)
     columns = k // found.block_size
-    x = aligned(x)
+    x = aligned(op, x)
     packed = empty(op, (rows, k // 2), torch.uint8, x.device)
     if found.scheme == "mxfp4":
         if global_scale is not None:

@@ -1,0 +1,149 @@
+"""What the ops refuse, and how they cut what is too large: their launches are recorded, no kernel runs."""
+
+import sys
+
+import pytest
+
+from nvfp4viz.errors import DeviceError, FormatError
+
+torch = pytest.importorskip("torch", reason="the ops work on torch's tensors")
+GRID_Y, COUNTER = 65535, 1 << 32
+
+
+class OnGpu(torch.Tensor):
+    """A tensor of the CPU that says it is on a GPU."""
+
+    is_cuda = property(lambda self: True)
+
+
+def tensor(*shape, dtype=torch.uint8):
+    return torch.zeros(shape, dtype=dtype).as_subclass(OnGpu)
+
+
+@pytest.fixture
+def ops(monkeypatch):
+    """The ops, whose launches go to ``ops.launches`` as (name, grid, threads, arguments)."""
+    from nvfp4viz.device import ops
+
+    launches = []
+
+    def kernel(source, name, defines=(), *, target=None):
+        def launch(grid, threads, arguments, shared=0):
+            launches.append((name, grid if isinstance(grid, tuple) else (grid,), threads, arguments))
+
+        return launch
+
+    for module in ("amax", "layout", "gemm", "permute"):
+        monkeypatch.setattr(sys.modules[f"nvfp4viz.device.ops.{module}"], "kernel", kernel)
+    monkeypatch.setattr(ops, "launches", launches, raising=False)
+    return ops
+
+
+def test_gate_and_up_of_a_wide_layer_fit_the_grid(ops):
+    """Llama 3.1 405B has 53,248 gate rows and as many of up; a grid's second axis ends at 65,535."""
+    ops.interleave_gate_up(tensor(2 * 53248, 16))
+    (_, grid, _, arguments), *rest = ops.launches
+    assert rest == []
+    assert max(grid[1:]) <= GRID_Y
+    assert grid[1] * int(arguments[4]) == 2 * 53248 // 8 * int(arguments[4])
+
+
+@pytest.mark.parametrize("per", ["token", "expert"])
+def test_maxima_of_more_rows_than_a_launch_counts(ops, monkeypatch, per):
+    """A warp a row: 2^27 rows are 2^32 threads, where the kernel's counter starts again."""
+    monkeypatch.setattr(sys.modules["nvfp4viz.device.ops.amax"], "empty", lambda op, shape, *how: torch.empty(shape))
+    rows = (1 << 27) + 5
+    x = torch.empty(1, 8, dtype=torch.bfloat16).expand(rows, 8).as_subclass(OnGpu)
+    monkeypatch.setattr(OnGpu, "is_contiguous", lambda self: True, raising=False)  # 2 GiB that nobody needs
+    ops.amax(x, torch.tensor([0, 7, rows], dtype=torch.int32).as_subclass(OnGpu) if per == "expert" else None, per)
+    done = 0
+    for _, grid, threads, (part, count, _, offsets, _, out) in ops.launches:
+        assert grid[0] * threads < COUNTER
+        assert len(part) == int(count)
+        assert grid[0] * threads // 32 >= count
+        if per == "expert":
+            assert offsets.tolist() == [-done, 7 - done, rows - done]
+        else:
+            assert out.storage_offset() == done
+        done += int(count)
+    assert done == rows
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_offsets_that_bound_nothing_are_refused(ops, count):
+    offsets = tensor(count, dtype=torch.int32)
+    calls = (
+        lambda: ops.amax(tensor(4, 16, dtype=torch.bfloat16), offsets),
+        lambda: ops.swizzle(tensor(4, 4), offsets),
+        lambda: ops.quantize(tensor(4, 16, dtype=torch.bfloat16), recipe="ieee", global_scale=1.0, offsets=offsets),
+    )
+    for call in calls:
+        with pytest.raises(FormatError) as raised:
+            call()
+        assert (raised.value.code, raised.value.params["name"]) == ("ops.tensor", "offsets")
+    assert ops.launches == []
+
+
+def w4a4(ops, scales, own, offsets):
+    """A product of 5 rows with 2 experts' weights, N = 8, K = 64, scales swizzled."""
+    a = ops.DeviceQuantized(tensor(5, 32), scales, 1.0, "ieee", (5, 64), "swizzled", own)
+    weight = tensor(2, 8, 32), tensor(2 * 128 * 4)
+    return ops.grouped_gemm_w4a4(a, *weight, offsets, tensor(2, dtype=torch.float32))
+
+
+def test_swizzled_scales_too_few_for_the_rows_are_refused(ops):
+    """One tile of scales, where the rows of two experts may need two: the kernel would read past its end."""
+    offsets = tensor(3, dtype=torch.int32)
+    w4a4(ops, tensor(2 * 128 * 4), offsets, offsets)
+    assert len(ops.launches) == 1
+    for scales, own in ((tensor(128 * 4), offsets), (tensor(7), None), (tensor(128 * 4), tensor(2, dtype=torch.int32))):
+        with pytest.raises(FormatError) as raised:
+            w4a4(ops, scales, own, offsets)
+        assert raised.value.code == "ops.tensor"
+    assert len(ops.launches) == 1
+
+
+@pytest.mark.parametrize("packed", [tensor(8, 32), None], ids=["a matrix", "nothing"])
+def test_a_weight_of_another_shape_is_refused(ops, packed):
+    with pytest.raises(FormatError) as raised:
+        ops.grouped_gemm_w4a16(
+            tensor(3, 64, dtype=torch.bfloat16), packed, tensor(8, 4), tensor(1, dtype=torch.float32),
+            tensor(2, dtype=torch.int32),
+        )  # fmt: skip
+    assert raised.value.params["name"] == "packed"
+
+
+def test_memory_that_does_not_suffice_is_one_clear_error_everywhere(ops, monkeypatch):
+    x, x8, ids = tensor(4, 16, dtype=torch.bfloat16), tensor(2, 16, 8), tensor(4, 1, dtype=torch.int32)
+    scales, flat = tensor(4, 4), tensor(512)
+    moved = torch.zeros(17, dtype=torch.bfloat16)[1:].view(1, 16).as_subclass(OnGpu)  # 2 bytes past a multiple of 16
+    assert moved.data_ptr() % 16
+    weight = ops.PackedW4A16(tensor(1, 32, 4), tensor(1, 8, 2), tensor(1, 16), (1, 16, 64))
+
+    def full(*shape, **how):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")
+
+    monkeypatch.setattr(torch, "empty", full)
+    monkeypatch.setattr(torch, "zeros", full)
+    monkeypatch.setattr(OnGpu, "clone", full, raising=False)
+    calls = (
+        lambda: ops.amax(x),
+        lambda: ops.amax(x, per="token"),
+        lambda: ops.amax(moved),
+        lambda: ops.swizzle(scales),
+        lambda: ops.unswizzle(flat, (4, 4)),
+        lambda: ops.interleave_gate_up(x8),
+        lambda: ops.pack_ue8m0(scales),
+        lambda: ops.pack_w4a16(tensor_of(x8), tensor_of(x8[:, :, :1])),
+        lambda: ops.widened_weight(weight),
+        lambda: ops.permute(x, ids, 2),
+    )
+    for call in calls:
+        with pytest.raises(DeviceError) as raised:
+            call()
+        assert raised.value.code == "ops.memory"
+        assert "9 GiB" in raised.value.text("en")["why"]
+
+
+def tensor_of(view):
+    return torch.from_numpy(view.numpy().copy()).as_subclass(OnGpu)
