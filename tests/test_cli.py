@@ -1,6 +1,7 @@
 """The command line: what goes to stdout, what to stderr, and the exit codes."""
 
 import csv
+import gc
 import io
 import json
 import os
@@ -263,6 +264,28 @@ def test_as_a_module_and_with_a_closed_pipe(good):
         f"{' '.join(command)} | head -1", cwd=ROOT, shell=True, capture_output=True, text=True, check=True
     )
     assert piped.stderr == ""
+
+
+def test_deep(capsys, good, tmp_path, monkeypatch):
+    """A NaN among block scales is seen with ``--deep`` alone; a scan that was stopped goes on with ``--resume``."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    broken = str(tmp_path / "broken")
+    options = ("--fault", "block-nan", "--layer", "0", "--expert", "1", "--projection", "up")
+    assert run(capsys, "inject", good, broken, *options)[0] == 0
+    assert run(capsys, "audit", broken)[0] == 0
+    for more in ((), ("--resume",)):
+        code, out, err = run(capsys, "audit", broken, "--deep", "--format", "json", *more)
+        assert (code, err) == (1, "")
+        assert [item["code"] for item in json.loads(out)["findings"]] == ["block-scale.nan"]
+    assert run(capsys, "audit", good, "--deep")[0] == 0
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize("option", [("--resume",), ("--scheduler", "tcp://127.0.0.1:1")])
+def test_options_of_a_deep_scan_need_one(capsys, good, option):
+    code, out, err = run(capsys, "audit", good, *option)
+    assert (code, out) == (64, "")
+    assert "--deep" in err
 
 
 def test_an_address(capsys, good):
