@@ -202,7 +202,8 @@ def deep_scan(
     progress
         Is told of MiB done.
     resume
-        Go on where an earlier scan of the same files stopped.
+        Go on where an earlier scan of the same files stopped: of a folder or a hub repository, whose files show
+        whether they have changed.
     state
         Where the records are kept until the scan is complete; by default below the user's cache folder.
     elsewhere
@@ -214,6 +215,8 @@ def deep_scan(
         As `scan_file`.
     """
     work = plan(checkpoint, view, linears)
+    # What was seen counts only where the source can tell that its files are still the same.
+    resume = resume and hasattr(checkpoint.source, "modified")
     kept = _State(state or default_state(checkpoint, work), resume)
     total = sum(map(_size, work.values()))
     done, fresh = 0, 0

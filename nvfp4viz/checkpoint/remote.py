@@ -190,6 +190,7 @@ class HttpSource(RemoteSource):
         elif not last.endswith(".index.json"):
             folder = parts.path.rstrip("/")
         self._parts, self._folder = parts, folder
+        self._files: list[str] | None = None
         self.index = unquote(last) if last.endswith(".index.json") else None
         shown = f"{host}{port}{unquote(parts.path).rstrip('/')}"
         super().__init__(only or printable(shown), only, Transport(timeout, parallel))
@@ -201,6 +202,11 @@ class HttpSource(RemoteSource):
         return urlunsplit((self._parts.scheme, self._parts.netloc, path, self._parts.query, ""))
 
     def files(self) -> list[str]:
+        if self._files is None:
+            self._files = self._find_files()
+        return list(self._files)
+
+    def _find_files(self) -> list[str]:
         if self.only is not None:
             self.size(self.only)
             return sorted([self.only, *self._present([CONFIG, HF_QUANT_CONFIG])])
@@ -294,6 +300,10 @@ class HubSource(RemoteSource):
 
     def files(self) -> list[str]:
         return list(self._names)
+
+    def modified(self, file: str) -> str:
+        """The commit: of one commit nothing changes."""
+        return self._commit
 
     def _url(self, file: str) -> str:
         from huggingface_hub import hf_hub_url

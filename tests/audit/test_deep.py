@@ -316,6 +316,25 @@ def test_changed_files_are_not_taken_for_seen(folder):
     assert before != default_state(inspect(folder), work)
 
 
+def test_a_server_is_asked_anew(folder, tmp_path):
+    """Nothing tells whether what lies behind an address has changed since, so that resuming begins anew."""
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with serve(Site(files)) as site:
+        checkpoint = inspect(site.address)
+        view = run_audit(checkpoint).view
+        state = tmp_path / "state.jsonl"
+        stopped = iter(range(2))
+
+        def stop(*_):
+            if next(stopped, None) is None:
+                raise Stop
+
+        with pytest.raises(Stop):
+            deep_scan(checkpoint, view, (), progress=stop, state=state)
+        assert state.read_bytes()
+        assert deep_scan(checkpoint, view, (), resume=True, state=state).resumed == 0
+
+
 def test_nowhere_to_keep_what_is_seen(folder, tmp_path, monkeypatch):
     """A home that cannot be written costs the chance to go on, and no more."""
     (tmp_path / "file").write_text("")

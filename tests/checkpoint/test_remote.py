@@ -110,6 +110,14 @@ def test_deepseek_costs_headers_scalars_and_64_kib_a_shard(tmp_path, layers, sha
     assert (report.container.header_bytes, report.container.bytes) == (made.header_bytes, made.nbytes)
 
 
+def test_a_folder_is_asked_for_its_files_once(files):
+    with serve(Site(files, lists=True)) as site:
+        checkpoint = open_checkpoint(site.address)
+        asked = len(site.asked)
+        assert set(checkpoint.source.files()) == set(files)
+        assert len(site.asked) == asked
+
+
 def test_the_audit_of_an_address_is_that_of_the_folder(files, folder):
     stages = []
     with serve(Site(files)) as site:
