@@ -6,15 +6,16 @@ Arrays come and go as NumPy's; what stays on the GPU are the experts' weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz import device
+from nvfp4viz.device.memory import smaller_until_it_fits
 from nvfp4viz.device.probe import require_cuda
 from nvfp4viz.errors import DeviceError
 from nvfp4viz.moe import ExpertsResult, Routing, W4A4Experts
@@ -27,6 +28,7 @@ CUDA_RECIPES = ("ieee", "vllm-cuda", "ocp-floor", "vllm-even", "flashinfer-ceil"
 """Recipes that the kernels compute; the others restate packages that run on the CPU."""
 
 Array = npt.NDArray[Any]
+Part = TypeVar("Part")
 
 
 def choose(wish: str) -> tuple[str, DeviceError | None]:
@@ -80,12 +82,21 @@ def quantize(
 
     found = RECIPES[recipe]
     if found.scheme == "mxfp4":
-        stored = np.float32(1)
-        q = ops.quantize(to_cuda(x), recipe=recipe)
+        stored, how = np.float32(1), {}
     else:
         stored = quant.global_scale(quant.amax(x), recipe) if global_scale is None else np.float32(global_scale)
-        q = ops.quantize(to_cuda(x), recipe=recipe, global_scale=float(stored))
-    packed, scales = q.packed.cpu().numpy(), q.scales.cpu().numpy()
+        how = {"global_scale": float(stored)}
+
+    def part(rows: slice) -> tuple[Array, Array]:
+        q = ops.quantize(to_cuda(x[rows]), recipe=recipe, **how)
+        return q.packed.cpu().numpy(), q.scales.cpu().numpy()
+
+    try:
+        packed, scales = map(np.concatenate, zip(*_by_rows("quantize", x.shape, part), strict=True))
+    except DeviceError as error:
+        if device == "cuda" or error.code != "ops.memory":
+            raise
+        return quant.quantize(x, recipe=recipe, global_scale=global_scale), "cpu"
     return QuantizedTensor(packed, scales, stored, recipe, found.block_size, x.shape), "cuda"
 
 
@@ -93,18 +104,35 @@ def dequantize(q: QuantizedTensor, dtype: Any = np.float32, device: str = "auto"
     """`nvfp4viz.quant.dequantize` on the device that computes, and which one that was."""
     from nvfp4viz import quant
 
-    if q.recipe not in CUDA_RECIPES or len(q.shape) != 2 or choose(device)[0] == "cpu":
+    able = q.recipe in CUDA_RECIPES and len(q.shape) == 2 and q.packed.size > 0
+    if not able or choose(device)[0] == "cpu":
         return quant.dequantize(q, dtype=dtype), "cpu"
     import torch
 
     from nvfp4viz.device import ops
 
     wide = np.dtype(dtype) == np.float32
-    there = ops.DeviceQuantized(
-        to_cuda(q.packed), to_cuda(q.scales), float(q.global_scale), q.recipe, q.shape, "linear"
+
+    def part(rows: slice) -> Array:
+        packed = to_cuda(q.packed[rows])
+        operands = (packed, to_cuda(q.scales[rows]), float(q.global_scale), q.recipe, (len(packed), q.shape[1]))
+        out = ops.dequantize(ops.DeviceQuantized(*operands), dtype=torch.float32 if wide else torch.bfloat16)
+        found: Array = out.cpu().numpy() if wide else to_numpy_bf16(out)
+        return found
+
+    try:
+        return np.concatenate(_by_rows("dequantize", q.shape, part)), "cuda"
+    except DeviceError as error:
+        if device == "cuda" or error.code != "ops.memory":
+            raise
+        return quant.dequantize(q, dtype=dtype), "cpu"
+
+
+def _by_rows(op: str, shape: tuple[int, ...], part: Callable[[slice], Part]) -> list[Part]:
+    """``part`` of all rows, or of fewer at a time where the GPU's memory does not hold them.  Rows do not meet."""
+    return smaller_until_it_fits(
+        op, shape[1:], shape[0], lambda step: [part(slice(first, first + step)) for first in range(0, shape[0], step)]
     )
-    out = ops.dequantize(there, dtype=torch.float32 if wide else torch.bfloat16)
-    return (out.cpu().numpy() if wide else to_numpy_bf16(out)), "cuda"
 
 
 def to_cuda(array: Array) -> Any:
@@ -150,8 +178,15 @@ class CudaExperts:
         """Output of a layer's experts; ``None`` where the CPU must compute it."""
         if self.failure is not None or len(x) == 0:
             return None
+        on = self.layers[layer]
+
+        def part(rows: slice) -> ExpertsResult:
+            return _run(on, x[rows], Routing(routing.ids[rows], routing.weights[rows], routing.logits[rows]))
+
         try:
-            return _run(self.layers[layer], x, routing)
+            parts = _by_rows("the experts", x.shape, part)
+            broken = {expert for one in parts for expert in one.nan_experts}
+            return ExpertsResult(np.concatenate([one.out for one in parts]), tuple(sorted(broken)))
         except DeviceError as error:
             self.failure = device.outcome.failure = error
         except RuntimeError as error:  # what torch throws when a kernel of ours, or its own, has failed

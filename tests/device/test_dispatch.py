@@ -201,6 +201,73 @@ def test_experts_that_do_not_fit_stay_on_the_cpu(gpu, monkeypatch):
     assert why.params == {"reason": "CUDA out of memory. Tried to allocate 3 GiB"}
 
 
+def full_above(monkeypatch, owner, name, most):
+    """Let ``owner.name`` run out of memory above ``most`` rows; gives the list of how many it was asked for."""
+    real, tried = getattr(owner, name), []
+
+    def tight(x, *rest, **how):
+        tried.append(len(x))
+        if len(x) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nmore")
+        return real(x, *rest, **how)
+
+    monkeypatch.setattr(owner, name, staticmethod(tight) if isinstance(owner, type) else tight)
+    return tried
+
+
+def test_tokens_that_do_not_fit_together_go_one_after_another(gpu, monkeypatch):
+    """The same bits, the same broken experts, and the GPU stays in use."""
+    experts, (x, routing) = make_experts(**SCALES["holes in both"]), tokens()
+    cuda, _ = dispatch.cuda_experts({0: experts}, "auto")
+    tried = full_above(monkeypatch, FakeOps, "permute", 2)
+    found = cuda(0, x, routing)
+    expected = run_w4a4_experts(x, routing, experts)
+    assert found.out.tobytes() == expected.out.tobytes()
+    assert found.nan_experts == expected.nan_experts
+    assert tried == [7, 4, 2, 2, 2, 1]
+    assert cuda.failure is None
+
+
+class NumpyOps(types.ModuleType):
+    """``quantize`` and ``dequantize`` of the operators by the library's NumPy path."""
+
+    DeviceQuantized = staticmethod(lambda *fields: fields)
+
+    @staticmethod
+    def quantize(x, *, recipe, global_scale=None):
+        q = quant.quantize(x.numpy(), recipe=recipe, global_scale=global_scale, path="numpy")
+        return types.SimpleNamespace(packed=torch.from_numpy(q.packed.copy()), scales=torch.from_numpy(q.scales.copy()))
+
+    @staticmethod
+    def dequantize(q, dtype):
+        packed, scales, g, recipe, shape = q
+        values = quant.QuantizedTensor(packed.numpy(), scales.numpy(), np.float32(g), recipe, 16, shape)
+        return torch.from_numpy(quant.dequantize(values, dtype=np.float32, path="numpy"))
+
+
+@pytest.mark.parametrize(("most", "where"), [(3, "cuda"), (0, "cpu")])
+def test_a_matrix_that_does_not_fit_goes_by_rows_and_then_to_the_cpu(gpu, monkeypatch, most, where):
+    ops = NumpyOps("nvfp4viz.device.ops")
+    monkeypatch.setattr(device, "ops", ops)
+    monkeypatch.setitem(sys.modules, "nvfp4viz.device.ops", ops)
+    x = np.random.default_rng(0).standard_normal((7, 64)).astype(np.float32)
+    expected = quant.quantize(x, recipe="vllm-cuda")
+    tried = full_above(monkeypatch, dispatch, "to_cuda", most)
+    found, on = dispatch.quantize(x, recipe="vllm-cuda")
+    assert on == where
+    assert tried == ([7, 4, 2, 2, 2, 1] if most else [7, 4, 2, 1])
+    assert (found.packed.tobytes(), found.scales.tobytes()) == (expected.packed.tobytes(), expected.scales.tobytes())
+    back, on = dispatch.dequantize(found)
+    assert on == where
+    assert back.tobytes() == quant.dequantize(expected).tobytes()
+    if not most:
+        for call in (lambda: dispatch.quantize(x, recipe="vllm-cuda", device="cuda"),
+                     lambda: dispatch.dequantize(found, device="cuda")):  # fmt: skip
+            with pytest.raises(DeviceError) as raised:
+                call()
+            assert raised.value.code == "ops.memory"
+
+
 def test_a_wish_without_a_gpu(no_gpu):
     assert dispatch.choose("cpu") == ("cpu", None)
     where, why = dispatch.choose("auto")

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from nvfp4viz.device.load import kernel
+from nvfp4viz.device.memory import smaller_until_it_fits
 from nvfp4viz.device.ops.checks import check, check_multiple, check_offsets
 from nvfp4viz.device.ops.dequantize import dequantize
 from nvfp4viz.device.ops.groups import aligned, empty
@@ -279,21 +280,11 @@ def _dequantized(
     x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, decode_scales: torch.Tensor, offsets: torch.Tensor
 ) -> torch.Tensor:
     """All experts at once; where memory does not suffice, fewer at a time."""
-    chunk = len(packed)
-    while True:
-        try:
-            return _dequantized_by(chunk, x, packed, scales, decode_scales, offsets)
-        except torch.OutOfMemoryError as error:
-            if chunk == 1:
-                reason = str(error).splitlines()[0]
-                raise DeviceError(
-                    "ops.memory", op="grouped_gemm_w4a16", shape=tuple(packed.shape[1:]), reason=reason
-                ) from error
-        except DeviceError as error:
-            if chunk == 1 or error.code != "ops.memory":
-                raise
-        torch.cuda.empty_cache()
-        chunk = (chunk + 1) // 2
+    weight = (packed.shape[1], 2 * packed.shape[2])
+    return smaller_until_it_fits(
+        "grouped_gemm_w4a16", weight, len(packed),
+        lambda chunk: _dequantized_by(chunk, x, packed, scales, decode_scales, offsets),
+    )  # fmt: skip
 
 
 def _dequantized_by(
