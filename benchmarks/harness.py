@@ -121,7 +121,18 @@ def installed(names: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-PACKAGES = ("numpy", "numba", "ml_dtypes", "torch", "torchao", "nvidia-modelopt", "compressed-tensors", "safetensors")
+PACKAGES = (
+    "numpy",
+    "numba",
+    "ml_dtypes",
+    "torch",
+    "torchao",
+    "nvidia-modelopt",
+    "compressed-tensors",
+    "safetensors",
+    "huggingface_hub",
+    "msgspec",
+)
 
 
 def describe_machine() -> dict[str, object]:
