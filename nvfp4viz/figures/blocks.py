@@ -124,7 +124,7 @@ def inner_figure(record: InnerSum, along: Along, *, theme: Theme, lang: str) -> 
                     "color": scale.fill if name == along else "rgba(0,0,0,0)",
                     "line": {"color": ink.ink, "width": 1},
                 },
-                text=[f"{float(run.scale):.4g}" if run.stop - run.start >= 16 else "" for run in runs],
+                text=[f"{float(run.scale):.6g}" if run.stop - run.start >= 16 else "" for run in runs],
                 textposition="inside",
                 insidetextfont={"color": scale.on_fill if name == along else ink.ink, "size": 12},
                 textangle=0,

@@ -271,6 +271,15 @@ def partial_sums(x: GroupedTensor, w: GroupedTensor, m: int, n: int) -> tuple[Pa
 # ------------------------------------------------------------------ what is stored
 
 
+def padded_scales(rows: int, columns: int, tile_rows: int = 128) -> int:
+    """Bytes of ``(rows, columns)`` scales in tiles of ``tile_rows`` × 4, padding included.
+
+    >>> padded_scales(150, 6), padded_scales(150, 6, 8)
+    (2048, 1216)
+    """
+    return -(-rows // tile_rows) * tile_rows * (-(-columns // 4) * 4)
+
+
 @dataclass(frozen=True, slots=True)
 class ElementPlace:
     """Where one element of an NVFP4 weight ``(N, K)`` is stored.

@@ -34,6 +34,7 @@ PAGES = (
     PageEntry("empty_answer", "start", default=True),
     PageEntry("e2m1", "formats", kernels=False),
     PageEntry("two_level_scaling", "formats"),
+    PageEntry("blocks", "formats"),
     PageEntry("tensor_core", "formats"),
     PageEntry("explorer", "checkpoint", kernels=False),
     PageEntry("fault_lab", "checkpoint"),

@@ -84,7 +84,7 @@ def test_every_preset_is_drawn_and_explained(open_page, lang, kind, name):
 def test_it_opens_where_the_sentence_is_seen(open_page):
     """One term is cut, the sum is cut, and the result is not the one of float32 arithmetic."""
     at = open_page(PAGE)
-    assert "1 of 5 terms reach below the cut at 35 fractional bits" in texts(at)
+    assert "The cut at 35 fractional bits takes 1.91×10⁻⁶ from 1 of 5 terms" in texts(at)
     assert "nearer zero" in texts(at)
     assert "0x472995F7" in texts(at)
     assert "0x472995F8" in texts(at)

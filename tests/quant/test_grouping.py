@@ -8,12 +8,13 @@ import pytest
 
 from nvfp4viz import quant
 from nvfp4viz.errors import FormatError
-from nvfp4viz.formats import swizzle_128x4
+from nvfp4viz.formats import E2M1, explain, swizzle_128x4, swizzled_size
 from nvfp4viz.quant.grouping import (
     GROUP_SHAPE,
     GROUPINGS,
     compare_grouping,
     from_groups,
+    padded_scales,
     partial_sums,
     place_of,
     quantize_along,
@@ -138,12 +139,7 @@ def test_terms_add_up_to_the_exact_product(along, place):
     assert len(parts) == 64 // width
     exact = Fraction(0)
     for k in range(64):
-        a = Fraction(
-            float(quant.tensor_core_explain([x.codes[m, k]] * 64, [0] * 64, [0x38] * 4, [0x38] * 4).a_values[0])
-        )
-        b = Fraction(
-            float(quant.tensor_core_explain([w.codes[n, k]] * 64, [0] * 64, [0x38] * 4, [0x38] * 4).a_values[0])
-        )
+        a, b = (Fraction(explain(E2M1, int(code)).value) for code in (x.codes[m, k], w.codes[n, k]))
         exact += a * b * Fraction(float(x.element_scales[m, k])) * Fraction(float(w.element_scales[n, k]))
     assert sum((part.term for part in parts), Fraction(0)) == exact
     assert all((part.dot * 4).denominator == 1 for part in parts)
@@ -209,6 +205,13 @@ def test_every_scale_has_a_byte_of_its_own():
         offsets = {getattr(place, name) for place in places}
         assert len(offsets) == len(places)
         assert max(offsets) < size
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (128, 4), (129, 5), (150, 6), (1000, 33)])
+def test_padding_is_counted(rows, columns):
+    assert padded_scales(rows, columns) == swizzled_size(rows, columns)
+    last = place_of(rows - 1, 16 * (columns - 1), 16 * columns).offset_8x4
+    assert last < padded_scales(rows, columns, 8) <= last + 32
 
 
 def test_a_nan_scale_has_no_partial_sums():

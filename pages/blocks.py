@@ -1,0 +1,59 @@
+"""Blocks in a GEMM: why sixteen neighbours along K share a scale, what it costs, and how it is stored."""
+
+from nvfp4viz.figures import blocks as figures
+from nvfp4viz.quant.grouping import GROUPINGS
+from nvfp4viz.ui import blocks_parts as parts
+from nvfp4viz.ui import lesson, state
+from nvfp4viz.ui.shell import ensure_shell
+from nvfp4viz.ui.swizzle_map import LAYOUTS
+
+ensure_shell()
+page = lesson.open_page(
+    "blocks",
+    part=state.choice(parts.PARTS, default=parts.PARTS[0]),
+    along=state.choice(GROUPINGS, default="k"),
+    m=state.integer(0, figures.INNER_ROWS - 1, default=3),
+    n=state.integer(0, figures.INNER_ROWS - 1, default=5),
+    data=state.choice(parts.DATA, default="outliers"),
+    size=state.option(figures.SIZES, default=parts.ASKED),
+    layer=state.integer(0, 3, default=0),
+    expert=state.integer(0, 63, default=0),
+    w_rows=state.integer(1, 65536, default=128),
+    w_blocks=state.integer(1, 2048, default=4),
+    e_row=state.integer(0, 65535, default=33),
+    e_k=state.integer(0, 65535, default=83),
+    layout=state.choice(LAYOUTS, default="128x4"),
+    s_rows=state.integer(1, 1024, default=100),
+    s_cols=state.integer(1, 64, default=6),
+    s_row=state.integer(0, 1023, default=33),
+    s_col=state.integer(0, 63, default=1),
+)
+view = page.view
+
+part = page.parts("part", parts.PARTS)
+if part == "inner":
+    parts.inner_part(page)
+elif part == "error":
+    parts.error_part(page)
+elif part == "shapes":
+    parts.shapes_part(page)
+else:
+    parts.swizzle_part(page)
+
+page.foot(
+    code={
+        "m": view["m"],
+        "n": view["n"],
+        "along": view["along"],
+        "size": view["size"],
+        "w_rows": view["w_rows"],
+        "k": view["w_blocks"] * parts.K_STEP,
+        "e_row": view["e_row"],
+        "e_k": view["e_k"],
+    },
+    data={
+        "inner_sum": lambda: figures.run_rows(figures.inner_sum(view["m"], view["n"]), view["along"]),
+        "grouping_error": lambda: figures.error_rows(parts.products_of(page)),
+        "scale_offsets": lambda: parts.offset_rows(page),
+    },
+)

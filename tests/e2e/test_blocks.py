@@ -1,0 +1,83 @@
+"""The swizzle map: its arithmetic against the library, pointing, keys, padding, phones."""
+
+import re
+
+import pytest
+
+from nvfp4viz.formats import offset_8x4, offset_128x4
+from nvfp4viz.ui.components import read
+
+PATH = "/blocks?lang=en&part=swizzle"
+OFFSETS = {"128x4": offset_128x4, "8x4": offset_8x4}
+
+
+@pytest.fixture
+def page(visit):
+    page = visit(PATH)
+    page.locator(".map .logical rect.cell").first.wait_for()
+    return page
+
+
+@pytest.mark.parametrize("layout", OFFSETS)
+@pytest.mark.parametrize(("rows", "columns"), [(300, 9), (128, 4), (1, 1)])
+def test_places_in_the_browser_are_the_library_s(browser, layout, rows, columns):
+    script = browser.new_page()
+    script.add_script_tag(content=read("swizzle_map", "arithmetic.js"))
+    found = script.evaluate(
+        """([layout, rows, columns]) => Array.from({ length: rows * columns }, (_, i) => {
+             const at = { row: Math.floor(i / columns), column: i % columns };
+             const byte = LAYOUTS[layout].offset(at.row, at.column, columns);
+             const back = scaleAt(layout, byte, columns);
+             return [byte, back.row === at.row && back.column === at.column];
+           })""",
+        [layout, rows, columns],
+    )
+    script.close()
+    expected = [OFFSETS[layout](row, column, columns) for row in range(rows) for column in range(columns)]
+    assert [byte for byte, _ in found] == expected
+    assert all(back for _, back in found)
+
+
+def test_keys_walk_through_the_tensor_and_into_the_link(page):
+    status = page.locator(".map .status")
+    assert "Row 33, column 1" in status.inner_text()
+    page.locator(".map .panels").focus()
+    page.keyboard.press("ArrowDown")
+    assert f"byte {offset_128x4(34, 1, 6)} (" in status.inner_text()
+    page.keyboard.press("PageDown")
+    assert "Row 66, column 1" in status.inner_text()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    assert f"byte {offset_128x4(66, 4, 6)} (" in status.inner_text()  # the next tile
+    page.wait_for_url(re.compile(r"s_row=66&s_col=4|s_col=4&s_row=66"))
+
+
+def test_pointing_at_memory_shows_the_tensor_s_place(page):
+    box = page.locator(".map .physical svg").bounding_box()
+    # Line 2, byte 9: band 2 of 32 rows, column 1.
+    page.mouse.move(box["x"] + 9.5 * box["width"] / 16, box["y"] + 2.5 * box["height"] / 32)
+    status = page.locator(".map .status")
+    assert "Row 66, column 1" in status.inner_text()
+    assert f"byte {offset_128x4(66, 1, 6)} (" in status.inner_text()
+    page.mouse.down()
+    page.mouse.up()
+    page.wait_for_url(re.compile(r"s_row=66"))
+
+
+def test_padding_is_named_and_cannot_be_chosen(page):
+    box = page.locator(".map .physical svg").bounding_box()
+    page.mouse.move(box["x"] + 13.5 * box["width"] / 16, box["y"] + 31.5 * box["height"] / 32)  # row 127
+    assert "Row 127, column 1 lies outside the tensor" in page.locator(".map .status").inner_text()
+    assert page.locator(".map .logical rect.padding").count() == 28 * 4
+    page.mouse.down()
+    page.mouse.up()
+    page.mouse.move(1, 1)
+    page.locator(".map .status", has_text="Row 33, column 1").wait_for()
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.parametrize("part", ["inner", "shapes", "swizzle"])
+def test_nothing_overflows_a_phone(visit, lang, part):
+    page = visit(f"/blocks?lang={lang}&part={part}", width=390)
+    main = page.locator("[data-testid=stMain]")
+    assert main.evaluate("node => node.scrollWidth - node.clientWidth") <= 0

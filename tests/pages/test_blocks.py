@@ -1,0 +1,138 @@
+"""The page on blocks in a GEMM as a reader in either language meets it."""
+
+import pytest
+
+from nvfp4viz.figures import blocks
+from nvfp4viz.quant.grouping import GROUPINGS, place_of, storage
+from nvfp4viz.ui.blocks_parts import PARTS, tiny_moe_products
+from nvfp4viz.ui.snippets import run
+
+from .conftest import clean, texts
+
+PAGE = "blocks"
+LANGUAGES = ["en", "zh"]
+TITLES = {"en": "Blocks in a GEMM", "zh": "GEMM 里的块"}
+BEST = f"{PAGE}.predict.best"
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_opens_by_link(open_page, lang, part):
+    at = open_page(PAGE, lang=lang, part=part)
+    assert at.title[0].value == TITLES[lang]
+    assert len(at.get("plotly_chart")) <= 1
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"part": "nowhere"},
+        {"along": "m"},
+        {"m": "16"},
+        {"n": "-1"},
+        {"n": "1.5"},
+        {"data": "gemma"},
+        {"size": "3"},
+        {"size": "inf"},
+        {"layer": "4"},
+        {"expert": "64"},
+        {"w_rows": "0"},
+        {"w_blocks": "99999"},
+        {"e_row": "-3"},
+        {"e_k": "one"},
+        {"layout": "64x4"},
+        {"s_rows": "0"},
+        {"s_cols": "65"},
+        {"s_row": "nan"},
+        {"s_col": "9" * 5000},
+    ],
+    ids=lambda query: " ".join(f"{name}={value[:8]}" for name, value in query.items()),
+)
+def test_a_bad_link_is_named_and_leaves_the_page_usable(open_page, lang, query):
+    at = open_page(PAGE, lang=lang, **query)
+    assert at.title[0].value == TITLES[lang]
+    (name,) = query
+    assert f"`{name}=" in texts(at)
+
+
+def test_it_opens_where_the_sentence_is_seen(open_page):
+    at = open_page(PAGE)
+    assert len(at.get("plotly_chart")) == 1
+    assert "This output needs **4** multiplications by scales for 64 products" in texts(at)
+    assert "Along K there are 4, in tiles 16, along the rows 64" in texts(at)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("along", GROUPINGS)
+def test_every_grouping_of_an_output_is_shown(open_page, lang, along):
+    at = open_page(PAGE, lang=lang, along=along, m="0", n="15")
+    assert f"**{len(blocks.inner_sum(0, 15).runs[along])}**" in texts(at)
+
+
+def test_the_best_grouping_is_asked_before_it_is_shown(open_page):
+    at = open_page(PAGE, part="error")
+    assert len(at.get("plotly_chart")) == 0
+    at.radio(key=f"predict.asked.{BEST}").set_value("k").run()
+    clean(at)
+    assert len(at.get("plotly_chart")) == 1
+    assert "Your guess: along K" in texts(at)
+    assert "Along K 8.5 dB, along the rows 17.2 dB, in tiles 11.3 dB" in texts(at)
+
+
+@pytest.mark.parametrize(
+    "query", [{"size": "1"}, {"data": "tiny_moe"}, {"data": "tiny_moe", "layer": "3", "expert": "63"}]
+)
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_other_data_are_compared(open_page, lang, query):
+    at = open_page(PAGE, lang=lang, part="error", **query)
+    clean(at.button(key=f"predict.skip.{BEST}").click().run())
+    assert len(at.get("plotly_chart")) == 1
+
+
+def test_real_channels_of_one_size_have_no_better_direction():
+    """The page says so of tiny-moe: within a decibel, for every layer."""
+    for layer in range(4):
+        values = [found.y.sqnr_db for found in tiny_moe_products(layer, 0)]
+        assert max(values) - min(values) < 1
+
+
+@pytest.mark.parametrize(("rows", "steps"), [("128", "4"), ("1", "1"), ("65536", "2048")])
+def test_sizes_and_places_are_the_library_s(open_page, rows, steps):
+    at = open_page(PAGE, part="shapes", w_rows=rows, w_blocks=steps, e_row="65535", e_k="65535")
+    n, k = int(rows), 32 * int(steps)
+    found, place = storage(n, k), place_of(n - 1, k - 1, k)
+    assert f"({found.packed[0]}, {found.packed[1]})" in texts(at)
+    assert f"byte {place.offset_128x4:,}." in texts(at)
+    assert "**4.5 bits a weight** for NVFP4, 4.25 for MXFP4" in texts(at)
+    assert "12.5 % of the packed bytes, MXFP4's 6.25 %" in texts(at)
+
+
+@pytest.mark.parametrize("layout", ["128x4", "8x4"])
+def test_padding_is_counted(open_page, layout):
+    at = open_page(PAGE, part="swizzle", layout=layout, s_rows="150", s_cols="6")
+    size = {"128x4": 2048, "8x4": 1216}[layout]
+    assert f"900 scales take {size} bytes in this layout; {size - 900} of them are padding" in texts(at)
+
+
+def test_a_place_outside_the_shape_falls_back_into_it(open_page):
+    at = open_page(PAGE, part="swizzle", s_rows="2", s_cols="1", s_row="900", s_col="60")
+    assert (at.session_state[f"{PAGE}.s_row"], at.session_state[f"{PAGE}.s_col"]) == (1, 0)
+
+
+@pytest.mark.parametrize("query", [{}, {"along": "rows", "size": "100"}, {"w_rows": "7", "w_blocks": "3"}], ids=str)
+def test_the_code_shown_gives_the_page_s_numbers(open_page, query):
+    at = open_page(PAGE, **query)
+    at.session_state[f"{PAGE}.open.code"] = True
+    clean(at.run())
+    source, output = at.code[0].value, at.code[1].value
+    assert run(source) == output
+    if not query:
+        assert "k 0-15: -12.0 * 26624.0 = -319488.0" in output
+        assert "k: product 8.5 dB" in output
+
+
+def test_downloads_open(open_page):
+    at = open_page(PAGE)
+    at.session_state[f"{PAGE}.download"] = True
+    clean(at.run())
