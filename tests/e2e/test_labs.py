@@ -86,3 +86,39 @@ def test_the_sweep_runs_when_it_is_asked_for(visit):
     charts = page.locator(".js-plotly-plot").count()
     page.get_by_role("button", name=re.compile("^Run")).click()
     page.wait_for_function("n => document.querySelectorAll('.js-plotly-plot').length > n", arg=charts, timeout=120_000)
+
+
+@pytest.mark.parametrize(
+    ("lang", "between", "choose", "most", "larger"),
+    [
+        (
+            "en",
+            "The number must lie from 0 to 3.",
+            "Choose files",
+            "up to 64MB a file",
+            "The file is larger than 64.0MB",
+        ),
+        ("zh", "这个数必须在 0 到 3 之间。", "选择文件", "每个文件不超过 64MB", "文件超过 64.0MB"),
+    ],
+)
+def test_streamlit_s_own_words_are_in_the_reader_s_language(visit, tmp_path, lang, between, choose, most, larger):
+    page = visit(f"/fault_lab?lang={lang}")
+    layer = page.locator("[data-testid=stNumberInput] input").first
+    layer.fill("99")
+    layer.press("Enter")
+    page.locator("[data-testid=stNumberInput] [role=alert]", has_text=between).wait_for(state="attached")
+    page.locator(".stTooltipErrorHoverTarget").first.hover()
+    page.get_by_role("tooltip").filter(has_text=between).wait_for()
+    assert "range" not in page.get_by_role("tooltip").inner_text()
+
+    page = visit(f"/explorer?lang={lang}")
+    page.locator("[data-testid=stCheckbox] label").first.click()
+    uploader = page.locator("[data-testid=stFileUploader]")
+    uploader.get_by_text(choose, exact=True).wait_for()
+    uploader.get_by_text(most).wait_for()
+    big = tmp_path / "big.safetensors"
+    with big.open("wb") as file:
+        file.truncate(70 << 20)
+    uploader.locator("input").set_input_files(big)
+    uploader.get_by_text(larger).wait_for(state="attached")
+    assert "smaller" not in uploader.inner_text()
