@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nvfp4viz.device.build import KERNELS
+from nvfp4viz.device.build import KERNELS, source_hash
 
 __all__ = [
     "RESULTS",
@@ -145,6 +145,13 @@ class SelfTestRecord:
     def compared(self) -> int:
         """How many were compared."""
         return sum(check["compared"] for check in self.report["checks"])
+
+    @property
+    def changed_since(self) -> tuple[str, ...]:
+        """Kernel files that are no longer what was tested: they, or a header of theirs, have changed."""
+        tested = self.report.get("sources", {})
+        there = {path.name for path in KERNELS.glob("*.cu")}
+        return tuple(n for n, digest in tested.items() if n not in there or not source_hash(n).startswith(digest))
 
 
 def selftest_records(folder: Path | None = None) -> list[SelfTestRecord]:

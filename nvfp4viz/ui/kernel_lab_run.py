@@ -13,6 +13,7 @@ import streamlit as st
 
 from nvfp4viz.device import describe_device, dispatch, paths, records, why_cpu
 from nvfp4viz.figures import kernel_lab as figures
+from nvfp4viz.ui import kernel_lab_selftest
 from nvfp4viz.ui.errors import escape
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.numbers import four, hex_byte
@@ -111,6 +112,7 @@ def _recorded_bits(page: Lesson) -> None:
             compared=f"{done.compared:,}",
             differing=f"{done.differing:,}",
         )
+        kernel_lab_selftest.older_note(page, done)
     if logs:
         lines = [
             page.t(

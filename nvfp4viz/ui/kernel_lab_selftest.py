@@ -139,6 +139,12 @@ def _recorded(page: Lesson) -> None:
             _report(page, record)
 
 
+def older_note(page: Lesson, record: records.SelfTestRecord) -> None:
+    """Say which kernels have changed since a report was made."""
+    if record.changed_since:
+        page.prose("selftest.older", files=", ".join(f"`{escape(name)}`" for name in record.changed_since))
+
+
 def _report(page: Lesson, record: records.SelfTestRecord) -> None:
     """One report of a GPU, as it was written."""
     report: Any = record.report
@@ -152,6 +158,7 @@ def _report(page: Lesson, record: records.SelfTestRecord) -> None:
         driver=report["driver"],
         nvrtc=report["nvrtc"],
     )
+    older_note(page, record)
     page.table(
         ("check", ">compared_values", ">differing", "example"),
         [

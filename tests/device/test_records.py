@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 from benchmarks.harness import Goal, Row, Section
 from nvfp4viz.device import records
+from nvfp4viz.device.build import source_hash
 from tests.device.selftest_reports import report
 
 
@@ -49,6 +50,14 @@ def test_selftest_reports_are_counted(tmp_path):
     (tmp_path / "selftest-other.json").write_text(report((12, 0), 0, "2026-12-01 20:00 UTC"))
     assert records.tried_on(10, tmp_path)
     assert records.selftest_records(tmp_path)[0].capability == (12, 0)
+
+
+def test_kernels_that_changed_since_a_selftest_are_named(tmp_path):
+    """Its counts are of other sources than the reader's: the report says which by their hashes."""
+    sources = {"probe.cu": source_hash("probe.cu")[:12], "amax.cu": "0" * 12, "gone.cu": "1" * 12}
+    (tmp_path / "selftest-x.json").write_text(report((9, 0), 0, sources=sources))
+    (found,) = records.selftest_records(tmp_path)
+    assert found.changed_since == ("amax.cu", "gone.cu")
 
 
 def test_a_bench_saved_alone_has_its_date_in_its_name(tmp_path):

@@ -266,6 +266,14 @@ def test_the_recorded_selftest_is_quoted(open_page, no_records):
     assert f"{1 << 32:,}" in said
 
 
+@pytest.mark.parametrize("part", ["run", "selftest"])
+@pytest.mark.parametrize("digest", ["0" * 12, build.source_hash("probe.cu")[:12]], ids=["other sources", "these"])
+def test_a_selftest_of_other_sources_says_so(open_page, no_records, part, digest):
+    (no_records / "selftest-x.json").write_text(report((9, 0), 0, sources={"probe.cu": digest}))
+    said = texts(clean(open_page(PAGE, lang="en", part=part)))
+    assert ("have changed: `probe.cu`" in said) == (digest == "0" * 12)
+
+
 def test_recorded_test_runs_are_counted(open_page, no_records):
     log = "computes on cuda: NVIDIA H200\ntests/gpu\n===== 1 failed, 66 passed in 20.76s =====\n"
     (no_records / "2026-11-29-h200.log").write_text(log)
