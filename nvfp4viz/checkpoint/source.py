@@ -118,6 +118,11 @@ class LocalSource:
         self._checked: dict[str, Path] = {}
         self.name = given.name if self.only else self._root.name
 
+    @property
+    def folder(self) -> Path:
+        """The folder on this machine, without links.  For copies; never for messages."""
+        return self._root
+
     def files(self) -> list[str]:
         try:
             return sorted(item.name for item in self._folder.iterdir() if not item.is_dir())

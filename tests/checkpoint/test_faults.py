@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from nvfp4viz.checkpoint import FAULTS, inject, inject_tensors, open_checkpoint, tensor, write_checkpoint
-from nvfp4viz.checkpoint import injection as injection_module
+from nvfp4viz.checkpoint import FAULTS, copies, inject, inject_tensors, open_checkpoint, tensor, write_checkpoint
 from nvfp4viz.errors import CheckpointError, InputError
 from tests.checkpoint.checkpoint_fixtures import CONFIG, CT_QUANT, QUANT, base, ct_base, snapshot, without
 
@@ -181,7 +180,7 @@ def test_a_file_system_without_links_gets_copies(folder, tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError("no links here")
 
-    monkeypatch.setattr(injection_module.os, "link", refuse)
+    monkeypatch.setattr(copies.os, "link", refuse)
     inject(folder, tmp_path / "out", "zero", **AT)
     assert len(open_checkpoint(tmp_path / "out").tensors) == len(base())
 
@@ -199,7 +198,7 @@ def test_an_interrupted_injection_leaves_nothing(folder, tmp_path, monkeypatch, 
     def stop(*_):
         raise error
 
-    monkeypatch.setattr(injection_module, "_link", stop)
+    monkeypatch.setattr(copies, "_link", stop)
     with pytest.raises(error):
         inject(folder, tmp_path / "out", "zero", **AT)
     assert os.listdir(tmp_path) == ["base"]

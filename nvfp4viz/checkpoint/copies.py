@@ -1,0 +1,217 @@
+"""Write a copy of a checkpoint with other tensors, without copying what stays the same.
+
+Shards that do not change are hard-linked (copied where the file system cannot), the others are copied with the new
+bytes in their place; so a change of one slot of a 400 GB checkpoint costs one shard.  Tensors that the source does not
+have go into one more shard.  The source is only read, and a folder appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from nvfp4viz.checkpoint.header import Header, TensorEntry
+from nvfp4viz.checkpoint.open import Checkpoint
+from nvfp4viz.checkpoint.sidecars import read_side_file
+from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG, LocalSource
+from nvfp4viz.checkpoint.writer import INDEX_NAME, Tensor, atomic_folder, file_bytes, json_bytes
+from nvfp4viz.errors import CheckpointError, InputError
+
+_CHUNK = 16 * 1024 * 1024
+# New tensors by name; None takes the tensor away.
+Changes = Mapping[str, Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Files of a copy: written anew, and linked or copied as they are."""
+
+    rewritten: tuple[str, ...]
+    linked: tuple[str, ...]
+
+
+@contextmanager
+def changed_copy(
+    checkpoint: Checkpoint,
+    out: str | Path,
+    new: Changes,
+    files: Mapping[str, bytes] | None = None,
+    extra: str = "extra",
+) -> Iterator[tuple[Path, Copied]]:
+    """Fill the new folder ``out``; it gets its name when the block ends well, so that the block can look at it first.
+
+    Parameters
+    ----------
+    new
+        Tensors to replace, to take away (None), and to add.
+    files
+        Other files to write, such as a changed ``config.json``.
+    extra
+        Beginning of the name of the shard for tensors that the source does not have.
+
+    Yields
+    ------
+    folder, copied
+        The folder under its temporary name.
+
+    Raises
+    ------
+    InputError
+        ``copy.local`` where the source is no folder of this machine, ``fault.out-is-source`` where ``out`` lies in the
+        source's folder or around it, ``fault.format`` for a tensor of another type or shape than the one it replaces.
+    CheckpointError
+        ``checkpoint.exists``, ``checkpoint.damaged`` where a shard to rewrite is not sound.
+    """
+    place = checkpoint.source
+    if not isinstance(place, LocalSource):
+        raise InputError("copy.local", name=checkpoint.name)
+    names = _files(checkpoint)
+    _refuse_overlap(place.folder, Path(out))
+    other = dict(files or {})
+    touched = {checkpoint.tensors[name].file for name in new if name in checkpoint.tensors}
+    added = {name: item for name, item in new.items() if item is not None and name not in checkpoint.tensors}
+    removed = {name for name, item in new.items() if item is None}
+    renamed, shard = _shard_names(checkpoint, names, extra) if added else ({}, "")
+    linked: list[str] = []
+    with atomic_folder(out) as target:
+        for file in names:
+            if file in other:
+                continue
+            if file in touched:
+                _rewrite(place, checkpoint, file, new, target / renamed.get(file, file))
+            elif file == checkpoint.index_file and (removed or added):
+                continue
+            else:
+                _link(place.path(file), target / renamed.get(file, file))
+                linked.append(renamed.get(file, file))
+        if added:
+            (target / shard).write_bytes(file_bytes(added, {"format": "pt"}))
+        if added or (removed and checkpoint.index_file):
+            index = _index(checkpoint, removed, added, renamed, shard)
+            (target / (checkpoint.index_file or INDEX_NAME)).write_bytes(index)
+        for file, data in other.items():
+            (target / file).write_bytes(data)
+        rewritten = sorted({renamed.get(file, file) for file in touched} | ({shard} if added else set()))
+        yield target, Copied(tuple(rewritten), tuple(linked))
+
+
+def _shard_names(checkpoint: Checkpoint, names: list[str], extra: str) -> tuple[dict[str, str], str]:
+    """What shards are called in the copy, and what the additional one is.
+
+    One ``model.safetensors`` would be taken for the whole model, index or not, so it becomes the first of two.
+    """
+    shards = [header.file for header in checkpoint.files]
+    if checkpoint.index_file is None and len(shards) == 1:
+        return {shards[0]: "model-00001-of-00002.safetensors"}, "model-00002-of-00002.safetensors"
+    number, shard = 1, f"{extra}.safetensors"
+    while shard in names:
+        number += 1
+        shard = f"{extra}-{number}.safetensors"
+    return {}, shard
+
+
+def _refuse_overlap(folder: Path, out: Path) -> None:
+    place = out.resolve()
+    if place == folder or place.is_relative_to(folder) or folder.is_relative_to(place):
+        raise InputError("fault.out-is-source", out=out.name)
+
+
+def _files(checkpoint: Checkpoint) -> list[str]:
+    """What belongs to the copy: everything in the folder, or the one file and its configuration."""
+    names = checkpoint.source.files()
+    if checkpoint.source.only is None:
+        return names
+    return [checkpoint.source.only, *(name for name in (CONFIG, HF_QUANT_CONFIG) if name in names)]
+
+
+def _link(source: Path, target: Path) -> None:
+    """Link a shard; copy the small files, which people edit in place, and whatever cannot be linked."""
+    if target.suffix == ".safetensors":
+        try:
+            os.link(source, target)
+            return
+        except OSError:
+            pass
+    shutil.copyfile(source, target)
+
+
+def _rewrite(place: LocalSource, checkpoint: Checkpoint, file: str, new: Changes, target: Path) -> None:
+    header = next(item for item in checkpoint.files if item.file == file)
+    if not header.valid:
+        raise CheckpointError("checkpoint.damaged", file=file)
+    mine = {name: item for name, item in new.items() if name in header.entries}
+    with place.path(file).open("rb") as source, target.open("wb") as stream:
+        if any(item is None for item in mine.values()):
+            _write_without(header, mine, source, stream)
+            return
+        shutil.copyfileobj(source, stream, _CHUNK)
+        for name, item in mine.items():
+            assert item is not None
+            entry = header.entries[name]
+            _check_fits(entry, item)
+            stream.seek(entry.begin)
+            stream.write(item.tobytes())
+
+
+def _write_without(header: Header, mine: Mapping[str, Tensor | None], source: Any, stream: Any) -> None:
+    """The file again without some tensors, the rest in the same order, patched on the way."""
+    kept = [entry for entry in _in_file_order(header) if mine.get(entry.name, entry) is not None]
+    described: dict[str, Any] = {"__metadata__": header.metadata} if header.metadata else {}
+    end = 0
+    for entry in kept:
+        begin, end = end, end + entry.nbytes
+        described[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": (begin, end)}
+    text = msgspec.json.encode(described)
+    text += b" " * (-len(text) % 8)
+    stream.write(struct.pack("<Q", len(text)) + text)
+    for entry in kept:
+        item = mine.get(entry.name)
+        if item is not None:
+            _check_fits(entry, item)
+            stream.write(item.tobytes())
+            continue
+        source.seek(entry.begin)
+        left = entry.nbytes
+        while left:
+            piece = source.read(min(left, _CHUNK))
+            if not piece:
+                raise CheckpointError("checkpoint.damaged", file=header.file)
+            stream.write(piece)
+            left -= len(piece)
+
+
+def _in_file_order(header: Header) -> list[TensorEntry]:
+    return sorted(header.entries.values(), key=lambda entry: (entry.begin, entry.end))
+
+
+def _check_fits(entry: TensorEntry, item: Tensor) -> None:
+    """A swap may bring another projection's tensor; gate and up have one shape, or it cannot be done in place."""
+    if (item.dtype, tuple(item.shape)) != (entry.dtype, entry.shape):
+        raise InputError("fault.format", fault="swap", tensor=entry.name, dtype=item.dtype)
+
+
+def _index(
+    checkpoint: Checkpoint, removed: set[str], added: Mapping[str, Tensor], renamed: Mapping[str, str], shard: str
+) -> bytes:
+    """The source's index without ``removed`` and with ``added``, or a first one."""
+    tensors = checkpoint.tensors
+    content: dict[str, Any] = {"metadata": {"total_size": int((tensors.end - tensors.begin).sum())}}
+    places = {name: tensors[name].file for name in tensors} if checkpoint.index_file is None else {}
+    if checkpoint.index_file is not None:
+        content = dict(read_side_file(checkpoint.source, checkpoint.index_file).content or {})
+        places = dict(content["weight_map"])
+    kept = {name: renamed.get(file, file) for name, file in places.items() if name not in removed}
+    content["weight_map"] = kept | dict.fromkeys(added, shard)
+    metadata = content.get("metadata")
+    if isinstance(metadata, dict) and isinstance(metadata.get("total_size"), int):
+        more = sum(len(item.tobytes()) for item in added.values()) - sum(tensors[name].nbytes for name in removed)
+        content["metadata"] = {**metadata, "total_size": metadata["total_size"] + more}
+    return json_bytes(content)
