@@ -208,6 +208,8 @@ def error_figure(found: Sequence[GroupedProduct], *, theme: Theme, lang: str) ->
                 marker={**styles[one.along], "line": {"color": ink.ink, "width": 1}},
                 text=[f"{summary.sqnr_db:.1f}" for summary in (one.x, one.w, one.y)],
                 textposition="outside",
+                textangle=0,
+                textfont={"size": 11},
                 cliponaxis=False,
                 hovertemplate="%{x}: %{y:.3g} dB<extra>" + label[one.along] + "</extra>",
             )

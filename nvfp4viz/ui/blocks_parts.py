@@ -243,6 +243,8 @@ def swizzle_part(page: Lesson) -> None:
         right.number_input(page.t("swizzle.columns"), 1, 64, **view.widget("s_cols"))
         rows, columns = view["s_rows"], view["s_cols"]
         view.put(s_row=min(view["s_row"], rows - 1), s_col=min(view["s_col"], columns - 1))
+        # A second pair of columns: on a phone they stack, and a row belongs after both sizes.
+        left, right = st.columns(2)
         left.number_input(page.t("swizzle.row"), 0, rows - 1, **view.widget("s_row"))
         right.number_input(page.t("swizzle.column"), 0, columns - 1, **view.widget("s_col"))
         tile = int(view["layout"].split("x")[0])

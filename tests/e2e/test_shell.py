@@ -6,6 +6,7 @@ from urllib.parse import parse_qs, urlparse
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
+from nvfp4viz.ui import blocks_parts, tensor_core_parts
 from nvfp4viz.ui.registry import PAGES
 from nvfp4viz.ui.scaling_parts import PARTS
 
@@ -15,6 +16,8 @@ PATHS = [
     *("/" if entry.default else f"/{entry.id}" for entry in PAGES),
     *(f"/e2m1?part={part}" for part in ("packing", "cards")),
     *(f"/two_level_scaling?part={part}" for part in PARTS[1:]),
+    *(f"/blocks?part={part}" for part in blocks_parts.PARTS[1:]),
+    *(f"/tensor_core?part={part}" for part in tensor_core_parts.PARTS[1:]),
 ]
 
 
