@@ -1,5 +1,6 @@
 """A deep scan on a Dask cluster gives the report of a scan at home, also when a worker is killed under it."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -83,6 +84,40 @@ def test_a_folder_that_the_workers_do_not_have(folder, cluster):
     with pytest.raises(CheckpointError) as caught:
         list(scan_on_cluster(cluster.scheduler_address, str(folder) + "-elsewhere", work))
     assert caught.value.code == "source.not-found"
+
+
+class Dead:
+    """Stands in for a task whose workers all died."""
+
+    def result(self):
+        raise RuntimeError("KilledWorker at tcp://10.1.2.3:4567")
+
+
+def test_a_shard_under_which_all_workers_died(monkeypatch):
+    distributed = pytest.importorskip("distributed", reason="an optional extra: requirements-cluster.txt")
+
+    class Client:
+        def __init__(self, *_, **__):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def as_current(self):
+            return contextlib.nullcontext()
+
+        def submit(self, *_, **__):
+            return Dead()
+
+    monkeypatch.setattr(distributed, "Client", Client)
+    monkeypatch.setattr(distributed, "as_completed", list)
+    with pytest.raises(CheckpointError) as caught:
+        next(scan_on_cluster("tcp://127.0.0.1:1", "here", {"a.safetensors": []}))
+    assert caught.value.code == "source.worker"
+    assert "10.1.2.3" not in str(caught.value)
 
 
 def test_a_task_is_a_scan_of_one_shard(folder):

@@ -3,6 +3,8 @@
 import contextlib
 import mmap
 import socket
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from nvfp4viz.audit import run_audit
 from nvfp4viz.checkpoint import inspect, open_checkpoint, write_checkpoint
 from nvfp4viz.checkpoint.remote import HttpSource, HubSource, open_remote
 from nvfp4viz.checkpoint.transport import PAUSE
-from nvfp4viz.errors import CheckpointError
+from nvfp4viz.errors import CONTENT, CheckpointError
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base
 from tests.checkpoint.web_server import Site, serve
 
@@ -278,6 +280,7 @@ def hub_site(files, storage, name="owner/model"):
     api = {f"/api/models/{name}": (200, info, {}), f"/api/models/{name}/revision/v1": (200, info, {})}
     missing = {"X-Error-Code": "RepoNotFound"}
     api["/api/models/owner/absent"] = (404, {"error": "Repository not found"}, missing)
+    api["/api/models/owner/ill"] = (500, {"error": "ill"}, {})
     api["/api/models/owner/gated"] = (403, {"error": "gated"}, {"X-Error-Code": "GatedRepo"})
     api[f"/api/models/{name}/revision/nope"] = (404, {"error": "no"}, {"X-Error-Code": "RevisionNotFound"})
     return Site({}, redirect=f"{storage.address}/blobs/", api=api)
@@ -323,6 +326,7 @@ def test_a_revision_of_its_own(hub):
     [
         ("hf://owner/absent", "source.hub-repository"),
         ("hf://owner/gated", "source.hub-gated"),
+        ("hf://owner/ill", "source.status"),
         ("hf://owner/model@nope", "source.hub-revision"),
         ("hf://owner", "source.hub-name"),
         ("hf://owner/name/more", "source.hub-name"),
@@ -336,6 +340,29 @@ def test_what_the_hub_refuses(hub, address, code):
     assert caught.value.code == code
     assert "hunter2" not in str(caught.value)
     assert site.address.removeprefix("http://") not in str(caught.value)
+
+
+def test_the_hub_in_offline_mode(monkeypatch):
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    def refuse(*_, **__):
+        raise OfflineModeIsEnabled("Cannot reach https://huggingface.co/api/models/owner/model")
+
+    monkeypatch.setattr(HfApi, "model_info", refuse)
+    with pytest.raises(CheckpointError) as caught:
+        HubSource("owner/model")
+    assert caught.value.code == "source.hub-offline"
+
+
+def test_every_text_of_a_remote_error_has_its_test():
+    """A message that nothing produces would be dead words."""
+    here = "".join(
+        path.read_text(encoding="utf-8")
+        for path in (Path(__file__), Path(__file__).parents[1] / "audit" / "test_cluster.py")
+    )
+    texts = tomllib.loads((CONTENT / "en" / "errors_remote.toml").read_text(encoding="utf-8"))
+    assert [code for code in texts if f'"{code}"' not in here] == []
 
 
 def test_no_hub_at_all(monkeypatch):
