@@ -1,4 +1,4 @@
-"""The command line: ``nvfp4viz audit | show | coverage | inject``, also as ``python -m nvfp4viz``.
+"""The command line: ``nvfp4viz audit | show | coverage | inject | repair``, also as ``python -m nvfp4viz``.
 
 stdout carries the report and nothing else; progress goes to stderr, and only where that is a terminal.  Exit code 0:
 nothing at or above ``--fail-on``; 1: something was; 2: the source could not be read; 64: bad usage.
@@ -111,6 +111,17 @@ def build_parser() -> argparse.ArgumentParser:
     inject.add_argument("--role", choices=("input_scale", "weight_scale_2", "weight_scale", "weight"))
     inject.add_argument("--value", type=float)
     inject.add_argument("--seed", type=int, default=0)
+
+    repair = command("repair", _repair, "mend activation scales on a copy; without --apply, say what would change")
+    repair.add_argument("out", metavar="OUT", help="a folder that does not exist yet")
+    repair.add_argument(
+        "--policy", required=True, choices=("peer-max", "layer-max", "constant", "weight-only"),
+        help="the largest of the layer's and projection's other experts, of the layer's, a number, or no activation "
+        "scales at all (the only one that guesses nothing)",
+    )  # fmt: skip
+    repair.add_argument("--value", type=float, help="of the policy constant, as the file stores it (default: 1.0)")
+    repair.add_argument("--suspects", action="store_true", help="also replace values that only look wrong")
+    repair.add_argument("--apply", action="store_true", help="write the copy")
     return parser
 
 
@@ -262,6 +273,27 @@ def _inject(options: argparse.Namespace) -> int:
     else:
         deep = " (needs the weights, not only the scales)" if fault.deep else ""
         print(f"the audit should report {' or '.join(fault.findings)}{deep}")
+    return OK
+
+
+def _repair(options: argparse.Namespace) -> int:
+    from nvfp4viz.audit.repair import apply_repair, plan_repair
+    from nvfp4viz.audit.terminal import repair_to_text
+    from nvfp4viz.audit.texts import report_words
+    from nvfp4viz.checkpoint import inspect
+
+    with _progress("reading headers and scales", False) as progress:
+        checkpoint = inspect(options.source, revision=options.revision, progress=progress)
+        plan = plan_repair(checkpoint, options.policy, value=options.value, suspects=options.suspects)
+    print(repair_to_text(plan.record, options.language))
+    if plan.is_empty:
+        return OK
+    if not options.apply:
+        print(report_words(options.language, "repair.dry"))
+        return OK
+    copied = apply_repair(plan, options.out)
+    counts = {"rewritten": len(copied.rewritten), "linked": len(copied.linked)}
+    print(report_words(options.language, "repair.done", out=_plain(Path(options.out).name), **counts))
     return OK
 
 

@@ -240,6 +240,43 @@ def test_inject_writes_a_copy_that_the_audit_finds(capsys, good, tmp_path):
     assert not (tmp_path / "z").exists()
 
 
+def test_repair_plans_first_and_writes_when_asked(capsys, holed, tmp_path):
+    before, out_folder = snapshot(Path(holed)), str(tmp_path / "mended")
+    command = ("repair", holed, out_folder, "--policy", "peer-max")
+    code, out, err = run(capsys, *command)
+    assert (code, err) == (0, "")
+    assert "missing → 0.00" in out
+    assert f"{E}.2.up_proj.input_scale" in out
+    assert "guesses" in out
+    assert "Nothing was written" in out
+    assert os.listdir(tmp_path) == ["holed"]
+    code, out, _ = run(capsys, *command, "--apply")
+    assert code == 0
+    assert "Wrote mended" in out
+    assert str(tmp_path) not in out
+    assert snapshot(Path(holed)) == before
+    assert run(capsys, "audit", out_folder)[0] == 0
+    # Again into the same folder, an unknown policy, or a value that no policy takes.
+    assert run(capsys, *command, "--apply")[0] == 64
+    assert run(capsys, *command[:-1], "magic")[0] == 64
+    assert run(capsys, *command, "--value", "2")[0] == 64
+    assert run(capsys, "repair", str(tmp_path / "void"), out_folder, "--policy", "peer-max")[0] == 2
+    code, out, _ = run(capsys, "repair", out_folder, str(tmp_path / "x"), "--policy", "peer-max", "--apply")
+    assert (code, (tmp_path / "x").exists()) == (0, False)
+    assert "nothing to mend" in out
+
+
+def test_repair_in_the_other_language(capsys, holed, tmp_path):
+    place = (holed, str(tmp_path / "x"), "--policy", "weight-only", "--language", "zh")
+    code, out, _ = run(capsys, "repair", *place)
+    assert code == 0
+    assert "没有任何猜测" in out
+    assert "没有写入任何文件" in out
+    with serve(Site({path.name: path.read_bytes() for path in Path(holed).iterdir()})) as site:
+        code, _, err = run(capsys, "repair", f"{site.address}/model", *place[1:], "--apply")
+    assert (code, "不在本机上" in err) == (64, True)
+
+
 def test_an_invisible_fault_says_so(capsys, good, tmp_path):
     _, out, _ = run(
         capsys, "inject", good, str(tmp_path / "x"), "--fault", "nibble-swap", "--layer", "0", "--expert", "1",

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import io
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nvfp4viz.audit.report import Report
 from nvfp4viz.audit.run import describe
 from nvfp4viz.audit.texts import report_words
+from nvfp4viz.checkpoint import printable
+
+if TYPE_CHECKING:
+    from nvfp4viz.audit.repair import RepairRecord
 
 _COLOURS = {"ok": "green", "info": "cyan", "warn": "yellow", "backend": "magenta", "error": "red"}
 _OUTCOME_COLOURS = {"safe": "green", "ignored": "green", "degraded": "yellow", "unsupported": "dim"}
@@ -97,3 +101,32 @@ def to_text(report: Report, language: str = "en", *, colour: bool = False, width
         console.print(Text(label("auto", backend=auto or "–")))
     # Tables are filled up with blanks to their width, which a pipe would carry into an issue.
     return "".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines())
+
+
+# Slots that a plan names one by one.
+_SHOWN = 40
+
+
+def repair_to_text(record: RepairRecord, language: str = "en") -> str:
+    """A plan for repair, for a terminal."""
+    word = partial(report_words, language)
+    lines = [record.source, word("repair.policy", policy=record.policy)]
+    if record.slots:
+        lines.append(word("repair.slots", count=len(record.slots)))
+    for slot in record.slots[:_SHOWN]:
+        old = word("repair.missing")
+        if slot.old is not None:
+            old = word("repair.was", old=slot.old, state=slot.old_state)
+        place = {"layer": slot.layer, "expert": slot.expert, "projection": slot.projection}
+        lines.append(word("repair.slot", **place, old=old, new=slot.new, tensor=printable(slot.tensor)))
+    if len(record.slots) > _SHOWN:
+        lines.append(word("repair.more", count=len(record.slots) - _SHOWN))
+    if record.dropped:
+        lines.append(word("repair.dropped", count=len(record.dropped)))
+    if record.config:
+        lines.append(word("repair.config", files=", ".join(record.config)))
+    if not (record.slots or record.dropped or record.config):
+        lines.append(word("repair.nothing"))
+    else:
+        lines.append(word("repair.guess" if record.guesses else "repair.no_guess"))
+    return "\n".join(lines)

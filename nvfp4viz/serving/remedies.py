@@ -7,16 +7,16 @@ the remedies guess: a filled or repaired scale may look healthy and be wrong, an
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, canonical, memory_checkpoint, open_checkpoint, tensor
+from nvfp4viz.checkpoint.weight_only import activation_scales, relabelled
 from nvfp4viz.errors import ServingError
 from nvfp4viz.serving.evaluation import evaluate, is_silent
 from nvfp4viz.serving.served import ServedModel, load
@@ -237,34 +237,15 @@ def change_checkpoint(checkpoint: Checkpoint, change: Change) -> Checkpoint:
         return checkpoint
     view = canonical(checkpoint)
     tensors = checkpoint.read_tensors()
-    config, sidecar = copy.deepcopy(checkpoint.config), copy.deepcopy(checkpoint.hf_quant_config)
+    config, sidecar = checkpoint.config, checkpoint.hf_quant_config
     if change == "weight-only":
-        dropped = {slot.name for slot in view.slots(role="input_scale")}
+        dropped = set(activation_scales(checkpoint.tensors))
         tensors = {name: found for name, found in tensors.items() if name not in dropped}
-        for section in (_quant_section(config), _quant_section(sidecar)):
-            _relabel_weight_only(section)
+        config, sidecar = relabelled(config), relabelled(sidecar)
     else:
         for name, value in _fills(checkpoint, view, change).items():
             tensors[name] = tensor(value)
     return memory_checkpoint(tensors, config=config, hf_quant_config=sidecar, name=f"{checkpoint.name} ({change})")
-
-
-def _quant_section(config: dict[str, Any] | None) -> dict[str, Any]:
-    """The object that carries ``quant_algo``, in either shape."""
-    body: Any = config or {}
-    for key in ("quantization_config", "quantization"):
-        if isinstance(body.get(key), dict):
-            body = body[key]
-    return body if isinstance(body, dict) else {}
-
-
-def _relabel_weight_only(section: dict[str, Any]) -> None:
-    if "quant_algo" in section:
-        section["quant_algo"] = "W4A16_NVFP4"
-    groups = section.get("config_groups")
-    for group in groups.values() if isinstance(groups, dict) else ():
-        if isinstance(group, dict):
-            group.pop("input_activations", None)
 
 
 def _fills(checkpoint: Checkpoint, view: CanonicalView, change: Change) -> dict[str, np.float32]:

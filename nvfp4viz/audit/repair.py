@@ -1,0 +1,325 @@
+"""Mend activation scales on a copy: a plan first, and the copy only when asked for.
+
+``peer-max``, ``layer-max`` and ``constant`` invent a number that nobody measured; ``weight-only`` guesses nothing,
+because the scales that lack are then not used.  What cannot be mended without the original weights (weight scales,
+packed codes, damaged files) is refused.  A copy is audited before it gets its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from nvfp4viz.audit.facts import CLASSES, MISSING, ScaleTable
+from nvfp4viz.audit.report import Finding, Value, json_value
+from nvfp4viz.audit.run import Audit, run_audit
+from nvfp4viz.checkpoint import Checkpoint, Tensor, inspect
+from nvfp4viz.checkpoint.copies import Changes, Copied, changed_copy
+from nvfp4viz.checkpoint.sidecars import read_side_file
+from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG
+from nvfp4viz.checkpoint.weight_only import activation_scales, relabelled
+from nvfp4viz.checkpoint.writer import json_bytes
+from nvfp4viz.errors import CheckpointError, InputError
+
+SCHEMA = "nvfp4viz.repair/1"
+RECORD = "nvfp4viz-repair.json"
+POLICIES = ("peer-max", "layer-max", "constant", "weight-only")
+# Findings of activation scales that a number mends, and those that it mends where the user distrusts the values.
+BROKEN = (
+    "scale.missing", "scale.zero", "scale.nan", "scale.inf", "scale.negative", "scale.subnormal", "expert.rank-hole",
+    "scheme.mislabelled",
+)  # fmt: skip
+SUSPECT = ("scale.outlier", "scale.filled", "scale.identity")
+FLT_MIN = np.finfo(np.float32).tiny
+
+
+class MendedSlot(msgspec.Struct, frozen=True):
+    """One activation scale that gets a number: what was there, and the new one, both as the file stores them.
+
+    ``old_state`` is ``"missing"``, a class of `nvfp4viz.audit.facts.CLASSES`, or a suspicion such as ``"outlier"``.
+    """
+
+    layer: int
+    expert: int
+    projection: str
+    role: str
+    tensor: str
+    old_state: str
+    old: Value
+    new: Value
+
+
+class RepairRecord(msgspec.Struct, frozen=True):
+    """What ``nvfp4viz-repair.json`` says.
+
+    Attributes
+    ----------
+    source, fingerprint
+        Of the checkpoint that was mended; its name without any path.
+    guesses
+        The numbers were invented by a rule, not measured.
+    slots, dropped, config
+        Scales that got a number, activation scales taken away, and configuration files that were relabelled.
+    earlier
+        Records of repairs that the source had seen already.
+    """
+
+    schema: str
+    source: str
+    fingerprint: str
+    policy: str
+    value: float | None
+    guesses: bool
+    slots: tuple[MendedSlot, ...]
+    dropped: tuple[str, ...]
+    config: tuple[str, ...]
+    note: str
+    earlier: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """A plan: the record, and what a copy will hold in other words than the source."""
+
+    record: RepairRecord
+    checkpoint: Checkpoint
+    changes: Changes
+    files: dict[str, bytes]
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing to mend."""
+        return not (self.changes or self.record.config)
+
+
+def plan_repair(
+    source: str | Path | Checkpoint, policy: str, *, value: float | None = None, suspects: bool = False
+) -> Repair:
+    """Say what a repair would change; nothing is written.
+
+    Parameters
+    ----------
+    policy
+        ``"peer-max"``: the largest of the calibrated experts of the same layer and projection; ``"layer-max"``: of the
+        same layer; ``"constant"``: ``value``; ``"weight-only"``: relabel to W4A16 and drop activation scales.
+        Values that are suspected themselves do not count as calibrated.
+    value
+        Of ``"constant"``, as the file stores it (1.0 where None).
+    suspects
+        Also replace values that are far from their peers, back-filled, or 1.0 among others.
+
+    Raises
+    ------
+    InputError
+        ``repair.unmendable`` with what stands in the way; ``repair.no-peers``, ``repair.algorithm``, ``repair.policy``,
+        ``repair.value``.
+    CheckpointError
+        ``source.*``.
+    """
+    number = _number(policy, value)
+    checkpoint = source if isinstance(source, Checkpoint) else inspect(source)
+    done = run_audit(checkpoint)
+    slots: tuple[MendedSlot, ...] = ()
+    new: dict[str, Tensor | None] = {}
+    files: dict[str, bytes] = {}
+    if policy == "weight-only":
+        scales = activation_scales(checkpoint.tensors)
+        _refuse_rest(done, lambda item: item.role == "input_scale" and _vanishes(checkpoint, item, scales))
+        if scales or any(item.code == "scheme.mislabelled" for item in done.report.findings):
+            files = _configs(checkpoint)
+        new = dict.fromkeys(scales)
+    else:
+        codes = (*BROKEN, *SUSPECT) if suspects else BROKEN
+        places = _Places(done)
+        _refuse_rest(done, lambda item: item.code in codes and places.has(item))
+        with np.errstate(all="ignore"):
+            slots, new = _numbers(places, codes, policy, number)
+    record = RepairRecord(
+        schema=SCHEMA,
+        source=done.report.source,
+        fingerprint=done.report.fingerprint,
+        policy=policy,
+        value=None if number is None else float(str(number)),
+        guesses=policy != "weight-only",
+        slots=slots,
+        dropped=tuple(new) if policy == "weight-only" else (),
+        config=tuple(files),
+        note=GUESSED if policy != "weight-only" else NOT_GUESSED,
+        earlier=_earlier(checkpoint),
+    )
+    return Repair(record, checkpoint, new, files)
+
+
+GUESSED = "These scales were set by a rule, not measured on data. Recalibrating is the cure; see the policy."
+NOT_GUESSED = "No number was invented: activations are no longer quantised, so that no activation scale is needed."
+
+
+def apply_repair(plan: Repair, out: str | Path) -> Copied:
+    """Write the mended copy with its record; the source is not touched.
+
+    Raises
+    ------
+    InputError, CheckpointError
+        As `nvfp4viz.checkpoint.copies.changed_copy`; ``repair.nothing`` for an empty plan; ``repair.still-broken``
+        where the audit of the copy finds a backend that breaks: then there is no copy.
+    """
+    if plan.is_empty:
+        raise InputError("repair.nothing", name=plan.checkpoint.name, policy=plan.record.policy)
+    record = msgspec.json.format(msgspec.json.encode(plan.record), indent=2) + b"\n"
+    files = {**plan.files, RECORD: record}
+    with changed_copy(plan.checkpoint, out, plan.changes, files, "nvfp4viz-repair") as (folder, copied):
+        left = [item for item in run_audit(folder).report.findings if item.severity in ("backend", "error")]
+        if left:
+            raise CheckpointError("repair.still-broken", findings=_listed(left))
+    return copied
+
+
+def _number(policy: str, value: float | None) -> np.float32 | None:
+    if policy not in POLICIES:
+        raise InputError("repair.policy", policy=str(policy)[:40], known=", ".join(POLICIES))
+    if policy != "constant":
+        if value is not None:
+            raise InputError("repair.value", value=value)
+        return None
+    with np.errstate(all="ignore"):
+        number = np.float32(1.0 if value is None else value)
+        inverse = np.float32(1) / number
+    # Both it and what kernels make of it must be ordinary numbers.
+    if not (FLT_MIN <= number < np.inf and FLT_MIN <= inverse < np.inf):
+        raise InputError("repair.value", value=value)
+    return number
+
+
+def _refuse_rest(done: Audit, mends: Any) -> None:
+    """A copy that still breaks is no repair."""
+    left = [item for item in done.report.findings if item.severity in ("backend", "error") and not mends(item)]
+    if left:
+        raise InputError("repair.unmendable", findings=_listed(left), count=len(left))
+
+
+def _listed(findings: list[Finding]) -> str:
+    shown = [f"{item.code} ({item.tensors[0]})" if item.tensors else item.code for item in findings[:3]]
+    return ", ".join(shown) + (", …" if len(findings) > 3 else "")
+
+
+def _vanishes(checkpoint: Checkpoint, item: Finding, dropped: tuple[str, ...]) -> bool:
+    """Every tensor that the finding shows is dropped, or is missing already."""
+    gone = set(dropped)
+    return all(name in gone or name not in checkpoint.tensors for name in item.tensors)
+
+
+def _configs(checkpoint: Checkpoint) -> dict[str, bytes]:
+    both = ((CONFIG, checkpoint.config), (HF_QUANT_CONFIG, checkpoint.hf_quant_config))
+    new = ((file, old, relabelled(old)) for file, old in both)
+    return {file: json_bytes(content) for file, old, content in new if content is not None and content != old}
+
+
+def _earlier(checkpoint: Checkpoint) -> tuple[Any, ...]:
+    if RECORD not in checkpoint.source.files():
+        return ()
+    content = read_side_file(checkpoint.source, RECORD).content
+    if not content:
+        return ()
+    before = content.pop("earlier", None)
+    return (content, *(before if isinstance(before, list) else ()))
+
+
+class _Places:
+    """The slots that findings mean."""
+
+    def __init__(self, done: Audit) -> None:
+        self.done, self.view, self.facts = done, done.view, done.facts
+
+    def of(self, item: Finding) -> Iterator[tuple[int, int, str]]:
+        """(layer, expert, projection) of every activation scale of a finding."""
+        if item.role != "input_scale" or not self.view.complete:
+            return
+        if item.layer is None and item.code != "scheme.mislabelled":
+            return
+        for layer in self.facts.layers if item.layer is None else (item.layer,):
+            for projection in self.view.projections if item.projection is None else (item.projection,):
+                states = self.facts.states.get(("input_scale", layer, projection))
+                if states is None:
+                    continue
+                if item.code == "scheme.mislabelled":
+                    due = "input_scale" in self.facts.needs[layer]
+                    known = np.flatnonzero(states == MISSING).tolist() if due else []
+                else:
+                    known = range(len(states)) if item.experts is None else item.experts
+                for expert in known:
+                    yield layer, expert, projection
+
+    def has(self, item: Finding) -> bool:
+        """The finding is about experts of the main tower, whose slots are known."""
+        names = {self.view.slot(*place, "input_scale").name for place in self.of(item)}
+        return bool(names) and all(name in names for name in item.tensors)
+
+    def table(self, layer: int, projection: str) -> ScaleTable | None:
+        return self.facts.tables.get(("input_scale", layer, projection))
+
+    def shape(self, layer: int, expert: int, projection: str) -> tuple[int, ...]:
+        """Of a scale that lacks: as the second-level weight scale beside it, or as a peer's."""
+        peers = (
+            self.view.slot(layer, other, projection, "input_scale") for other in range(self.view.experts_in[layer])
+        )
+        beside = self.view.slot(layer, expert, projection, "weight_scale_2")
+        return next((slot.entry.shape for slot in (beside, *peers) if slot.entry is not None), ())
+
+
+def _numbers(
+    places: _Places, codes: tuple[str, ...], policy: str, number: np.float32 | None
+) -> tuple[tuple[MendedSlot, ...], dict[str, Tensor | None]]:
+    """A number for every slot that the findings name, and the tensors that hold it."""
+    view = places.view
+    findings = [item for item in places.done.report.findings if item.code in (*BROKEN, *SUSPECT)]
+    distrusted = {place: item.code for item in findings if places.has(item) for place in places.of(item)}
+    wanted = sorted(place for place, code in distrusted.items() if code in codes)
+    best: dict[tuple[int, str], np.float32] = {}
+    rows: dict[str, np.ndarray[Any, np.dtype[np.float32]]] = {}
+    slots = []
+    for layer, expert, projection in wanted:
+        if (layer, projection) not in best:
+            best[layer, projection] = (
+                number if number is not None else _largest(places, set(distrusted), policy, layer, projection)
+            )
+        new = best[layer, projection]
+        slot = view.slot(layer, expert, projection, "input_scale")
+        shape = slot.entry.shape if slot.entry else places.shape(layer, expert, projection)
+        if slot.name not in rows:
+            data = places.done.checkpoint.read_tensor(slot.name).tobytes() if slot.entry else None
+            rows[slot.name] = (
+                np.full(shape, new, np.float32) if data is None else np.frombuffer(data, "<f4").reshape(shape).copy()
+            )
+        table = places.table(layer, projection)
+        known = slot.entry is not None and table is not None
+        rows[slot.name].reshape(-1)[0 if slot.index is None else slot.index] = new
+        state = "missing"
+        if known and table is not None:
+            state = CLASSES[int(table.classes()[expert])]
+            state = distrusted[layer, expert, projection].partition(".")[2] if state == "ok" else state
+        old = json_value(table.stored[expert]) if known and table is not None else None
+        slots.append(MendedSlot(layer, expert, projection, "input_scale", slot.name, state, old, json_value(new)))
+    return tuple(slots), {name: Tensor("F32", row.shape, row.tobytes()) for name, row in rows.items()}
+
+
+def _largest(
+    places: _Places, distrusted: set[tuple[int, int, str]], policy: str, layer: int, projection: str
+) -> np.float32:
+    """What the file stores for the largest effective scale of the peers (a divisor is then the smallest number)."""
+    kinds = (projection,) if policy == "peer-max" else places.view.projections
+    stored: list[np.float32] = []
+    values: list[np.float32] = []
+    for kind in kinds:
+        table = places.table(layer, kind)
+        for expert in table.where(table.good()) if table is not None else ():
+            if table is not None and (layer, expert, kind) not in distrusted:
+                stored.append(table.stored[expert])
+                values.append(table.values[expert])
+    if not values:
+        raise InputError("repair.no-peers", layer=layer, projection=projection, policy=policy)
+    return stored[int(np.argmax(values))]
