@@ -103,6 +103,29 @@ def test_swizzled_scales_too_few_for_the_rows_are_refused(ops):
     assert len(ops.launches) == 1
 
 
+@pytest.mark.parametrize("form", ["w4a4", "w4a16"])
+def test_more_rows_than_one_launch_has_blocks_for(ops, form):
+    """A million tokens of eight routes each: more tiles than a grid's second axis counts."""
+    rows, offsets = 8 << 20, torch.tensor([0, 3 << 20, 8 << 20]).int().as_subclass(OnGpu)
+    factors, packed, scales = tensor(2, dtype=torch.float32), tensor(2, 8, 8), tensor(2, 8, 1)
+    if form == "w4a4":
+        a = ops.DeviceQuantized(tensor(rows, 8), tensor(rows, 1), 1.0, "ieee", (rows, 16))
+        ops.grouped_gemm_w4a4(a, packed, scales, offsets, factors)
+    else:
+        weight = ops.pack_w4a16(packed, scales)
+        ops.launches.clear()
+        ops.grouped_gemm_w4a16(tensor(rows, 16, dtype=torch.bfloat16), weight, None, factors, offsets)
+    assert len(ops.launches) > 1
+    done = 0
+    for _, (_, tiles), _, arguments in ops.launches:
+        assert tiles <= GRID_Y
+        edges = next(each for each in arguments if isinstance(each, torch.Tensor) and each.shape == (3,)).tolist()
+        count = int(arguments[-4])
+        assert edges == [min(max(edge - done, 0), count) for edge in offsets.tolist()]
+        done += count
+    assert done == rows
+
+
 @pytest.mark.parametrize("packed", [tensor(8, 32), None], ids=["a matrix", "nothing"])
 def test_a_weight_of_another_shape_is_refused(ops, packed):
     with pytest.raises(FormatError) as raised:

@@ -74,6 +74,20 @@ def test_w4a4(ops, kind, layout):
     np.testing.assert_array_equal(bits(got), bits(case.expected(np.float32)))
 
 
+@pytest.mark.parametrize("layout", ["linear", "tiles of each expert", "tiles of the matrix"])
+def test_rows_that_need_several_launches(ops, monkeypatch, layout):
+    """A cut inside an expert, at one's first row, and behind the last one: no row feels it."""
+    gemm = sys.modules["nvfp4viz.device.ops.gemm"]
+    monkeypatch.setattr(gemm, "MOST_BLOCKS", 6)  # of four experts: one tile's rows a launch, 32 for W4A4, 16 for W4A16
+    case = w4a4_case("nvfp4", (64, 1, 35, 130), 40, 96, seed=4)
+    got = test_gpu_gemm.run_w4a4(ops, torch, case, layout, np.float32)
+    np.testing.assert_array_equal(bits(got), bits(case.expected(np.float32)))
+    case = w4a16_case((0, 1, 17, 14), 136, 80, seed=5)
+    cut = test_gpu_gemm.run_w4a16(ops, case)
+    monkeypatch.undo()
+    np.testing.assert_array_equal(bits(cut), bits(test_gpu_gemm.run_w4a16(ops, case)))
+
+
 @pytest.mark.parametrize("layout", ["linear", "each expert", "matrix"])
 def test_the_library_is_given_every_expert_s_own_operands(ops, monkeypatch, layout):
     test_gpu_gemm.test_the_library_is_given_every_expert_s_own_operands(ops, torch, monkeypatch, layout)

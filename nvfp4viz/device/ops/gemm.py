@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,6 +30,7 @@ from nvfp4viz.quant import RECIPES
 __all__ = ["PackedW4A16", "grouped_gemm_w4a4", "grouped_gemm_w4a16", "pack_w4a16", "widened_weight"]
 
 THREADS = 128
+MOST_BLOCKS = 65535  # down a grid
 W4A4_COLUMNS, W4A4_ROWS = 128, 32  # of the result, a block
 ROW_TILES = {16: 4, 32: 2, 64: 2}
 """Tokens of a block of `gemm_w4a16.cu`, and 16-row tiles of the weight in each of its four warps."""
@@ -117,13 +119,34 @@ def grouped_gemm_w4a4(
         if method == "library":
             raise DeviceError("ops.library", op=op)
     out = empty(op, (rows, n), out_dtype, a.packed.device)
-    grid = (-(-n // W4A4_COLUMNS), rows // W4A4_ROWS + experts + 1 if rows else 0)
-    operands = tuple(aligned(op, each) for each in (a.packed, a.scales, b_packed, b_scales))
-    arguments = (*operands, offsets, scale_offsets, alphas, row_alphas, out)
-    sizes = (np.int32(rows), np.int32(experts), np.int32(n), np.int32(k))
-    name = f"nv_grouped_w4a4_{kind}_{a.layout}_{_OUT[out_dtype]}"
-    kernel("gemm_w4a4.cu", name, SOFT if soft else ())(grid, THREADS, (*arguments, *sizes))
+    packed, scales, *weight = (aligned(op, each) for each in (a.packed, a.scales, b_packed, b_scales))
+    run = kernel("gemm_w4a4.cu", f"nv_grouped_w4a4_{kind}_{a.layout}_{_OUT[out_dtype]}", SOFT if soft else ())
+    for part, edges, tiles in _launches(rows, offsets, W4A4_ROWS):
+        own, starts = scales[part] if scale_offsets is None else scales, scale_offsets
+        if starts is not None and edges is not offsets:  # the kernel adds a row's place behind its expert's first
+            starts = starts + (edges + part.start - offsets)
+        factors = None if row_alphas is None else row_alphas[part]
+        arguments = (packed[part], own, *weight, edges, starts, alphas, factors, out[part])
+        sizes = (np.int32(part.stop - part.start), np.int32(experts), np.int32(n), np.int32(k))
+        run((-(-n // W4A4_COLUMNS), tiles), THREADS, (*arguments, *sizes))
     return out
+
+
+def _launches(rows: int, offsets: torch.Tensor, height: int) -> Iterator[tuple[slice, torch.Tensor, int]]:
+    """Rows of each launch, `offsets` counted from its first row, and its blocks down.
+
+    One launch, but for millions of rows.  A block takes up to `height` rows of one expert, so an expert may cost one
+    block more than its rows fill, and a last one clears what is behind all of them.
+    """
+    more = len(offsets)  # experts, and one
+    most = (MOST_BLOCKS - more) * height
+    if rows <= most:
+        if rows:
+            yield slice(0, rows), offsets, rows // height + more
+        return
+    for first in range(0, rows, most):
+        last = min(first + most, rows)
+        yield slice(first, last), (offsets - first).clamp(0, last - first), (last - first) // height + more
 
 
 # ----------------------------------------------------------------------------------------------------- W4A16
@@ -266,10 +289,11 @@ def _fused(x: torch.Tensor, weight: PackedW4A16, decode_scales: torch.Tensor, of
     op = "grouped_gemm_w4a16"
     out = empty(op, (rows, n), torch.bfloat16, x.device)
     tokens = tokens_of_a_block(rows, experts)
-    grid = (-(-n // (64 * ROW_TILES[tokens])), rows // tokens + experts + 1 if rows else 0)
-    arguments = (aligned(op, x), weight.words, weight.scales, weight.row_nan, decode_scales, offsets, out)
-    sizes = (np.int32(rows), np.int32(experts), np.int32(n), np.int32(k))
-    _w4a16(f"nv_grouped_w4a16_{tokens}")(grid, THREADS, (*arguments, *sizes), shared_bytes(tokens))
+    x, constant = aligned(op, x), (weight.words, weight.scales, weight.row_nan, decode_scales)
+    for part, edges, tiles in _launches(rows, offsets, tokens):
+        sizes = (np.int32(part.stop - part.start), np.int32(experts), np.int32(n), np.int32(k))
+        grid, arguments = (-(-n // (64 * ROW_TILES[tokens])), tiles), (x[part], *constant, edges, out[part], *sizes)
+        _w4a16(f"nv_grouped_w4a16_{tokens}")(grid, THREADS, arguments, shared_bytes(tokens))
     return out
 
 
