@@ -31,7 +31,7 @@ with stage:
     bit_editor(view)
 with side:
     page.heading("try.title")
-    presets = {"tie": 3.5, "saturate": 100.0, "lost": -0.2, "zero": -0.0, "nan": float("nan")}
+    presets = {"tie": 1.25, "saturate": 100.0, "lost": -0.2, "zero": -0.0, "nan": float("nan")}
     with st.container(horizontal=True, gap="small"):
         for name, x in presets.items():
             st.button(page.t(f"try.{name}"), key=f"e2m1.try.{name}", on_click=view.put, kwargs={"x": x, "code": None})

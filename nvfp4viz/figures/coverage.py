@@ -179,7 +179,7 @@ def describe_routes(grid: CoverageGrid, overlay: RouteOverlay, role_name: str, l
     if met.first is None:
         return words(lang, "coverage.finding.clean", routes=met.routes)
     token, row, expert = met.first
-    return words(
+    said = words(
         lang,
         "coverage.finding.bad",
         routes=met.routes,
@@ -189,6 +189,11 @@ def describe_routes(grid: CoverageGrid, overlay: RouteOverlay, role_name: str, l
         layer=grid.layers[row],
         expert=expert,
     )
+    unseen = overlay.ids[:, : len(grid.layers)].size - met.routes
+    if unseen:
+        why = words(lang, "coverage.finding.blind", all=met.routes + unseen, unseen=unseen)
+        said += f" {why}" if lang == "en" else why
+    return said
 
 
 def shown(token: str) -> str:

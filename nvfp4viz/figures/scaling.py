@@ -15,7 +15,7 @@ from nvfp4viz.quant import RECIPES
 from nvfp4viz.quant.compare import E4M3_SATURATES
 from nvfp4viz.quant.types import BlockTrace
 
-BlockState = Literal["nan", "dies", "subnormal", "saturates", "survives"]
+BlockState = Literal["nan", "nan_lost", "zero", "dies", "subnormal", "saturates", "survives"]
 
 # Blocks to start from; each shows something else.  The contested one was searched for: most recipes differ on it.
 BLOCKS: dict[str, tuple[float, ...]] = {
@@ -54,12 +54,17 @@ def block_state(trace: BlockTrace) -> BlockState:
     """What became of a block's scale: the byte it got, against the value that was asked for.
 
     ``dies``: the byte is 0, every element is lost.  ``saturates``: the byte is the largest although so much more was
-    asked for that it is no rounding (`nvfp4viz.quant.compare.E4M3_SATURATES`).
+    asked for that it is no rounding (`nvfp4viz.quant.compare.E4M3_SATURATES`).  ``zero``: there was nothing to lose.
+    ``nan_lost``: an element was NaN, and only the codes of the block's other elements still mean what went in.
     ``subnormal``: fewer than three mantissa bits are left, so the scale itself is coarse.
     """
     asked = asked_scale(trace)
     if math.isnan(trace.scale):
         return "nan"
+    if not trace.x.any():
+        return "zero"
+    if np.isnan(np.asarray(trace.x, np.float32)).any():
+        return "nan_lost"
     if trace.scale == 0:
         return "dies"
     if abs(asked) > E4M3_SATURATES:
@@ -147,8 +152,9 @@ def outcomes(rows: Sequence[RecipeRow]) -> int:
 
 
 def worst_error(trace: BlockTrace) -> float:
-    """The largest distance between what went in and what comes back; NaN if any of it is NaN."""
-    return float(np.abs(trace.error).max())
+    """The largest distance between what went in and what comes back, over the elements that were numbers."""
+    numbers = np.abs(trace.error[~np.isnan(np.asarray(trace.x, np.float32))])
+    return float(numbers.max()) if numbers.size else math.nan
 
 
 def trace_rows(trace: BlockTrace) -> list[dict[str, object]]:

@@ -17,7 +17,7 @@ from nvfp4viz.quant.types import BlockTrace
 from nvfp4viz.ui.bit_editor import plain
 from nvfp4viz.ui.components import load
 from nvfp4viz.ui.i18n import lang, t
-from nvfp4viz.ui.numbers import bits, exact, four, hex_byte, hex_nibble
+from nvfp4viz.ui.numbers import bits, exact, four, hex_byte, hex_nibble, near
 from nvfp4viz.ui.state import View
 from nvfp4viz.ui.text import table
 
@@ -96,10 +96,12 @@ def _max_index(trace: BlockTrace) -> int:
 
 def _step(trace: BlockTrace, index: int) -> dict[str, Any]:
     step = trace.steps[index]
+    value = exact(step.value) if step.name == "byte" else near(step.value)
+    equals = "≈" if value.startswith("≈") else "="
     parts = [
         *_coloured(f"{step.symbol} = {_phrases(step.formula)}"),
-        ["", f"\u2002=\u2002{_phrases(step.numbers)}\u2002=\u2002"],
-        [_ROLES.get(step.symbol, "strong"), four(step.value) if step.name != "byte" else exact(step.value)],
+        ["", f"\u2002=\u2002{_phrases(step.numbers)}\u2002{equals}\u2002"],
+        [_ROLES.get(step.symbol, "strong"), value.removeprefix("≈ ")],
         ["hex", f"\u2002{step.bits}"],
     ]
     name = f"{_PAGE}.step.{step.name}"

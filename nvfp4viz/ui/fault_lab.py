@@ -22,7 +22,7 @@ from nvfp4viz.serving.fault_lab import (
     scale_use,
     sweep,
 )
-from nvfp4viz.ui import caches, errors, predict, story_cards, story_runs
+from nvfp4viz.ui import caches, errors, predict, state, story_cards, story_runs
 from nvfp4viz.ui.caches import Build
 from nvfp4viz.ui.explorer import finding_cards
 from nvfp4viz.ui.i18n import lang, t
@@ -38,11 +38,14 @@ BASE = "tiny-moe-nvfp4-full"
 # exponent-cast needs E8M0 block scales, which an NVFP4 file has none of.
 FAULT_IDS = tuple(name for name in FAULTS if name != "exponent-cast")
 ROLES = ("input_scale", "weight_scale_2", "weight_scale", "weight")
-PROJECTIONS = ("gate", "up", "down")
+PAIR = ("gate", "up")
+PROJECTIONS = (*PAIR, "down")
 BACKENDS = ("vllm-cutlass", "vllm-flashinfer-cutlass", "vllm-marlin", "vllm-emulation")
 PROMPTS = (*DEMO_PROMPTS, "own")
 LAYERS, EXPERTS = story_runs.LAYERS, story_runs.EXPERTS
 TOKENS = 32
+ALLOCATOR = "zeros"
+"""What the slot of a missing tensor reads as; the story's fourth step has other fates."""
 # Half decades and, but for 1, no powers of two: those move exponents alone until a block scale leaves its range.
 FACTORS = tuple(float(10 ** (k / 2)) for k in range(-8, 9))
 # A power of two, to ask about.
@@ -95,7 +98,8 @@ def _result(trial: Trial, identity: caches.Stamp) -> Result:
 
     broken = break_checkpoint(caches.checkpoint(BASE), trial.spot)
     healthy = caches.served(healthy_build(trial.backend))
-    effect = compare(healthy, load(broken, backend=trial.backend), trial.spot, trial.prompt, TOKENS)
+    faulty = load(broken, allocator=ALLOCATOR, backend=trial.backend)
+    effect = compare(healthy, faulty, trial.spot, trial.prompt, TOKENS)
     return Result(trial, effect, audit(broken))
 
 
@@ -123,6 +127,11 @@ def prompt_of(page: Lesson) -> str:
     return DEMO_PROMPTS[page.view["prompt"]]
 
 
+def projections_of(fault: str) -> tuple[str, ...]:
+    """Where a fault can be put: a pair is gate and up."""
+    return PAIR if fault == "pair-mismatch" else PROJECTIONS
+
+
 def settle(page: Lesson) -> None:
     """The cursor may come from another checkpoint's page: make it a slot of this model, and the fault fit its role."""
     view = page.view
@@ -135,8 +144,10 @@ def settle(page: Lesson) -> None:
         view.put(role=spec.roles[0])
     if view["layer"] is None:
         view.put(layer=0)
-    if view["projection"] not in PROJECTIONS:
-        view.put(projection="down")
+    choices = projections_of(view["fault"])
+    page.refine(projection=state.choice(choices))
+    if view["projection"] not in choices:
+        view.put(projection=choices[-1])
 
 
 def _new_fault() -> None:
@@ -193,7 +204,7 @@ def controls(page: Lesson, prompt: str) -> Trial:
         on_click=_to_busiest,
     )
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
-        st.selectbox(page.t("projection"), PROJECTIONS, width=110, **view.widget("projection"))
+        st.selectbox(page.t("projection"), projections_of(view["fault"]), width=110, **view.widget("projection"))
         st.selectbox(page.t("role"), spec.roles, width=180, **view.widget("role"))
     with st.container(horizontal=True, gap="small"):
         if spec.value is not None:
@@ -249,6 +260,8 @@ def answers(page: Lesson, done: Result) -> None:
         token=int(effect.faulty.token_ids[0]),
         at=first_other(effect),
     )
+    if spot.fault == "missing":
+        page.prose("seen.missing", fate=t(f"empty_answer.fates.{ALLOCATOR}"))
     if effect.first_broken is not None and _use(done.trial) == "layer":
         page.prose("seen.shared", backend=done.trial.backend, layer=spot.layer)
 

@@ -15,6 +15,7 @@ A lesson page reads::
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -224,6 +225,7 @@ class Lesson:
             if downloads.open:
                 with downloads:
                     self._downloads(data)
+            st.button(t("ui.reset"), icon=":material/restart_alt:", key=f"{self.id}.reset", on_click=self._start_over)
             _COPY_LINK(
                 key=f"{self.id}.copy",
                 data={
@@ -235,6 +237,14 @@ class Lesson:
                 width="content",
             )
         st.caption(device_line())
+
+    def _start_over(self) -> None:
+        """Every setting at its default, nothing opened, no guess made: as the page was at first."""
+        for key in [str(key) for key in st.session_state]:
+            if key.startswith(f"{self.id}.") or re.match(rf"predict\.\w+\.{self.id}\.", key):
+                del st.session_state[key]
+        self.view.defaults()
+        st.session_state["_notes"] = []
 
     def _downloads(self, data: Mapping[str, Rows | Callable[[], Rows]]) -> None:
         for stem, rows in data.items():

@@ -43,6 +43,18 @@ def four(value: float) -> str:
     return text.replace("-", "−")
 
 
+def near(value: float) -> str:
+    """Four significant digits, with ``≈`` in front where the number has more: for beside its bits.
+
+    >>> near(3961792.0), near(2.0), near(0.5), near(float("inf"))
+    ('≈ 3962000', '2', '0.5', '∞')
+    """
+    number = float(value)
+    if not np.isfinite(number) or number == 0 or float(f"{number:.3e}") == number:
+        return four(number)
+    return f"≈ {four(number)}"
+
+
 def percent(share: float) -> str:
     """A share as a percentage with four significant digits at most.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import streamlit as st
 
 from nvfp4viz.figures import scaling
@@ -69,6 +70,7 @@ def state_sentence(page: Lesson, trace: BlockTrace) -> str:
         asked=four(scaling.asked_scale(trace)),
         byte=hex_byte(trace.scale_byte),
         limit=exact(scaling.E4M3.max_value),
+        lost=int(np.isnan(np.asarray(trace.x, np.float32)).sum()),
         worst=four(scaling.worst_error(trace)),
     )
 
@@ -109,7 +111,7 @@ def _take_preset(page: Lesson) -> None:
 
 
 def _own_problem(page: Lesson) -> Any:
-    return st.session_state.get("_two_level_problem")
+    return st.session_state.get("two_level_scaling.problem")
 
 
 def _take_own(page: Lesson) -> None:
@@ -122,9 +124,9 @@ def _take_own(page: Lesson) -> None:
         values = parse_values(text, COUNT) if text.strip() or not own else page.view["x"]
         scale = parse_scale(own) if own else None
     except NvError as problem:
-        st.session_state["_two_level_problem"] = problem
+        st.session_state["two_level_scaling.problem"] = problem
         return
-    st.session_state["_two_level_problem"] = None
+    st.session_state["two_level_scaling.problem"] = None
     st.session_state["two_level_scaling.preset"] = None
     page.view.put(x=tuple(float(value) for value in to_bf16(values)), scale=scale)
 

@@ -11,7 +11,7 @@ from nvfp4viz.figures.coverage import shown
 from nvfp4viz.formats import decode_e4m3
 from nvfp4viz.ui.components import load
 from nvfp4viz.ui.i18n import lang, t
-from nvfp4viz.ui.numbers import exact, four, hex_byte, hex_f32
+from nvfp4viz.ui.numbers import exact, four, hex_byte, hex_f32, near
 
 if TYPE_CHECKING:
     from nvfp4viz.serving.chain import ChainTrace, GemmLink
@@ -187,7 +187,8 @@ def _codes(chain: ChainTrace, twin: ChainTrace | None, gemm: GemmLink, other: Ge
         )
         rows.append((f"{name} · {_t('codes.values')}", _values_of(mine, mine.block), _values_of(peer, mine.block)))
     stuck = gemm.codes is not None and gemm.nan_blocks > 0
-    return Link("codes", _codes_of(gemm, gemm.block), _codes_of(other, gemm.block), tuple(rows), "bad" if stuck else "")
+    shown_codes = _codes_of(gemm, gemm.block), _codes_of(other, gemm.block)
+    return Link("codes", *shown_codes, tuple(rows), "bad" if stuck else "", "!" if stuck else "")
 
 
 def _product(chain: ChainTrace, twin: ChainTrace | None, gemm: GemmLink, other: GemmLink | None) -> Link:
@@ -267,7 +268,7 @@ def f32(value: Any) -> str:
     """A float32 and its bits, or a dash."""
     if value is None:
         return _NONE
-    return f"{four(float(np.float32(value)))}  {hex_f32(value)}"
+    return f"{near(float(np.float32(value)))}  {hex_f32(value)}"
 
 
 def _byte(gemm: GemmLink | None, block: int) -> str:
@@ -301,7 +302,7 @@ def _first(values: Any) -> str:
         return _NONE
     value = values[0]
     bits = int(np.asarray(value).reshape(1).view(np.uint16)[0])
-    return f"{four(float(value))}  0x{bits:04X}"
+    return f"{near(float(value))}  0x{bits:04X}"
 
 
 def _nan_count(values: Any) -> str:

@@ -14,7 +14,7 @@ from nvfp4viz.serving import ALLOCATORS
 from nvfp4viz.serving.remedies import MARGIN, REMEDIES, judge
 from nvfp4viz.serving.sampling import V2_BLOCK
 from nvfp4viz.ui import caches, errors, story_runs
-from nvfp4viz.ui.i18n import lang
+from nvfp4viz.ui.i18n import lang, t
 from nvfp4viz.ui.numbers import four
 from nvfp4viz.ui.story import workshop
 from nvfp4viz.ui.story_cards import answer_html, draw, table_html, verdict
@@ -235,7 +235,8 @@ def _two_checks(page: Lesson) -> None:
         for step in naive.steps:
             st.markdown("- " + page.t(f"remedies.naive_{step.id}", found=step.found, expected=step.expected))
     with right, st.container(border=True, key="story_audit"):
-        st.markdown(f"**{page.t('remedies.audit_title')}** {page.t('remedies.audit_verdict', verdict=report.verdict)}")
+        outcome = t(f"explorer.verdicts.{report.verdict}")
+        st.markdown(f"**{page.t('remedies.audit_title')}** {page.t('remedies.audit_verdict', verdict=outcome)}")
         st.caption(page.t("remedies.audit_lead"))
         from nvfp4viz.audit import describe
 

@@ -12,7 +12,7 @@ from nvfp4viz.ui import errors, predict, story_runs
 from nvfp4viz.ui.coverage_map import coverage_map
 from nvfp4viz.ui.device_line import name_of
 from nvfp4viz.ui.i18n import lang
-from nvfp4viz.ui.numbers import four, hex_f32
+from nvfp4viz.ui.numbers import four, hex_f32, near
 from nvfp4viz.ui.story import workshop
 from nvfp4viz.ui.story_cards import card, cards, server_json, waiting
 
@@ -211,7 +211,7 @@ def _slot(page: Lesson, grid: CoverageGrid, role: str) -> None:
                 expert=expert,
                 count=count,
                 role=role,
-                value=four(value),
+                value=near(value),
                 bits=hex_f32(value),
             )
         )

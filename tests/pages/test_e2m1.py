@@ -78,7 +78,7 @@ def test_a_preset_sets_the_number(open_page):
     at = open_page("e2m1", code="3")
     at.button(key="e2m1.try.tie").click().run()
     clean(at)
-    assert at.session_state["e2m1.x"] == 3.5
+    assert at.session_state["e2m1.x"] == 1.25
     assert at.session_state["e2m1.code"] is None
 
 

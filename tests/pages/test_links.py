@@ -2,6 +2,9 @@
 
 import pytest
 
+from nvfp4viz.figures.words import words
+from nvfp4viz.ui.state import CURSOR
+
 from .conftest import clean, texts
 
 LANGUAGES = ["en", "zh"]
@@ -88,3 +91,54 @@ def test_the_cursor_goes_along_from_page_to_page(open_page):
     clean(at.selectbox(key="checkpoint").set_value("gemma4-skeleton").run())
     widgets = at.selectbox(key="layer"), at.number_input(key="expert"), at.selectbox(key="projection")
     assert [widget.value for widget in widgets] == [2, 37, "down"]
+
+
+@pytest.mark.parametrize(
+    ("page", "query"),
+    [
+        ("e2m1", {"x": "100", "format": "e4m3", "part": "cards"}),
+        ("two_level_scaling", {"part": "headroom", "factor": "0.5", "scale": "nan"}),
+        ("explorer", {"checkpoint": "gemma4-skeleton", "layer": "3", "expert": "7", "projection": "up"}),
+        ("fault_lab", {"fault": "zero", "layer": "2", "expert": "7", "projection": "up", "prompt": "code"}),
+        ("empty_answer", {"beat": "3", "prompt": "news", "layer": "3", "expert": "7"}),
+    ],
+    ids=str,
+)
+def test_a_page_can_be_started_over(open_page, page, query):
+    fresh, at = open_page(page), open_page(page, **query)
+    clean(at.button(key=f"{page}.reset").click().run())
+    for name in query:
+        key = name if name in CURSOR else f"{page}.{name}"
+        assert at.session_state[key] == fresh.session_state[key], name
+
+
+def test_starting_over_takes_back_a_guess(open_page):
+    at = open_page("empty_answer", beat="2")
+    at.radio(key="predict.asked.empty_answer.predict.which").set_value("all").run()
+    assert "predict.guess.empty_answer.predict.which" in at.session_state
+    clean(at.button(key="empty_answer.reset").click().run())
+    assert "predict.guess.empty_answer.predict.which" not in at.session_state
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_a_fault_of_a_pair_offers_pairs_alone(open_page, lang):
+    at = open_page("fault_lab", lang=lang, fault="pair-mismatch")
+    assert at.selectbox(key="projection").options == ["gate", "up"]
+    assert "fault.pair" not in texts(at)
+    at = open_page("fault_lab", lang=lang, fault="pair-mismatch", projection="down")
+    assert any("`projection=down`" in caption.value for caption in at.caption)
+    assert "fault.pair" not in texts(at)
+
+
+def test_choosing_a_fault_of_a_pair_leads_to_no_error(open_page):
+    at = open_page("fault_lab")
+    assert at.selectbox(key="projection").value == "down"
+    clean(at.selectbox(key="fault_lab.fault").set_value("pair-mismatch").run())
+    assert at.selectbox(key="projection").value == "up"
+    assert "fault.pair" not in texts(at)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_a_missing_tensor_says_what_its_slot_reads_as(open_page, lang):
+    at = open_page("fault_lab", lang=lang, fault="missing")
+    assert f"**{words(lang, 'empty_answer.fates.zeros')}**" in texts(at)

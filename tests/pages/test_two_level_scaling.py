@@ -88,13 +88,15 @@ def test_every_preset_is_explained(open_page, lang, name):
         ("typical", "12", "survives"),
         ("huge", "12", "saturates"),
         ("tiny", "1024", "dies"),
-        ("zero", "12", "dies"),
+        ("zero", "12", "all zero"),
+        ("nan", "12", "A NaN is gone"),
         ("tiny", "64", "coarse"),
     ],
 )
 def test_the_sentence_names_what_became_of_the_block(open_page, name, amax, word):
     at = open_page(PAGE, x=",".join(map(str, BLOCKS[name])), amax=amax)
     assert f"**{word}**" in texts(at)
+    assert "error is NaN" not in texts(at)
 
 
 def test_a_nan_scale_is_named(open_page):
