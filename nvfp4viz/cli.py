@@ -1,4 +1,4 @@
-"""The command line: ``nvfp4viz audit | show | coverage | inject | repair``, also as ``python -m nvfp4viz``.
+"""The command line: ``nvfp4viz audit | show | coverage | inject | repair | diff``, also as ``python -m nvfp4viz``.
 
 stdout carries the report and nothing else; progress goes to stderr, and only where that is a terminal.  Exit code 0:
 nothing at or above ``--fail-on``; 1: something was; 2: the source could not be read; 64: bad usage.
@@ -122,6 +122,11 @@ def build_parser() -> argparse.ArgumentParser:
     repair.add_argument("--value", type=float, help="of the policy constant, as the file stores it (default: 1.0)")
     repair.add_argument("--suspects", action="store_true", help="also replace values that only look wrong")
     repair.add_argument("--apply", action="store_true", help="write the copy")
+
+    diff = command("diff", _diff, "what two checkpoints do not share; exit code 1 where they differ")
+    diff.add_argument("other", metavar="OTHER", help="the other checkpoint, given like the first")
+    diff.add_argument("--format", choices=("text", "json"), default="text")
+    diff.add_argument("--output", metavar="FILE", help="write there instead of stdout")
     return parser
 
 
@@ -295,6 +300,24 @@ def _repair(options: argparse.Namespace) -> int:
     counts = {"rewritten": len(copied.rewritten), "linked": len(copied.linked)}
     print(report_words(options.language, "repair.done", out=_plain(Path(options.out).name), **counts))
     return OK
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from nvfp4viz.audit.diff import diff, diff_to_json
+    from nvfp4viz.audit.terminal import diff_to_text
+    from nvfp4viz.checkpoint import inspect
+
+    with _progress("reading headers and scales", False) as progress, _without_collector():
+        sides = [
+            inspect(source, revision=options.revision if source.startswith("hf://") else None, progress=progress)
+            for source in (options.source, options.other)
+        ]
+        found = diff(*sides)
+    text = diff_to_json(found) if options.format == "json" else diff_to_text(found, options.language)
+    _deliver(text, options.output)
+    if not all(any(header.readable for header in side.files) for side in sides):
+        return UNREADABLE
+    return OK if found.same else FOUND
 
 
 def _plain(text: str) -> str:

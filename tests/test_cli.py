@@ -156,7 +156,7 @@ def test_a_source_that_is_none_exits_with_2(capsys, tmp_path, name):
         ("audit", "x", "--fail-on", "sometimes"),
         ("audit", "x", "--gpu", "fast"),
         ("repair", "x"),
-        ("diff", "x", "y"),
+        ("diff", "x"),
         ("show", "x"),
         ("inject", "x", "y", "--fault", "zero"),
         ("inject", "x", "y", "--fault", "zero", "--layer", "one", "--expert", "1", "--projection", "up"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from nvfp4viz.audit.texts import report_words
 from nvfp4viz.checkpoint import printable
 
 if TYPE_CHECKING:
+    from nvfp4viz.audit.diff import ChangedValue, Diff
     from nvfp4viz.audit.repair import RepairRecord
 
 _COLOURS = {"ok": "green", "info": "cyan", "warn": "yellow", "backend": "magenta", "error": "red"}
@@ -130,3 +132,43 @@ def repair_to_text(record: RepairRecord, language: str = "en") -> str:
     else:
         lines.append(word("repair.guess" if record.guesses else "repair.no_guess"))
     return "\n".join(lines)
+
+
+def diff_to_text(found: Diff, language: str = "en") -> str:
+    """Two checkpoints' differences, for a terminal: how many of each kind, and the first of them."""
+    word = partial(report_words, language)
+    lines = [
+        f"{side} {one.source}  {one.dialect} {one.scheme}, {word('diff.tensors', count=one.tensors)}"
+        for side, one in (("a", found.a), ("b", found.b))
+    ]
+    if found.same:
+        return "\n".join([*lines, word("diff.same")]) + "\n"
+
+    def section(title: str, rows: Sequence[str]) -> None:
+        if rows:
+            lines.append(title)
+            lines.extend(f"  {printable(row, 400)}" for row in rows[:_SHOWN])
+            if len(rows) > _SHOWN:
+                lines.append(word("diff.more", count=len(rows) - _SHOWN))
+
+    for side, names in (("a", found.only_a), ("b", found.only_b)):
+        section(word("diff.only", count=len(names), side=side), names)
+    types = [f"{i.tensor}: {i.a[0]} {list(i.a[1])} → {i.b[0]} {list(i.b[1])}" for i in found.types]
+    section(word("diff.types", count=len(types)), types)
+    section(word("diff.values", count=len(found.values)), [_value_line(item, word) for item in found.values])
+    absent = word("diff.absent")
+    settings = [
+        f"{i.file} {i.field}: {absent if i.a is None else i.a} → {absent if i.b is None else i.b}" for i in found.config
+    ]
+    section(word("diff.config", count=len(settings)), settings)
+    return "\n".join(lines) + "\n"
+
+
+def _value_line(item: ChangedValue, word: Callable[..., str]) -> str:
+    place = item.tensor
+    if item.layer is not None:
+        expert = "" if item.expert is None else word("diff.expert", expert=item.expert)
+        at = {"layer": item.layer, "projection": item.projection, "role": item.role}
+        place = word("diff.slot", expert=expert, **at)
+    ratio = "" if item.ratio is None else f"  {word('diff.ratio', ratio=f'{item.ratio:.4g}')}"
+    return f"{place}: {item.a} → {item.b}{ratio}"

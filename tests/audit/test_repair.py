@@ -13,6 +13,7 @@ from nvfp4viz.audit.repair import POLICIES, RECORD, apply_repair, plan_repair
 from nvfp4viz.checkpoint import FAULTS, inject, open_checkpoint, write_checkpoint
 from nvfp4viz.checkpoint.weight_only import activation_scales
 from nvfp4viz.errors import InputError
+from nvfp4viz.serving.remedies import MARGIN
 from sample_checkpoints import ensure
 from tests.audit.layouts import LAYOUTS
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, scalar, snapshot, without
@@ -282,6 +283,6 @@ def test_tiny_moe_answers_again_with_peers(holes, tmp_path):
     )
     assert np.isfinite(repaired)
     assert not broken <= repaired
-    # A guess is no better than calibration measured on the same text; by how much it is worse stands in the page.
-    assert abs(repaired - full) < 1.0, (repaired, full)
+    # The bound that tiny-moe itself must meet, in nats per character; here the largest of peers is a lucky guess.
+    assert abs(repaired - full) < MARGIN, (repaired, full)
     assert Path(tmp_path / "out" / RECORD).exists()

@@ -1,0 +1,214 @@
+"""What two checkpoints do not share: tensors, types and shapes, scale values, the quantisation configuration.
+
+Headers and scales are compared, weights are not read.  Numbers are equal where their bits are: a NaN equals the same
+NaN, and 0.0 is not -0.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from nvfp4viz.audit.containers import fingerprint
+from nvfp4viz.audit.report import Value, json_value
+from nvfp4viz.checkpoint import CanonicalView, Checkpoint, canonical, inspect
+
+SCHEMA = "nvfp4viz.diff/1"
+SCALARS = ("input_scale", "weight_scale_2")
+_SECTIONS = ("quantization_config", "compression_config")
+
+
+class Side(msgspec.Struct, frozen=True):
+    """One of the two: its name without a path, `fingerprint` of its types and shapes, layout, and tensors."""
+
+    source: str
+    fingerprint: str
+    dialect: str
+    scheme: str
+    tensors: int
+
+
+class Retyped(msgspec.Struct, frozen=True):
+    """A tensor of another type or shape; each as (dtype, shape)."""
+
+    tensor: str
+    a: tuple[str, tuple[int, ...]]
+    b: tuple[str, tuple[int, ...]]
+
+
+class ChangedValue(msgspec.Struct, frozen=True):
+    """An F32 number that differs, as stored.
+
+    Attributes
+    ----------
+    layer, expert, projection, role
+        The slot of a routed expert; None where it is none.  ``expert`` is None too where all experts share the number.
+    ratio
+        b / a where both are finite and a is not zero, else None.
+    """
+
+    tensor: str
+    layer: int | None
+    expert: int | None
+    projection: str | None
+    role: str | None
+    a: Value
+    b: Value
+    ratio: float | None
+
+
+class ChangedSetting(msgspec.Struct, frozen=True):
+    """A field of a configuration file's quantisation section; a value that is absent is None."""
+
+    file: str
+    field: str
+    a: Any
+    b: Any
+
+
+class Diff(msgspec.Struct, frozen=True):
+    """Everything that differs.
+
+    Attributes
+    ----------
+    only_a, only_b
+        Names of tensors that one of the two has.
+    """
+
+    schema: str
+    same: bool
+    a: Side
+    b: Side
+    only_a: tuple[str, ...]
+    only_b: tuple[str, ...]
+    types: tuple[Retyped, ...]
+    values: tuple[ChangedValue, ...]
+    config: tuple[ChangedSetting, ...]
+
+
+def diff(a: str | Path | Checkpoint, b: str | Path | Checkpoint) -> Diff:
+    """Compare two checkpoints; sources as for `nvfp4viz.audit.audit`.
+
+    Raises
+    ------
+    CheckpointError
+        ``source.*``, and ``checkpoint.unreadable`` where a shard ends before a scale that its header promises.
+    """
+    first, second = (item if isinstance(item, Checkpoint) else inspect(item) for item in (a, b))
+    views = canonical(first), canonical(second)
+    only_a = tuple(name for name in first.tensors.names if name not in second.tensors)
+    only_b = tuple(name for name in second.tensors.names if name not in first.tensors)
+    types = tuple(_types(first, second))
+    with np.errstate(all="ignore"):
+        values = tuple(_values(first, second, views))
+    config = tuple(_config(first, second))
+    return Diff(
+        schema=SCHEMA,
+        same=not (only_a or only_b or types or values or config),
+        a=_side(first, views[0]),
+        b=_side(second, views[1]),
+        only_a=only_a,
+        only_b=only_b,
+        types=types,
+        values=values,
+        config=config,
+    )
+
+
+def diff_to_json(found: Diff) -> str:
+    """Indented JSON with a final newline."""
+    return msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n"
+
+
+def _side(checkpoint: Checkpoint, view: CanonicalView) -> Side:
+    return Side(checkpoint.name, fingerprint(checkpoint.tensors), view.dialect, view.scheme, len(checkpoint.tensors))
+
+
+def _types(a: Checkpoint, b: Checkpoint) -> Iterator[Retyped]:
+    kinds = {name: b.tensors.kinds[kind] for name, kind in zip(b.tensors.names, b.tensors.kind.tolist(), strict=True)}
+    for name, number in zip(a.tensors.names, a.tensors.kind.tolist(), strict=True):
+        old, new = a.tensors.kinds[number], kinds.get(name)
+        if new is not None and new != old:
+            yield Retyped(name, (old[0], tuple(old[1])), (new[0], tuple(new[1])))
+
+
+def _values(a: Checkpoint, b: Checkpoint, views: tuple[CanonicalView, CanonicalView]) -> Iterator[ChangedValue]:
+    """Numbers of their own by name, then those of vectors that hold one for each expert."""
+    names = _scalar_names(a)
+    there = set(_scalar_names(b))
+    shared = [name for name in names if name in there]
+    old, new = a.scalars(shared), b.scalars(shared)
+    for at in np.flatnonzero(old.view(np.uint32) != new.view(np.uint32)).tolist():
+        slot = views[0].locate(shared[at])
+        whole = slot is not None and views[0].is_whole(slot.layer)
+        where = (
+            (None,) * 4 if slot is None else (slot.layer, None if whole else slot.expert, slot.projection, slot.role)
+        )
+        yield _changed(shared[at], where, old[at], new[at])
+    vectors, others = _vectors(views[0]), _vectors(views[1])
+    both = [name for name in vectors if name in others and a.tensors[name].shape == b.tensors[name].shape]
+    for name, before, after in zip(both, a.vectors(both), b.vectors(both), strict=True):
+        for expert in np.flatnonzero(before.view(np.uint32) != after.view(np.uint32)).tolist():
+            layer, projection, role = vectors[name]
+            yield _changed(name, (layer, expert, projection, role), before[expert], after[expert])
+
+
+def _scalar_names(checkpoint: Checkpoint) -> list[str]:
+    names = checkpoint.tensors.names
+    return [names[row] for row in checkpoint.scalar_rows().tolist()]
+
+
+def _vectors(view: CanonicalView) -> dict[str, tuple[int, str, str]]:
+    """F32 vectors of scales along the experts, with layer, projection and role."""
+    return {
+        slot.name: (layer, projection, role)
+        for layer in (*view.moe_layers, *view.draft_layers)
+        if view.is_whole(layer)
+        for projection in view.projections
+        for role in SCALARS
+        for slot in (view.slot(layer, 0, projection, role),)
+        if slot.entry is not None and slot.index is not None and slot.entry.dtype == "F32"
+    }
+
+
+def _changed(name: str, where: tuple[Any, ...], old: np.float32, new: np.float32) -> ChangedValue:
+    usable = np.isfinite(old) and np.isfinite(new) and old != 0
+    ratio = json_value(np.float32(new / old)) if usable else None
+    return ChangedValue(name, *where, json_value(old), json_value(new), ratio if isinstance(ratio, float) else None)
+
+
+def _config(a: Checkpoint, b: Checkpoint) -> Iterator[ChangedSetting]:
+    sides = (a.config, b.config), (a.hf_quant_config, b.hf_quant_config)
+    for file, (old, new) in zip(("config.json", "hf_quant_config.json"), sides, strict=True):
+        before, after = (_flat(_section(content) if file == "config.json" else content) for content in (old, new))
+        for field in [*before, *(field for field in after if field not in before)]:
+            if before.get(field) != after.get(field) or (field in before) != (field in after):
+                yield ChangedSetting(file, field, before.get(field), after.get(field))
+
+
+def _section(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Only what says how the model is quantised; the rest of ``config.json`` is another matter."""
+    text = (config or {}).get("text_config")
+    holders = {"": config or {}, "text_config": text if isinstance(text, dict) else {}}
+    out: dict[str, Any] = {}
+    for place, holder in holders.items():
+        keys = (*_SECTIONS, "moe_quant_algo", "expert_dtype")
+        found = {key: holder[key] for key in keys if key in holder}
+        out |= {place: found} if place and found else found
+    return out
+
+
+def _flat(content: Mapping[str, Any] | None, before: str = "") -> dict[str, Any]:
+    """Fields by dotted path; lists are one value.  Deeper than any real file it stops."""
+    out: dict[str, Any] = {}
+    for key, value in (content or {}).items():
+        path = f"{before}.{key}" if before else str(key)
+        if isinstance(value, dict) and value and path.count(".") < 20:
+            out |= _flat(value, path)
+        else:
+            out[path] = value
+    return out

@@ -1,0 +1,117 @@
+"""Two checkpoints: what differs is named to the slot, and nothing else is."""
+
+import json
+
+import numpy as np
+import pytest
+
+from nvfp4viz import cli
+from nvfp4viz.audit.diff import diff, diff_to_json
+from nvfp4viz.audit.terminal import diff_to_text
+from nvfp4viz.checkpoint import FAULTS, inject_tensors, tensor
+from tests.audit.layouts import LAYOUTS, bf16
+from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, opened, scalar, without
+
+E = "model.layers.0.mlp.experts"
+NUMBERS = [fault.id for fault in FAULTS.values() if "input_scale" in fault.roles and fault.id != "missing"]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_checkpoint_is_the_same_as_itself(name):
+    found = diff(LAYOUTS[name].open(), LAYOUTS[name].open())
+    assert found.same
+    assert (found.only_a, found.only_b, found.types, found.values, found.config) == ((), (), (), (), ())
+
+
+@pytest.mark.parametrize("fault", NUMBERS)
+@pytest.mark.parametrize("role", ["input_scale", "weight_scale_2"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_fault_is_the_difference(name, role, fault):
+    """Of every injected number the diff says which slot, and both values as stored."""
+    layout = LAYOUTS[name]
+    if role not in layout.roles or role not in FAULTS[fault].roles or (layout.arrangement, fault) == (
+        "fused", "neighbour",
+    ):  # fmt: skip
+        return
+    broken = inject_tensors(
+        layout.tensors(), fault, layer=0, expert=3, projection="down", role=role, seed=1, config=layout.config,
+        hf_quant_config=layout.quant,
+    )  # fmt: skip
+    found = diff(layout.open(), layout.open(broken))
+    assert (found.same, found.only_a, found.only_b, found.types, found.config) == (False, (), (), (), ())
+    [value] = found.values
+    expert = None if layout.arrangement == "fused" else 3
+    assert (value.layer, value.expert, value.projection, value.role) == (0, expert, "down", role)
+    assert value.tensor == layout.name(3, "down", role)
+    old, new = (layout.get(t, 3, "down", role) for t in (layout.tensors(), broken))
+    assert np.float32(value.a).tobytes() == old.tobytes()
+    if np.isnan(new):
+        assert (value.b, value.ratio) == ("nan", None)
+    else:
+        assert np.float32(value.b).tobytes() == new.tobytes()
+    if value.ratio is not None:
+        assert np.float32(value.ratio) == new / old
+
+
+def test_bits_count():
+    name = f"{E}.0.up_proj.input_scale"
+    zero, minus, nan = ({**base(), name: scalar(value)} for value in (0.0, -0.0, np.nan))
+    assert [item.tensor for item in diff(opened(zero), opened(minus)).values] == [name]
+    assert diff(opened(nan), opened(nan)).same
+
+
+def test_keys_types_and_settings():
+    a = {**base(), "extra.weight": bf16(2, 2), "x": bf16(2, 3)}
+    b = {**without(base(), f"{E}.2.up_proj.input_scale"), "x": tensor(np.zeros((3, 2), np.float32))}
+    quant = json.loads(json.dumps(QUANT))
+    quant["quantization"]["quant_algo"] = "W4A16_NVFP4"
+    del quant["quantization"]["group_size"]
+    config = {**CONFIG, "hidden_size": 7, "quantization_config": {"quant_method": "modelopt"}}
+    found = diff(opened(a, CONFIG, QUANT), opened(b, config, quant))
+    assert sorted(found.only_a) == ["extra.weight", f"{E}.2.up_proj.input_scale"]
+    assert found.only_b == found.values == ()
+    assert [(item.tensor, item.a, item.b) for item in found.types] == [("x", ("BF16", (2, 3)), ("F32", (3, 2)))]
+    # What is not about quantisation is no difference here.
+    assert [(item.file, item.field, item.a, item.b) for item in found.config] == [
+        ("config.json", "quantization_config.quant_method", None, "modelopt"),
+        ("hf_quant_config.json", "quantization.quant_algo", "NVFP4", "W4A16_NVFP4"),
+        ("hf_quant_config.json", "quantization.group_size", 16, None),
+    ]
+    assert found.a.fingerprint != found.b.fingerprint
+    assert json.loads(diff_to_json(found))["schema"] == "nvfp4viz.diff/1"
+    english, chinese = diff_to_text(found), diff_to_text(found, "zh")
+    for text in (english, chinese):
+        assert "extra.weight" in text
+        assert "BF16 [2, 3] → F32 [3, 2]" in text
+        assert "{" not in text
+    assert "2 tensors only in a" in english
+    assert "absent → modelopt" in english
+    assert "只在 a 里的张量有 2 个" in chinese
+
+
+def test_long_lists_are_cut_in_text_and_whole_in_json():
+    many = {f"t{number}": scalar(number) for number in range(100)}
+    found = diff(opened({**base(), **many}), opened(base()))
+    assert len(found.only_a) == 100
+    assert "and 60 more" in diff_to_text(found)
+
+
+def test_the_command(tmp_path, capsys):
+    from nvfp4viz.checkpoint import inject, write_checkpoint
+
+    good, bad = str(tmp_path / "good"), str(tmp_path / "bad")
+    write_checkpoint(good, base(), config=CONFIG, hf_quant_config=QUANT)
+    inject(good, bad, "nan", layer=0, expert=1, projection="down")
+    assert cli.main(["diff", good, good]) == 0
+    assert "no difference" in capsys.readouterr().out
+    assert cli.main(["diff", good, bad]) == 1
+    out = capsys.readouterr().out
+    assert "layer 0, expert 1, down, input_scale: 0.00" in out
+    assert "→ nan" in out
+    assert cli.main(["diff", good, bad, "--language", "zh"]) == 1
+    assert "第 0 层，专家 1，down" in capsys.readouterr().out
+    assert cli.main(["diff", good, bad, "--format", "json", "--output", str(tmp_path / "d.json")]) == 1
+    text = (tmp_path / "d.json").read_text()
+    assert str(tmp_path) not in text
+    assert [item["b"] for item in json.loads(text)["values"]] == ["nan"]
+    assert cli.main(["diff", good, str(tmp_path / "void")]) == 2
