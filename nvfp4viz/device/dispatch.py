@@ -165,6 +165,9 @@ class CudaExperts:
     Permute, quantise with ``a1_gscale``, grouped GEMM, activation and quantisation with ``a2_gscale``, grouped GEMM,
     un-permute.  Nothing leaves the GPU in between.
 
+    On data-centre Blackwell (capability 10.x) the products are the library's where it works (``ops/scaled_mm.py``), the
+    instruction of those GPUs; it may add K in another order, and last bits may differ from the CPU's.
+
     Attributes
     ----------
     failure
@@ -262,9 +265,9 @@ def _run(on: _LayerOnGpu, x: Array, routing: Routing) -> ExpertsResult:
     offsets = plan.offsets
     how = {"recipe": "vllm-cuda", "offsets": offsets}
     first = ops.quantize(plan.rows, global_scale=on.a1_gscale, **how)
-    c1 = ops.grouped_gemm_w4a4(first, on.w13_packed, on.w13_scales, offsets, on.g1_alphas, torch.bfloat16)
+    c1 = ops.grouped_gemm_w4a4(first, on.w13_packed, on.w13_scales, offsets, on.g1_alphas, method="auto")
     second = ops.activation_quantize(c1, activation=on.activation, global_scale=on.a2_gscale, **how)
-    c3 = ops.grouped_gemm_w4a4(second, on.w2_packed, on.w2_scales, offsets, on.g2_alphas, torch.bfloat16)
+    c3 = ops.grouped_gemm_w4a4(second, on.w2_packed, on.w2_scales, offsets, on.g2_alphas, method="auto")
     out = ops.unpermute(c3, plan, to_cuda(np.ascontiguousarray(routing.weights, np.float32)))
     bad = torch.isnan(c3).any(dim=1)
     rows = np.flatnonzero(bad.cpu().numpy())
