@@ -4,14 +4,19 @@
 events, all candidates in turn in one process.  Every candidate runs twice and the second time counts: what another one
 left unwritten in L2 (50 MB on an H200) would be written at its expense, which costs 3 to 9 µs.  A kernel's rate counts
 what it must read and write once; *of copy* is that rate over the rate of torch's own copy of a tensor of the same size.
+A second table holds every kernel against a copy that moves as many bytes as the kernel must: a shorter one, timed in
+the same rounds.
 """
 
 from __future__ import annotations
 
 import itertools
 import statistics
+import time
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from benchmarks.bench_gpu_moe import PAUSE
 from benchmarks.harness import Goal, Row, Section, installed, main
@@ -27,11 +32,13 @@ GOALS = {
     "quantise bf16, vllm-cuda": 0.92,
     "quantise bf16, vllm-cuda, 128 ranges": 0.85,
     "quantise bf16, vllm-cuda, 128x4": 0.85,
+    "quantise bf16, vllm-cuda, 128 ranges, 128x4": 0.85,
     "dequantise to bf16": 0.95,
     "silu*up + quantise": 0.85,
     "gelu_tanh*up + quantise": 0.85,
 }
 """Of the copy's rate."""
+LAUNCH = 12.0  # µs of Python for one launch
 FASTER = {"torch.compile": 3.5, "torchao 0.18 compiled": 4.5}
 
 
@@ -47,7 +54,7 @@ def measure(quick: bool = False) -> list[Section]:
     gpu = ", ".join(found.name for found in device.describe_device().gpus)
     shape = (256, 2048) if quick else (ROWS, COLUMNS)
     repeats = 3 if quick else 40
-    return [_bandwidth(shape, repeats, gpu), _rivals(shape, repeats, gpu), _resources()]
+    return [*_bandwidth(shape, repeats, gpu), _rivals(shape, repeats, gpu), _launches(quick), _resources()]
 
 
 def steady_times(candidates: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
@@ -78,7 +85,7 @@ def _inputs(shape: tuple[int, int], dtype: Any, count: int = RING) -> list[Any]:
     return [torch.randn(shape, device="cuda", generator=generator).to(dtype) for _ in range(count)]
 
 
-def _bandwidth(shape: tuple[int, int], repeats: int, gpu: str) -> Section:
+def _bandwidth(shape: tuple[int, int], repeats: int, gpu: str) -> list[Section]:
     import torch
 
     from nvfp4viz.device import ops
@@ -105,6 +112,13 @@ def _bandwidth(shape: tuple[int, int], repeats: int, gpu: str) -> Section:
         ring, out = itertools.cycle(inputs), torch.empty_like(inputs[0])
         return lambda: out.copy_(next(ring))
 
+    def moved(count: int) -> Callable[[], object]:
+        """A copy that reads and writes ``count`` bytes together."""
+        inputs = [x.view(torch.uint8).reshape(-1) for x in (bf16 if count <= 4 * elements else f32)]
+        half, out = count // 2, torch.empty_like(inputs[0])
+        ring = itertools.cycle(inputs)
+        return lambda: out[:half].copy_(next(ring)[:half])
+
     def decoded(dtype: Any, **how: Any) -> Callable[[], object]:
         ring = itertools.cycle([ops.quantize(x, recipe="vllm-cuda", **how) for x in bf16])
         return lambda: ops.dequantize(next(ring), dtype)
@@ -115,7 +129,6 @@ def _bandwidth(shape: tuple[int, int], repeats: int, gpu: str) -> Section:
 
     one, vllm = {"global_scale": 448.0}, {"recipe": "vllm-cuda"}
     narrow, wide = 2 + PACKED, 4 + PACKED
-    filled = torch.empty_like(bf16[0])
     # every range is padded to whole tiles, and the padding is written too
     tiles = ops.quantize(bf16[0], **vllm, **ranged, layout="swizzled").scales.numel() / elements
     tiles_of_half = (
@@ -124,7 +137,6 @@ def _bandwidth(shape: tuple[int, int], repeats: int, gpu: str) -> Section:
     candidates: dict[str, tuple[Callable[[], object], float]] = {
         "copy bf16": (copied(bf16), 4),
         "copy f32": (copied(f32), 8),
-        "fill bf16 (writes alone)": (lambda: filled.fill_(1.0), 2),
         "quantise bf16, ieee": (quantise(bf16, recipe="ieee", **one), narrow),
         "quantise bf16, vllm-cuda": (quantise(bf16, **vllm, **one), narrow),
         "quantise f16, vllm-cuda": (quantise(f16, **vllm, **one), narrow),
@@ -149,10 +161,14 @@ def _bandwidth(shape: tuple[int, int], repeats: int, gpu: str) -> Section:
         "gelu_tanh*up + quantise": (fused(activation="gelu_tanh", **ranged), 2 + PACKED / 2),
         "silu*up + quantise, 128x4": (fused(activation="silu", **ranged, layout="swizzled"), 2.25 + tiles_of_half),
     }
-    times = steady_times({name: call for name, (call, _) in candidates.items()}, repeats)
-    rates = {n: candidates[n][1] * elements / statistics.median(v) / 1e9 for n, v in times.items()}
+    kernels = {name: round(each * elements) for name, (_, each) in candidates.items() if "copy" not in name}
+    copies = {f"copy that moves {count:,} bytes": count for count in sorted(set(kernels.values()))}
+    calls = {name: call for name, (call, _) in candidates.items()} | {n: moved(count) for n, count in copies.items()}
+    times = steady_times(calls, repeats)
+    rates = {n: candidates[n][1] * elements / statistics.median(times[n]) / 1e9 for n in candidates}
     found = []
-    for name, values in times.items():
+    for name in candidates:
+        values = times[name]
         copy = "copy f32" if "f32" in name else "copy bf16"
         middle = statistics.median(values)
         found.append(Row(name, middle, min(values), max(values), rates[name], rates[name] / rates[copy]))
@@ -161,7 +177,19 @@ def _bandwidth(shape: tuple[int, int], repeats: int, gpu: str) -> Section:
         f"{gpu}; {rows} x {columns}, {RING} inputs in a ring, medians of {repeats}. GB/s counts each byte that must be "
         "read or written once; the last column is that rate over the rate of torch's copy of the same tensor."
     )
-    return Section("Streaming kernels, of copy", note, found, "copy", goals)
+    same = {count: statistics.median(times[name]) for name, count in copies.items()}
+    second = []
+    for name, count in (copies | kernels).items():
+        middle = statistics.median(times[name])
+        rate = count / middle / 1e9
+        second.append(Row(name, middle, min(times[name]), max(times[name]), rate, same[count] / middle))
+    note_second = (
+        "The same times; the last column is the time of a copy that moves as many bytes over the kernel's time."
+    )
+    return [
+        Section("Streaming kernels, of copy", note, found, "copy", goals),
+        Section("Streaming kernels, of a copy that moves as many bytes", note_second, second, "such a copy"),
+    ]
 
 
 def _rivals(shape: tuple[int, int], repeats: int, gpu: str) -> Section:
@@ -208,6 +236,28 @@ def _rivals(shape: tuple[int, int], repeats: int, gpu: str) -> Section:
         Goal(f"times as fast as {n}", middle[n] / middle["ours, ieee"], f) for n, f in FASTER.items() if n in middle
     ]
     return Section("Against torch.compile and torchao (ratio: our speed over theirs)", note, found, "", goals)
+
+
+def _launches(quick: bool) -> Section:
+    """What one launch costs Python: rounds of 200, the queue empty before each, so that none waits for room in it."""
+    import torch
+
+    from nvfp4viz.device.load import kernel
+
+    probe = kernel("probe.cu", "nv_probe")
+    seeds, each = torch.zeros(32, dtype=torch.int32, device="cuda"), 200
+    arguments = (seeds, torch.zeros_like(seeds), np.int32(32))
+    times = []
+    for _ in range(5 if quick else 50):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(each):
+            probe(1, 32, arguments)
+        times.append((time.perf_counter() - begin) / each)
+    middle = statistics.median(times)
+    goal = Goal("µs of Python for a launch", middle * 1e6, LAUNCH, at_most=True)
+    note = f"Wall time of `Kernel.__call__` with two tensors and a number; medians of {len(times)} rounds of {each}."
+    return Section("Launching", note, [Row("one launch", middle, min(times), max(times))], "", [goal])
 
 
 def torch_quantize(x: Any) -> tuple[Any, Any]:

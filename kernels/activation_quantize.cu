@@ -59,18 +59,17 @@ struct Work {
   u8* scales;
   u32 rows, columns;  // columns: blocks of 16 outputs in a row
   Globals globals;
-  const int* places;
   const i8* reciprocals;
 };
 
 // One block of outputs: its scale byte; the codes are stored.
 template <class Recipe>
-NV_DEVICE u8 one_block(const Work& work, const Activation& activation, u32 row, u32 column) {
+NV_DEVICE u8 one_block(const Work& work, const Activation& activation, u32 row, u32 column, float global) {
   const u64 start = (u64)row * work.columns;
   Raw<8> gates, ups;
   gates.load(work.x, 2 * start + column);
   ups.load(work.x, 2 * start + work.columns + column);
-  const Recipe recipe(work.globals.of(row), work.reciprocals);
+  const Recipe recipe(global, work.reciprocals);
   const Raw<8> products = gated(gates, ups, activation);
   float y[16];
   Bf16::widen(products, y);
@@ -86,23 +85,26 @@ NV_DEVICE void activation_linear(const Work& work, const Activation& activation)
   const u32 blocks = work.rows * work.columns, stride = gridDim.x * blockDim.x;
   for (u32 block = blockIdx.x * blockDim.x + threadIdx.x; block < blocks; block += stride) {
     const u32 row = block / work.columns;
-    work.scales[block] = one_block<Recipe>(work, activation, row, block - row * work.columns);
+    work.scales[block] = one_block<Recipe>(work, activation, row, block - row * work.columns, work.globals.of(row));
   }
 }
 
-// A piece is what a warp takes of Quarter128x4; 32 pieces with the same columns are neighbours.
+// A warp takes a strip; eight with the same columns are neighbours.
 template <class Recipe>
 NV_DEVICE void activation_swizzled(const Work& work, const Activation& activation) {
   const u32 tiles = (work.columns + 3) >> 2, across = (work.columns + 7) >> 3;
-  const u32 pieces = (work.rows + 127) / 128 * across * 32, stride = gridDim.x * (blockDim.x >> 5);
-  for (u32 piece = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5); piece < pieces; piece += stride) {
-    const u32 down = (piece >> 5) / across, right = (piece >> 5) - down * across;
-    const Quarter128x4 at(4 * down + ((piece & 31) >> 3), piece & 7);
-    const u32 row = at.row, column = 8 * right + at.column;
-    const bool real = row < work.rows;
-    if (column >= 4 * tiles || (work.places != 0 && !real)) continue;
-    const u8 byte = real && column < work.columns ? one_block<Recipe>(work, activation, row, column) : 0;
-    work.scales[offset_128x4(work.places == 0 ? row : __ldg(work.places + row), column, tiles)] = byte;
+  const u32 strips = (work.rows + 127) / 128 * across * 8, stride = gridDim.x * (blockDim.x >> 5);
+  for (u32 strip = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5); strip < strips; strip += stride) {
+    const u32 tile = (strip >> 3) / across;
+    const Strip128x4 at(tile, strip & 7, (strip >> 3) - tile * across);
+    u32 bytes = 0;
+    NV_ROLLED
+    for (int k = 0; k < 4 && at.top() + 32 * k < (int)work.rows; ++k) {
+      const int row = at.row + 32 * k;
+      if (row < (int)work.rows && at.column < (int)work.columns)
+        bytes |= (u32)one_block<Recipe>(work, activation, row, at.column, work.globals.of(row)) << (8 * k);
+    }
+    at.store(work.scales, bytes, tiles);
   }
 }
 
@@ -115,16 +117,24 @@ NV_DEVICE void copy_table(const float* table, float* shared) {
 
 }  // namespace nv
 
+// With the table in shared memory three blocks fit a multiprocessor of Hopper's; left alone, the compiler takes registers for
+// two.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+#define NV_STAYING_BOUNDS(in_shared) __launch_bounds__(512, in_shared ? 3 : 0)
+#else
+#define NV_STAYING_BOUNDS(in_shared) __launch_bounds__(512)
+#endif
+
 #define NV_ACTIVATION(recipe, Recipe, layout, where, in_shared)                                                        \
-  extern "C" __global__ void __launch_bounds__(512) nv_activation_quantize_##recipe##_##layout##_##where(             \
+  extern "C" __global__ void NV_STAYING_BOUNDS(in_shared) nv_activation_quantize_##recipe##_##layout##_##where(             \
       const void* __restrict__ x, nv::u64* __restrict__ packed, nv::u8* __restrict__ scales, int rows, int columns,    \
-      const float* __restrict__ global_scales, float global_scale, const int* __restrict__ places, int kind,           \
+      const float* __restrict__ global_scales, float global_scale, int kind,                                           \
       const nv::i8* __restrict__ reciprocals, const float* __restrict__ table, int rounds_tiny) {                      \
     __shared__ float4 copy[in_shared ? nv::kTableSize / 4 : 1];                                                        \
     float* shared = reinterpret_cast<float*>(copy);                                                                    \
     if (in_shared) nv::copy_table(table, shared);                                                                      \
     nv::activation_##layout<nv::Recipe>({x, packed, scales, (nv::u32)rows, (nv::u32)columns,                           \
-                                         {global_scales, global_scale, 0, 0, kind}, places, reciprocals},              \
+                                         {global_scales, global_scale, 0, 0, kind}, reciprocals},                      \
                                         {in_shared ? shared : table, rounds_tiny != 0});                               \
   }
 

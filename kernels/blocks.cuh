@@ -8,6 +8,12 @@
 
 #define NV_DEVICE static __device__ __forceinline__
 
+#if defined(__CUDA_ARCH__)
+#define NV_ROLLED _Pragma("unroll 1")
+#else
+#define NV_ROLLED
+#endif
+
 namespace nv {
 
 // ------------------------------------------------------------------------------------------------ elements
@@ -173,15 +179,27 @@ NV_DEVICE u64 offset_128x4(int row, int column, int tiles) {
   return ((u64)(row >> 7) * tiles + (column >> 2)) * 512 + ((row & 31) << 4) + (((row >> 5) & 3) << 2) + (column & 3);
 }
 
-// In the 128x4 kernels a warp takes 8 columns of the rows r, r + 32, r + 64 and r + 96 of 128, whose scales share 16 bytes
-// of each 512, and the eight warps of a block take neighbouring r: whole sectors of scales are written together.  Grid:
-// (columns / 16, quarters of 128 rows), columns first, so that blocks at work together read whole rows.  `places` names the
-// row of the layout for every row of x, null if it is the same (ranges.cu).
-struct Quarter128x4 {
-  int row, column;
-  __device__ __forceinline__ Quarter128x4(int quarter, int warp) {
-    row = (quarter >> 2) * 128 + (quarter & 3) * 8 + warp + ((threadIdx.x & 31) >> 3) * 32;
-    column = threadIdx.x & 7;
+// In the 128x4 kernels a warp takes a strip of the layout: 8 columns of the rows r, r + 32, r + 64 and r + 96 of a tile of 128,
+// for four neighbouring r.  Their scales are two whole pieces of 64 bytes.  A lane takes one column of one r: four blocks.
+// Padding is written by whoever writes the scales beside it.
+struct Strip128x4 {
+  int tile, row, column;  // row: the lane's first one
+  __device__ __forceinline__ Strip128x4(int tile_, int eighth, int octet)
+      : tile(tile_), row(128 * tile_ + 4 * eighth + ((threadIdx.x & 31) >> 3)), column(8 * octet + (threadIdx.x & 7)) {}
+  // First row of the strip and its first column, the same for the whole warp.
+  __device__ __forceinline__ int top() const { return row & ~3; }
+  __device__ __forceinline__ int left() const { return column & ~7; }
+
+  // `bytes` holds this lane's scales, that of row + 32 k in byte k.  Four lanes with neighbouring columns exchange them, so
+  // that each stores one word of four columns.  `tiles`: tiles across.
+  __device__ __forceinline__ void store(u8* scales, u32 bytes, int tiles) const {
+    const int lane = threadIdx.x & 31;
+    u32 other = __shfl_xor_sync(0xFFFFFFFFu, bytes, 1);
+    bytes = __byte_perm(bytes, other, lane & 1 ? 0x3715 : 0x6240);
+    other = __shfl_xor_sync(0xFFFFFFFFu, bytes, 2);
+    bytes = __byte_perm(bytes, other, lane & 2 ? 0x3276 : 0x5410);
+    if (column < 4 * tiles)
+      reinterpret_cast<u32*>(scales)[((u64)tile * tiles + (column >> 2)) * 128 + (row & 31) * 4 + (lane & 3)] = bytes;
   }
 };
 

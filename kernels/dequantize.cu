@@ -4,8 +4,8 @@
 //   nv_dequantize_{bf16,f32}_flat                 one decode scale, linear block scales
 //   nv_dequantize_{bf16,f32}_{linear,swizzled}    one decode scale for all, for every row, or for every range of rows
 //
-// A thread writes 16 bytes, so a warp writes whole lines: 8 codes to BF16, 4 codes to float32; four such units a thread.
-// Writing is what takes the time: on an H200, BF16 values come 8 % slower than torch fills the same memory.
+// A store is 16 bytes a lane, so a warp writes whole lines: 8 codes to BF16, 4 codes to float32.  nv_dequantize_bf16_flat reads
+// 16 bytes a lane too, and lanes exchange them; elsewhere a thread reads four units, each as it will be stored.
 
 #include "blocks.cuh"
 
@@ -154,6 +154,34 @@ NV_DEVICE void dequantize_flat(const void* packed, const u8* scales, uint4* out,
   }
 }
 
+// To BF16: a lane reads the codes of four units at once and the scales of their blocks; lanes then exchange them, so that each
+// store of a warp is 512 bytes in a row.  A warp that meets the end takes unit after unit.
+NV_DEVICE void dequantize_wide(const uint4* packed, const u8* scales, uint4* out, u64 units, Globals globals, Decoder decoder) {
+  const int lane = threadIdx.x & 31;
+  const u64 quad = (u64)blockIdx.x * blockDim.x + threadIdx.x, first = 4 * (quad - lane);
+  const bool two_blocks = decoder.block_shift == 4;  // in 32 codes; else one
+  if (first + 128 > units) {
+    const float global = decoder.global(globals.of(0));
+    for (u64 unit = first + lane; unit < units; unit += 32) {
+      const float multiplier = decoder.multiplier(__ldg(scales + (two_blocks ? unit >> 1 : unit >> 2)), global);
+      out[unit] = decode<ToBf16>(__ldg(reinterpret_cast<const u32*>(packed) + unit), multiplier, decoder.unsigned_zero);
+    }
+    return;
+  }
+  const uint4 codes = __ldg(packed + quad);
+  const u32 bytes = two_blocks ? __ldg(reinterpret_cast<const u16*>(scales) + quad) : 0x101u * __ldg(scales + quad);
+  const float global = decoder.global(globals.of(0));
+  NV_UNROLL
+  for (int j = 0; j < 4; ++j) {
+    const int from = 8 * j + (lane >> 2);
+    const u32 x = __shfl_sync(0xFFFFFFFFu, codes.x, from), y = __shfl_sync(0xFFFFFFFFu, codes.y, from);
+    const u32 z = __shfl_sync(0xFFFFFFFFu, codes.z, from), w = __shfl_sync(0xFFFFFFFFu, codes.w, from);
+    const u32 mine = lane & 2 ? (lane & 1 ? w : z) : (lane & 1 ? y : x);
+    const u32 byte = __shfl_sync(0xFFFFFFFFu, bytes, from) >> (lane & 2 ? 8 : 0) & 0xFFu;
+    out[first + 32 * j + lane] = decode<ToBf16>(mine, decoder.multiplier(byte, global), decoder.unsigned_zero);
+  }
+}
+
 // Grid (units of a row / (4 blockDim.x), rows / blockDim.y).
 template <class Out, bool kSwizzled>
 NV_DEVICE void dequantize_rows(const void* packed, const u8* scales, uint4* out, int rows, int units, Globals globals, Decoder decoder) {
@@ -193,16 +221,16 @@ NV_DEVICE void dequantize_rows(const void* packed, const u8* scales, uint4* out,
                                            {decoding, block_shift, unsigned_zero != 0});                             \
   }
 
-#define NV_DEQUANTIZE(dtype, Out)                                                                                    \
+#define NV_DEQUANTIZE(dtype, Out, flat)                                                                              \
   extern "C" __global__ void __launch_bounds__(256) nv_dequantize_##dtype##_flat(                                    \
-      const void* __restrict__ packed, const nv::u8* __restrict__ scales, uint4* __restrict__ out, nv::u64 units,    \
+      const uint4* __restrict__ packed, const nv::u8* __restrict__ scales, uint4* __restrict__ out, nv::u64 units,   \
       const float* __restrict__ global_scales, float global_scale, int decoding, int block_shift,                    \
       int unsigned_zero) {                                                                                           \
-    nv::dequantize_flat<nv::Out>(packed, scales, out, units, {global_scales, global_scale, 0, 0, nv::kOne},          \
-                                 {decoding, block_shift, unsigned_zero != 0});                                       \
+    nv::flat(packed, scales, out, units, {global_scales, global_scale, 0, 0, nv::kOne},                              \
+             {decoding, block_shift, unsigned_zero != 0});                                                           \
   }                                                                                                                  \
   NV_DEQUANTIZE_ROWS(dtype, Out, linear, false)                                                                      \
   NV_DEQUANTIZE_ROWS(dtype, Out, swizzled, true)
 
-NV_DEQUANTIZE(bf16, ToBf16)
-NV_DEQUANTIZE(f32, ToF32)
+NV_DEQUANTIZE(bf16, ToBf16, dequantize_wide)
+NV_DEQUANTIZE(f32, ToF32, dequantize_flat<nv::ToF32>)

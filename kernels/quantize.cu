@@ -34,34 +34,36 @@ NV_DEVICE void quantize_linear(const void* x, u64* packed, u8* scales, int rows,
   }
 }
 
-// Grid: see Quarter128x4; two columns a thread, 8 apart.
+// Grid (columns / 32, quarters of 128 rows), columns first, so that blocks at work together read whole rows:
+// the eight warps of a block take two strips side by side in each of four groups of 8 columns.
 template <class T, class Recipe>
-NV_DEVICE void quantize_swizzled(const void* x, u64* packed, u8* scales, int rows, int columns, Globals globals, const int* places,
+NV_DEVICE void quantize_swizzled(const void* x, u64* packed, u8* scales, int rows, int columns, Globals globals,
                                  const i8* table) {
-  const Quarter128x4 at(far_index(), threadIdx.x >> 5);
-  const int tiles = (columns + 3) >> 2, first = blockIdx.x * 16 + at.column;
-  const bool real = at.row < rows;
-  const u64 start = (u64)at.row * columns;
-  Raw<16 / T::kPerWord> raw[2];
-  NV_UNROLL
-  for (int i = 0; i < 2; ++i)
-    if (real && first + 8 * i < columns) raw[i].load(x, start + first + 8 * i);
-  const int place = places == 0 ? at.row : real ? __ldg(places + at.row) : -1;  // with places, padding is not ours
-  const Recipe recipe(globals.of(real ? at.row : 0), table);
-  NV_UNROLL
-  for (int i = 0; i < 2; ++i) {
-    const int column = first + 8 * i;
-    if (column >= 4 * tiles || place < 0) return;
-    u8 byte = 0;
-    if (real && column < columns) {
+  const int warp = threadIdx.x >> 5, quarter = far_index(), tiles = (columns + 3) >> 2;
+  const Strip128x4 at(quarter >> 2, 2 * (quarter & 3) + (warp & 1), 4 * blockIdx.x + (warp >> 1));
+  if (128 * at.tile >= rows || at.left() >= 4 * tiles) return;
+  u32 bytes = 0;
+  NV_ROLLED
+  for (int k = 0; k < 4 && at.top() + 32 * k < rows; k += 2) {  // two loads are under way before the first is used
+    Raw<16 / T::kPerWord> raw[2];
+    NV_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const int row = at.row + 32 * (k + i);
+      if (row < rows && at.column < columns) raw[i].load(x, (u64)row * columns + at.column);
+    }
+    NV_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const int row = at.row + 32 * (k + i);
+      if (row >= rows || at.column >= columns) continue;
+      const Recipe recipe(globals.of(row), table);
       float y[16];
       T::widen(raw[i], y);
       u64 codes;
-      byte = quantize16(y, T::top(raw[i], y), recipe, codes);
-      packed[start + column] = codes;
+      bytes |= (u32)quantize16(y, T::top(raw[i], y), recipe, codes) << (8 * (k + i));
+      packed[(u64)row * columns + at.column] = codes;
     }
-    scales[offset_128x4(place, column, tiles)] = byte;
   }
+  at.store(scales, bytes, tiles);
 }
 
 }  // namespace nv
@@ -84,10 +86,10 @@ NV_DEVICE void quantize_swizzled(const void* x, u64* packed, u8* scales, int row
   }                                                                                                                        \
   extern "C" __global__ void __launch_bounds__(256) nv_quantize_##dtype##_##recipe##_swizzled(                             \
       const void* __restrict__ x, nv::u64* __restrict__ packed, nv::u8* __restrict__ scales, int rows, int columns,        \
-      const float* __restrict__ global_scales, float global_scale, const int* __restrict__ places, int kind,               \
+      const float* __restrict__ global_scales, float global_scale, int kind,                                               \
       const nv::i8* __restrict__ table) {                                                                                  \
     nv::quantize_swizzled<nv::T, nv::Recipe>(x, packed, scales, rows, columns,                                             \
-                                             {global_scales, global_scale, 0, 0, kind}, places, table);                    \
+                                             {global_scales, global_scale, 0, 0, kind}, table);                            \
   }
 
 NV_QUANTIZE(bf16, Bf16, ieee, Ieee)

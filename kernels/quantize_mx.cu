@@ -27,22 +27,25 @@ NV_DEVICE void quantize_mx_flat(const void* x, u64* packed, u8* scales, u64 bloc
   scales[block] = quantize_one<Rule>(y, T::top(raw, y), packed, block, table);
 }
 
-// Grid (columns / 8, quarters of 128 rows): see Quarter128x4.
+// Grid: as that of quantize_swizzled in quantize.cu.
 template <class T, class Rule>
-NV_DEVICE void quantize_mx_swizzled(const void* x, u64* packed, u8* scales, int rows, int columns, const int* places, const i8* table) {
-  const Quarter128x4 at(far_index(), threadIdx.x >> 5);
-  const int tiles = (columns + 3) >> 2, column = blockIdx.x * 8 + at.column;
-  if (column >= 4 * tiles || (places != 0 && at.row >= rows)) return;
-  u8 byte = 0;
-  if (at.row < rows && column < columns) {
-    const u64 block = (u64)at.row * columns + column;
+NV_DEVICE void quantize_mx_swizzled(const void* x, u64* packed, u8* scales, int rows, int columns, const i8* table) {
+  const int warp = threadIdx.x >> 5, quarter = far_index(), tiles = (columns + 3) >> 2;
+  const Strip128x4 at(quarter >> 2, 2 * (quarter & 3) + (warp & 1), 4 * blockIdx.x + (warp >> 1));
+  if (128 * at.tile >= rows || at.left() >= 4 * tiles) return;
+  u32 bytes = 0;
+  NV_ROLLED
+  for (int k = 0; k < 4 && at.top() + 32 * k < rows; ++k) {
+    const int row = at.row + 32 * k;
+    if (row >= rows || at.column >= columns) continue;
+    const u64 block = (u64)row * columns + at.column;
     Raw<32 / T::kPerWord> raw;
     raw.load(x, block);
     float y[32];
     T::widen(raw, y);
-    byte = quantize_one<Rule>(y, T::top(raw, y), packed, block, table);
+    bytes |= (u32)quantize_one<Rule>(y, T::top(raw, y), packed, block, table) << (8 * k);
   }
-  scales[offset_128x4(places == 0 ? at.row : __ldg(places + at.row), column, tiles)] = byte;
+  at.store(scales, bytes, tiles);
 }
 
 }  // namespace nv
@@ -55,8 +58,8 @@ NV_DEVICE void quantize_mx_swizzled(const void* x, u64* packed, u8* scales, int 
   }                                                                                                              \
   extern "C" __global__ void __launch_bounds__(256) nv_quantize_mx_##dtype##_##rule##_swizzled(                  \
       const void* __restrict__ x, nv::u64* __restrict__ packed, nv::u8* __restrict__ scales, int rows,           \
-      int columns, const int* __restrict__ places, const nv::i8* __restrict__ table) {                           \
-    nv::quantize_mx_swizzled<nv::T, nv::Rule>(x, packed, scales, rows, columns, places, table);                  \
+      int columns, const nv::i8* __restrict__ table) {                                                           \
+    nv::quantize_mx_swizzled<nv::T, nv::Rule>(x, packed, scales, rows, columns, table);                          \
   }
 
 #define NV_QUANTIZE_MX_DTYPES(rule, Rule, Half)  \

@@ -1,6 +1,4 @@
-"""Launching on the GPU: torch's stream, no waiting, errors that surface, and at most 12 µs of Python."""
-
-import time
+"""Launching on the GPU: torch's stream, no waiting, errors that surface.  What one costs, ``bench_gpu`` measures."""
 
 import numpy as np
 import pytest
@@ -122,17 +120,12 @@ def test_the_resources_are_the_drivers(torch, probe):
     assert probe.blocks_per_multiprocessor(256) >= 1
 
 
-def test_a_launch_costs_at_most_12_microseconds(torch, probe):
-    """The median over rounds of 200 launches, with the queue empty before each round so that none waits for room."""
-    seeds = torch.zeros(32, dtype=torch.int32, device="cuda")
-    arguments = (seeds, seeds, np.int32(32))
-    rounds = []
-    for _ in range(50):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(200):
-            probe(1, 32, arguments)
-        rounds.append((time.perf_counter() - begin) / 200 * 1e6)
-    median = sorted(rounds)[len(rounds) // 2]
-    print(f"\nlaunch: median {median:.2f} µs, best {min(rounds):.2f} µs")
-    assert median <= 12
+def test_launches_in_a_row_all_come_about_in_order(torch, probe):
+    """Each reads what the one before it wrote; nothing waits for the GPU in between."""
+    assert kernel("probe.cu", "nv_probe") is probe
+    seeds = torch.arange(1000, dtype=torch.int32, device="cuda")
+    wanted = np.arange(1000)
+    for _ in range(500):
+        probe(4, 256, (seeds, seeds, np.int32(1000)))
+        wanted = expected(wanted)
+    assert (seeds.cpu().numpy().view(np.uint32) == wanted).all()

@@ -91,21 +91,23 @@ def test_recipes(ops, recipe, dtype, layout):
             assert data.differing_bytes(found, data.on_cpu(x, recipe, g), layout) == 0
 
 
+@pytest.mark.parametrize("behind", [0, 3, 130])
 @pytest.mark.parametrize("spread", [0, 1 << 60], ids=["spread over rows first", "looked up by every thread"])
 @pytest.mark.parametrize("layout", ["linear", "swizzled"])
 @pytest.mark.parametrize("recipe", ["ieee", "vllm-even"])
-def test_ranges_of_rows(ops, monkeypatch, recipe, layout, spread):
+def test_ranges_of_rows(ops, monkeypatch, recipe, layout, spread, behind):
+    """With ``behind``, rows past the last offset: they belong to the last range."""
     monkeypatch.setattr(sys.modules["nvfp4viz.device.ops.quantize"], "SPREAD_FROM", spread)
     sizes = [0, 5, 0, 1, 127, 128, 129, 0]
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
     given = np.float32([1, 2, 3, 0, np.inf, 300, -5, 7])
     block = quant.RECIPES[recipe].block_size
-    x = data.coarse("bf16", (int(offsets[-1]), block * 6), 3)
+    x = data.coarse("bf16", (int(offsets[-1]) + behind, block * 6), 3)
     g = given if recipe == "ieee" else None
     packed, scales = quantized(ops, x, recipe, None if g is None else to_cpu(g), layout, to_cpu(offsets))
     parts = [
         data.on_cpu(x[low:high], recipe, None if g is None else g[e])
-        for e, (low, high) in enumerate(itertools.pairwise(offsets))
+        for e, (low, high) in enumerate(itertools.pairwise([*offsets[:-1], len(x)]))
         if high > low
     ]
     assert (packed == np.concatenate([part[0] for part in parts])).all()
@@ -145,6 +147,18 @@ def test_every_pair_of_bytes_decodes(ops, recipe):
         assert (ops.dequantize(ours, torch.float32).numpy().view(np.uint32) == expected.view(np.uint32)).all()
         narrow = ops.dequantize(ours).view(torch.int16).numpy().view(np.uint16)
         assert (narrow == formats.f32_to_bf16(expected).view(np.uint16)).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 32), (3, 32 * 11), (1, 32 * 32), (5, 32 * 32 * 3 + 32)])
+@pytest.mark.parametrize("recipe", ["ieee", "vllm-even"])
+def test_any_number_of_blocks_decodes(ops, recipe, shape):
+    """Ends inside and between the pieces that a warp takes."""
+    q = quant.quantize(data.coarse("f32", shape, 10), recipe=recipe, path="numpy")
+    ours = ops.DeviceQuantized(to_cpu(q.packed), to_cpu(q.scales), float(q.global_scale), recipe, shape)
+    expected = quant.dequantize(q, path="numpy")
+    assert (ops.dequantize(ours, torch.float32).numpy().view(np.uint32) == expected.view(np.uint32)).all()
+    narrow = ops.dequantize(ours).view(torch.int16).numpy().view(np.uint16)
+    assert (narrow == formats.f32_to_bf16(expected).view(np.uint16)).all()
 
 
 @pytest.mark.parametrize("dtype", data.DTYPES)

@@ -15,13 +15,14 @@ import torch
 
 from nvfp4viz.device.load import kernel
 from nvfp4viz.device.ops.checks import check, check_multiple
-from nvfp4viz.device.ops.groups import GlobalScale, aligned, check_scales, empty, resident
+from nvfp4viz.device.ops.groups import GlobalScale, aligned, check_scales, empty, place, resident
 from nvfp4viz.device.ops.quantize import (
     LAYOUTS,
     RECIPE_KERNELS,
     SOFT,
     DeviceQuantized,
     Layout,
+    most_tiles,
     reciprocals,
     scale_shape,
 )
@@ -82,18 +83,26 @@ def activation_quantize(
     given = check_scales(op, global_scale, offsets, rows, x.device)
     packed = empty(op, (rows, width // 4), torch.uint8, x.device)
     scales = empty(op, scale_shape(rows, columns, layout, offsets), torch.uint8, x.device)
-    given, places = (given.spread(op, rows), None) if layout == "linear" else given.place(op, rows, scales, columns)
+    written, sources, form = scales, None, layout
+    if layout == "swizzled" and offsets is not None and rows:  # row by row first: see ranges.cu
+        given, sources = given.spread_and_place(op, rows, most_tiles(rows, offsets))
+        written, form = empty(op, (rows, columns), torch.uint8, x.device), "linear"
+    else:
+        given = given.spread(op, rows)
     defines, table = (SOFT, reciprocals(x.device)) if soft else ((), None)
     where = "shared" if rows * width // 2 >= SHARED_FROM else "global"
-    run = kernel("activation_quantize.cu", f"nv_activation_quantize_{RECIPE_KERNELS[recipe]}_{layout}_{where}", defines)
-    # a thread takes one block of outputs after another; where each block of threads copies the table, they all stay
-    pieces = rows * columns if layout == "linear" else -(-rows // 128) * 128 * -(-columns // 8) * 8
-    grid = -(-pieces // THREADS)
+    run = kernel("activation_quantize.cu", f"nv_activation_quantize_{RECIPE_KERNELS[recipe]}_{form}_{where}", defines)
+    # a thread takes one block of outputs after another, or a warp a strip of the layout, 8 columns of 16 rows; where
+    # each block of threads copies the table, they all stay
+    threads = rows * columns if form == "linear" else -(-rows // 128) * -(-columns // 8) * 8 * 32
+    grid = -(-threads // THREADS)
     if where == "shared":
         grid = min(grid, resident(run, THREADS, x.device))
-    sizes, scale = (np.int32(rows), np.int32(columns)), (given.scales, given.one, places, np.int32(given.kind))
+    sizes, scale = (np.int32(rows), np.int32(columns)), (given.scales, given.one, np.int32(given.kind))
     values, rounds = _table_on(activation, x.device), np.int32(activation != "silu")
-    run(grid, THREADS, (x, packed, scales, *sizes, *scale, table, values, rounds))
+    run(grid, THREADS, (x, packed, written, *sizes, *scale, table, values, rounds))
+    if sources is not None:
+        place(written, scales, sources)
     return DeviceQuantized(packed, scales, global_scale, recipe, (rows, width // 2), layout, offsets)
 
 

@@ -70,7 +70,8 @@ def dequantize(q: DeviceQuantized, dtype: torch.dtype = torch.bfloat16) -> torch
     packed = aligned(op, q.packed)
     if layout == "linear" and given.kind == ONE:
         run = kernel("dequantize.cu", f"nv_dequantize_{name}_flat")
-        arguments = (packed, scales, out, np.uint64(rows * units), given.scales, given.one, *how)
+        whole = aligned(op, scales)  # read two bytes at a time
+        arguments = (packed, whole, out, np.uint64(rows * units), given.scales, given.one, *how)
         run(-(-rows * units // (UNITS * THREADS)), THREADS, arguments)
     else:
         if rows * columns >= SPREAD_FROM:

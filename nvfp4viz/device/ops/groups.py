@@ -21,8 +21,6 @@ ONE, PER_ROW, PER_RANGE = 0, 1, 2
 SPREAD_FROM = 1 << 14
 """Blocks of a matrix from which it pays to spread the scales of ranges over the rows before quantising."""
 THREADS = 256
-CLEARING = 4
-"""Blocks of ``nv_spread_ranges`` that share the padding of a tile."""
 
 GlobalScale = float | np.float32 | torch.Tensor
 
@@ -56,32 +54,30 @@ class Scales:
         """The same scales, one for each row where there was one for each range."""
         if self.kind != PER_RANGE:
             return self
-        return self._spread(op, rows, None, 0)[0]
+        return self._spread(op, rows, 0)[0]
 
-    def place(self, op: str, rows: int, scales: torch.Tensor, columns: int) -> tuple[Scales, torch.Tensor | None]:
-        """As `spread`, and the row of every row in the 128x4 layout ``scales``, whose padding is cleared.
+    def spread_and_place(self, op: str, rows: int, tiles: int) -> tuple[Scales, torch.Tensor]:
+        """As `spread`, and where each tile of a 128x4 layout comes from, (tiles, 2) int32: first row and count."""
+        given, sources = self._spread(op, rows, tiles)
+        assert sources is not None
+        return given, sources
 
-        ``None`` for the rows where they are the same, and nothing is cleared: there are no ranges.
-        """
-        if self.offsets is None:
-            return self, None
-        return self._spread(op, rows, scales, columns)
-
-    def _spread(
-        self, op: str, rows: int, scales: torch.Tensor | None, columns: int
-    ) -> tuple[Scales, torch.Tensor | None]:
+    def _spread(self, op: str, rows: int, tiles: int) -> tuple[Scales, torch.Tensor | None]:
         assert self.offsets is not None
         device, by_range = self.offsets.device, self.kind == PER_RANGE
         of_row = empty(op, (rows,), torch.float32, device) if by_range else None
-        places, tiles, width = None, 0, np.int32(0)
-        if scales is not None:
-            places, width = empty(op, (rows,), torch.int32, device), np.int32(-(-columns // 4))
-            tiles = scales.numel() // (512 * int(width))
+        sources = empty(op, (tiles, 2), torch.int32, device) if tiles else None
         sizes = (np.int32(self.ranges), np.int32(rows))
-        arguments = (self.offsets, *sizes, self.scales if by_range else None, of_row, places, scales, width)
-        grid = -(-rows // THREADS) + CLEARING * tiles
-        kernel("ranges.cu", "nv_spread_ranges")(grid, THREADS, arguments, 8 * self.ranges)
-        return (replace(self, kind=PER_ROW, scales=of_row) if by_range else self), places
+        arguments = (self.offsets, *sizes, self.scales if by_range else None, of_row, sources, np.int32(tiles))
+        kernel("ranges.cu", "nv_spread_ranges")(-(-max(rows, tiles) // THREADS), THREADS, arguments, 8 * self.ranges)
+        return (replace(self, kind=PER_ROW, scales=of_row) if by_range else self), sources
+
+
+def place(linear: torch.Tensor, flat: torch.Tensor, sources: torch.Tensor) -> None:
+    """Linear block scales into a 128x4 layout where every range of rows is padded to tiles of its own."""
+    columns, tiles = linear.shape[1], len(sources)
+    grid = (-(-columns // (16 * THREADS // 32)), min(tiles, 65535), -(-tiles // 65535))
+    kernel("ranges.cu", "nv_place_ranges")(grid, THREADS, (linear, flat, sources, np.int32(columns), np.int32(tiles)))
 
 
 def check_scales(op: str, scale: GlobalScale, offsets: torch.Tensor | None, rows: int, device: torch.device) -> Scales:

@@ -14,7 +14,7 @@ import torch
 
 from nvfp4viz.device.load import kernel
 from nvfp4viz.device.ops.checks import check, check_multiple
-from nvfp4viz.device.ops.groups import SPREAD_FROM, GlobalScale, aligned, check_scales, empty
+from nvfp4viz.device.ops.groups import SPREAD_FROM, GlobalScale, aligned, check_scales, empty, place
 from nvfp4viz.device.ops.layout import TILE_ROWS, _most_tiles, _padded
 from nvfp4viz.errors import FormatError
 from nvfp4viz.quant.rcp import rcp_table
@@ -125,25 +125,29 @@ def quantize(
     defines, table = (SOFT, reciprocals(x.device)) if soft else ((), None)
     name = f"{DTYPES[x.dtype]}_{RECIPE_KERNELS[recipe]}"
     blocks, sizes = rows * columns, (np.int32(rows), np.int32(columns))
-    if layout == "swizzled":
-        given, places = given.place(op, rows, scales, columns)
+    written, sources, tiled = scales, None, layout == "swizzled"
+    if tiled and offsets is not None and rows:  # row by row first: see ranges.cu
+        given, sources = given.spread_and_place(op, rows, most_tiles(rows, offsets))
+        written, tiled = empty(op, (rows, columns), torch.uint8, x.device), False
     if found.scheme == "mxfp4":
-        if layout == "linear":
-            run = kernel("quantize_mx.cu", f"nv_quantize_mx_{name}_flat", defines)
-            run(-(-blocks // THREADS_MX), THREADS_MX, (x, packed, scales, np.uint64(blocks), table))
-        else:
+        if tiled:
             run = kernel("quantize_mx.cu", f"nv_quantize_mx_{name}_swizzled", defines)
-            run(quarter_grid(rows, columns, 8), THREADS, (x, packed, scales, *sizes, places, table))
-    elif layout == "swizzled":
+            run(strip_grid(rows, columns), THREADS, (x, packed, scales, *sizes, table))
+        else:
+            run = kernel("quantize_mx.cu", f"nv_quantize_mx_{name}_flat", defines)
+            run(-(-blocks // THREADS_MX), THREADS_MX, (x, packed, written, np.uint64(blocks), table))
+    elif tiled:
         run = kernel("quantize.cu", f"nv_quantize_{name}_swizzled", defines)
-        scale = (given.scales, given.one, places, np.int32(given.kind))
-        run(quarter_grid(rows, columns, 16), THREADS, (x, packed, scales, *sizes, *scale, table))
+        scale = (given.scales, given.one, np.int32(given.kind))
+        run(strip_grid(rows, columns), THREADS, (x, packed, scales, *sizes, *scale, table))
     else:
         if blocks >= SPREAD_FROM:
             given = given.spread(op, rows)
         grid, block = row_grid(rows, columns, 2)
         run = kernel("quantize.cu", f"nv_quantize_{name}_linear", defines)
-        run(grid, block, (x, packed, scales, *sizes, *given.arguments(), table))
+        run(grid, block, (x, packed, written, *sizes, *given.arguments(), table))
+    if sources is not None:
+        place(written, scales, sources)
     return DeviceQuantized(packed, scales, global_scale, recipe, (rows, k), layout, offsets)
 
 
@@ -155,13 +159,18 @@ def scale_shape(rows: int, columns: int, layout: str, offsets: torch.Tensor | No
     return (_most_tiles(ranges, rows, offsets) * TILE_ROWS * _padded(columns),)
 
 
-def quarter_grid(rows: int, columns: int, each: int) -> tuple[int, int, int]:
-    """Grid for kernels in the 128x4 layout: ``each`` columns by a quarter of 128 rows a block.
+def most_tiles(rows: int, offsets: torch.Tensor) -> int:
+    """Tiles of 128 rows that a 128x4 layout has where every range is padded to tiles of its own."""
+    return _most_tiles(offsets.numel() - 1, rows, offsets)
 
-    >>> quarter_grid(130, 44, 16)
-    (3, 8, 1)
+
+def strip_grid(rows: int, columns: int) -> tuple[int, int, int]:
+    """Grid for kernels in the 128x4 layout: 32 columns by a quarter of 128 rows a block.
+
+    >>> strip_grid(130, 44)
+    (2, 8, 1)
     """
-    return _grid(-(-_padded(columns) // each), -(-rows // TILE_ROWS) * 4)
+    return _grid(-(-_padded(columns) // 32), -(-rows // TILE_ROWS) * 4)
 
 
 def row_grid(rows: int, columns: int, each: int) -> tuple[tuple[int, int, int], tuple[int, int]]:
