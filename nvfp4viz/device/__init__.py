@@ -20,7 +20,7 @@ from pathlib import Path
 
 from nvfp4viz.errors import DeviceError
 
-__all__ = ["DeviceReport", "Gpu", "describe_device", "why_cpu"]
+__all__ = ["DeviceReport", "Gpu", "describe_device", "driver_release", "why_cpu"]
 
 OLDEST = (7, 5)  # compute capability of Turing; what the kernels are built from
 KERNEL_THREADS = 2  # quant.fast splits rows over two threads: the smallest machine we promise speed on has two cores
@@ -90,6 +90,18 @@ def _find_gpus(library: str | None = None) -> tuple[tuple[Gpu, ...], tuple[int, 
     except AttributeError:  # a library without the driver's functions
         return (), None, "driver-failed"
     return tuple(gpus), serves, None if gpus else "none-found"
+
+
+def driver_release(library: str | None = None) -> str:
+    """Release of the NVIDIA driver, such as ``"580.159.04"``, as NVML tells it; empty where it does not."""
+    try:
+        nvml = ctypes.CDLL(library or ("nvml.dll" if platform.system() == "Windows" else "libnvidia-ml.so.1"))
+        text = ctypes.create_string_buffer(80)  # NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE
+        if nvml.nvmlInit_v2() != 0 or nvml.nvmlSystemGetDriverVersion(text, len(text)) != 0:
+            return ""
+        return text.value.decode(errors="replace")
+    except (OSError, AttributeError):
+        return ""
 
 
 def _torch_cuda() -> tuple[int, int] | str | None:

@@ -103,7 +103,7 @@ def run(on_check: Callable[[Check], None] | None = None) -> SelfTest:
     gpu = require_cuda()
     import torch
 
-    from nvfp4viz.device import describe_device
+    from nvfp4viz.device import describe_device, driver_release
 
     started = datetime.datetime.now(datetime.UTC)
     checks = []
@@ -119,7 +119,7 @@ def run(on_check: Callable[[Check], None] | None = None) -> SelfTest:
         target=target_of(gpu.capability),
         driver=".".join(map(str, driver)) if driver else "",
         nvrtc=".".join(map(str, nvrtc().getVersion())),
-        versions=_versions() | {"torch's CUDA": str(torch.version.cuda)},
+        versions={"driver": driver_release()} | _versions() | {"torch's CUDA": str(torch.version.cuda)},
         python=platform.python_version(),
         date=started.strftime("%Y-%m-%d %H:%M UTC"),
         sources={name: source_hash(name)[:12] for name in used},

@@ -117,3 +117,20 @@ def test_without_a_gpu_the_probe_says_why():
     with pytest.raises(DeviceError) as raised:
         probe.require_cuda()
     assert raised.value.code == device.describe_device().reason.code
+
+
+def test_the_drivers_release_comes_from_nvml(tmp_path):
+    source = tmp_path / "nvml.c"
+    source.write_text(
+        "#include <string.h>\n"
+        "int nvmlInit_v2(void) { return 0; }\n"
+        'int nvmlSystemGetDriverVersion(char *text, unsigned n) { strncpy(text, "580.1.2", n); return 0; }\n'
+    )
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler for a stand-in of NVML")
+    library = tmp_path / "libnvml.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    assert device.driver_release(str(library)) == "580.1.2"
+    assert device.driver_release(str(tmp_path / "absent.so")) == ""
+    assert device.driver_release("libm.so.6") == ""
