@@ -7,15 +7,13 @@ nothing at or above ``--fail-on``; 1: something was; 2: the source could not be 
 from __future__ import annotations
 
 import argparse
-import csv
 import gc
-import io
 import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from nvfp4viz import __version__
 from nvfp4viz.errors import CheckpointError, InputError, NvError
@@ -82,7 +80,10 @@ def build_parser() -> argparse.ArgumentParser:
         return sub
 
     audit = command("audit", _audit, "look for missing and unusable scales, and say which backends suffer")
-    audit.add_argument("--format", choices=("text", "json"), default="text")
+    audit.add_argument(
+        "--format", choices=("text", "json", "html", "md", "csv"), default="text",
+        help="html is one file, md is for an issue, csv has one row a slot",
+    )  # fmt: skip
     audit.add_argument("--output", metavar="FILE", help="write the report there instead of stdout")
     audit.add_argument("--fail-on", choices=FAIL_ON, default="backend", help="exit 1 from here on (default: backend)")
     audit.add_argument("--gpu", metavar="sm_NN", help="say which backend vLLM picks there by itself")
@@ -149,6 +150,18 @@ def _audit(options: argparse.Namespace) -> int:
     report = done.report
     if options.format == "json":
         text = to_json(report)
+    elif options.format == "html":
+        from nvfp4viz.audit.html import to_html
+
+        text = to_html(done, options.language)
+    elif options.format == "md":
+        from nvfp4viz.audit.markdown import to_markdown
+
+        text = to_markdown(report, options.language)
+    elif options.format == "csv":
+        from nvfp4viz.audit.tables import to_csv
+
+        text = to_csv(done.rows())
     else:
         colour = options.output is None and sys.stdout.isatty() and "NO_COLOR" not in os.environ
         text = to_text(report, options.language, colour=colour, width=_width())
@@ -211,18 +224,16 @@ def _show(options: argparse.Namespace) -> int:
     return OK
 
 
-COLUMNS = ("layer", "expert", "projection", "role", "status", "value", "tensor")
-
-
 def _coverage(options: argparse.Namespace) -> int:
     from nvfp4viz.audit import run_audit
+    from nvfp4viz.audit.tables import to_csv
     from nvfp4viz.checkpoint import inspect
 
     with _progress("reading headers and scales", False) as progress:
         done = run_audit(inspect(options.source, revision=options.revision, progress=progress))
     rows = done.rows()
     if options.csv is not None:
-        _deliver(_as_csv(rows), None if options.csv == "-" else options.csv)
+        _deliver(to_csv(rows), None if options.csv == "-" else options.csv)
         return OK
     counts: dict[tuple[int, str], dict[str, int]] = {}
     for row in rows:
@@ -236,22 +247,6 @@ def _coverage(options: argparse.Namespace) -> int:
         lines = ["no routed experts with per-expert names"]
     _deliver("\n".join(lines) + "\n", None)
     return OK
-
-
-def _as_csv(rows: Sequence[Any]) -> str:
-    stream = io.StringIO(newline="")
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for row in rows:
-        value = "" if row.value is None else row.value
-        writer.writerow((row.layer, row.expert, row.projection, row.role, row.status, value, _cell(row.tensor)))
-    return stream.getvalue()
-
-
-def _cell(text: str) -> str:
-    """Text for a spreadsheet, which takes a cell that starts with one of these for a formula."""
-    shown = _plain(text)
-    return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown
 
 
 def _inject(options: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvfp4viz.audit.report import Report
 from nvfp4viz.audit.run import describe
+from nvfp4viz.audit.tables import BACKEND_COLUMNS, COVERAGE_COLUMNS, backend_rows, head_lines
 from nvfp4viz.audit.texts import report_words
 from nvfp4viz.checkpoint import printable
 
@@ -45,27 +46,21 @@ def to_text(report: Report, language: str = "en", *, colour: bool = False, width
     console = Console(
         file=stream, force_terminal=colour, no_color=not colour, width=width, highlight=False, markup=False, emoji=False
     )
-    model, kind, files = report.model, report.format, report.container
     head = Text()
     head.append(f"{report.source}\n", "bold")
-    head.append(f"{kind.dialect} {kind.scheme}, {label('group', size=kind.group_size)} · ")
-    projections = ", ".join(model.projections) or "–"
-    head.append(label("shape", layers=len(model.moe_layers), experts=model.experts, projections=projections) + "\n")
-    sizes = {"tensors": f"{files.tensors:,}", "bytes": f"{files.bytes:,}", "read": f"{files.bytes_read:,}"}
-    head.append(label("files", files=files.files, **sizes) + "\n")
-    head.append(label("config", sources=", ".join(kind.config_sources) or "–") + "\n")
+    for line in head_lines(report, language):
+        head.append(f"{line}\n")
     head.append(label("verdict"))
     head.append(label(f"severity.{report.verdict}"), f"bold {_COLOURS[report.verdict]}")
     console.print(head)
 
     if any(row.expected for row in report.coverage.values()):
         table = Table(box=box.SIMPLE)
-        columns = ("expected", "present", "missing", "invalid", "filled", "unreadable")
         table.add_column(label("columns.slots"))
-        for column in columns:
+        for column in COVERAGE_COLUMNS:
             table.add_column(label(f"columns.{column}"), justify="right")
         for role, row in report.coverage.items():
-            table.add_row(role, *(str(getattr(row, column)) for column in columns))
+            table.add_row(role, *(str(getattr(row, column)) for column in COVERAGE_COLUMNS))
         console.print(table)
 
     given: set[str] = set()
@@ -84,19 +79,13 @@ def to_text(report: Report, language: str = "en", *, colour: bool = False, width
 
     if report.backends:
         table = Table(box=box.SIMPLE)
-        for column in ("backend", "outcome", "scope", "why"):
+        for column in BACKEND_COLUMNS:
             table.add_column(label(f"columns.{column}"), overflow="fold")
-        # Many backends read a checkpoint alike: one row for all of them.
-        alike: dict[tuple[str, tuple[str, ...], str, str], list[str]] = {}
-        for forecast in report.backends:
-            why, _ = describe(forecast, language)
-            alike.setdefault((forecast.outcome, forecast.possible, forecast.scope, why), []).append(forecast.name)
-        for (outcome, possible, scope, why), names in alike.items():
-            shown = Text(label(f"outcome.{outcome}"), _OUTCOME_COLOURS.get(outcome, "red"))
-            if possible:
-                others = label("between").join(label(f"outcome.{name}") for name in possible)
-                shown.append("\n" + label("may_be", outcomes=others))
-            table.add_row(Text("\n".join(names)), shown, Text(label(f"scope.{scope}")), Text(why))
+        for row in backend_rows(report, language):
+            first, _, rest = row.outcome.partition("\n")
+            shown = Text(first, _OUTCOME_COLOURS.get(row.kind, "red"))
+            shown.append(f"\n{rest}" if rest else "")
+            table.add_row(Text("\n".join(row.names)), shown, Text(row.scope), Text(row.why))
         console.print(table)
     auto: Any = report.auto
     if isinstance(auto, str) or auto is None:

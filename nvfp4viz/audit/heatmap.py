@@ -1,0 +1,108 @@
+"""Coverage of one role and projection as an SVG: a row a layer, a column an expert.
+
+What is in order is one rectangle a layer, and neighbours of one status are one rectangle, so that 92,160 slots stay a
+small file.  Missing slots are hatched and unusable ones carry a sign: no status is told by colour alone.  Colours are
+classes, which the page's style sheet fills for light, dark and paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from html import escape
+from itertools import groupby
+
+from nvfp4viz.audit.coverage import SlotRow
+
+WIDTH, LEFT, TOP = 760.0, 52, 16
+# How a status is drawn: class and sign.
+MARKS = {
+    "missing": ("missing", ""), "unreadable": ("unreadable", "?"), "filled": ("filled", "≈"), "zero": ("bad", "0"),
+    "nan": ("bad", "N"), "inf": ("bad", "∞"), "negative": ("bad", "−"), "subnormal": ("bad", "s"),
+    "not-a-scalar": ("bad", "#"),
+}  # fmt: skip
+# Narrower cells get no sign; their titles name the status.
+_ROOM = 7.0
+
+
+@dataclass(slots=True)
+class SlotMap:
+    """Statuses of one role and projection: by layer, the experts that need a scale in order."""
+
+    role: str
+    projection: str
+    layers: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
+
+    @property
+    def statuses(self) -> set[str]:
+        """All that occur, other than ``"ok"``."""
+        return {status for cells in self.layers.values() for _, status in cells} - {"ok"}
+
+
+def slot_maps(rows: Iterable[SlotRow]) -> list[SlotMap]:
+    """Slots sorted into maps, in order of appearance; slots that nothing needs stay blank."""
+    maps: dict[tuple[str, str], SlotMap] = {}
+    for row in rows:
+        if row.status == "not-needed":
+            continue
+        at = maps.setdefault((row.role, row.projection), SlotMap(row.role, row.projection))
+        at.layers.setdefault(row.layer, []).append((row.expert, row.status))
+    return list(maps.values())
+
+
+def draw(found: SlotMap, words: dict[str, str]) -> str:
+    """One map as ``<svg>``.
+
+    Parameters
+    ----------
+    words
+        Statuses in the reader's language, and ``layer``, ``experts`` and ``label`` (of the whole, with ``{role}`` and
+        ``{projection}``).
+    """
+    experts = 1 + max(expert for cells in found.layers.values() for expert, _ in cells)
+    cell, high = WIDTH / experts, 14 if len(found.layers) <= 40 else 9
+    height = TOP + high * len(found.layers) + 4
+    label = escape(words["label"].format(role=found.role, projection=found.projection))
+    out = [f'<svg viewBox="0 0 {LEFT + WIDTH + 8:.0f} {height}" role="img" aria-label="{label}">']
+    for expert in sorted({0, experts // 4, experts // 2, 3 * experts // 4, experts - 1}):
+        out.append(f'<text x="{LEFT + cell * (expert + 0.5):.1f}" y="11" text-anchor="middle">{expert}</text>')
+    every = max(1, -(-12 // high), len(found.layers) // 40)
+    for number, (layer, cells) in enumerate(found.layers.items()):
+        y = TOP + number * high
+        if number % every == 0:
+            out.append(f'<text x="{LEFT - 6}" y="{y + high - 3}" text-anchor="end">{layer}</text>')
+        for status, run in groupby(_runs(cells), key=lambda item: item[1]):
+            for first, _, count in run:
+                out.append(_bar(first, count, status, layer, y, cell, high, words))
+    return "".join([*out, "</svg>"])
+
+
+def _runs(cells: list[tuple[int, str]]) -> list[tuple[int, str, int]]:
+    """Neighbouring experts of one status: (first, status, how many)."""
+    runs: list[tuple[int, str, int]] = []
+    for expert, status in cells:
+        if runs and runs[-1][1] == status and sum(runs[-1][::2]) == expert:
+            runs[-1] = (runs[-1][0], status, runs[-1][2] + 1)
+        else:
+            runs.append((expert, status, 1))
+    return runs
+
+
+def _bar(
+    first: int, count: int, status: str, layer: int, y: float, cell: float, high: float, words: dict[str, str]
+) -> str:
+    x, wide = LEFT + first * cell, count * cell
+    if status == "ok":
+        return f'<rect class="ok" x="{x:.1f}" y="{y}" width="{wide:.1f}" height="{high - 1}"/>'
+    kind, sign = MARKS[status]
+    last = f"–{first + count - 1}" if count > 1 else ""
+    title = escape(f"{words['layer']} {layer}, {words['experts']} {first}{last}: {words[status]}")
+    # A slot among hundreds must not be too narrow to be seen.
+    seen = max(wide, 3.0)
+    text = (
+        f'<rect class="{kind}" x="{x:.1f}" y="{y}" width="{seen:.1f}" height="{high - 1}"><title>{title}</title></rect>'
+    )
+    if sign and cell >= _ROOM and high >= 12:
+        middles = (x + cell * (k + 0.5) for k in range(count))
+        text += "".join(f'<text class="on" x="{m:.1f}" y="{y + high - 4}">{sign}</text>' for m in middles)
+    return text

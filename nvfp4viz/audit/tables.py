@@ -1,0 +1,76 @@
+"""What the report's written forms share: its head, its table of backends, and the table of slots."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable
+from functools import partial
+from typing import NamedTuple
+
+from nvfp4viz.audit.coverage import SlotRow
+from nvfp4viz.audit.report import Report
+from nvfp4viz.audit.run import describe
+from nvfp4viz.audit.texts import report_words
+from nvfp4viz.checkpoint import printable
+
+COVERAGE_COLUMNS = ("expected", "present", "missing", "invalid", "filled", "unreadable")
+BACKEND_COLUMNS = ("backend", "outcome", "scope", "why")
+SLOT_COLUMNS = ("layer", "expert", "projection", "role", "status", "value", "tensor")
+
+
+class BackendRow(NamedTuple):
+    """Backends that read a checkpoint alike, and what comes of it, in words; ``kind`` is the outcome's id."""
+
+    names: tuple[str, ...]
+    outcome: str
+    scope: str
+    why: str
+    kind: str
+
+
+def head_lines(report: Report, language: str) -> tuple[str, str, str]:
+    """Format and shape, files and bytes, and the configuration files."""
+    word = partial(report_words, language)
+    model, kind, files = report.model, report.format, report.container
+    projections = ", ".join(model.projections) or "–"
+    shape = word("shape", layers=len(model.moe_layers), experts=model.experts, projections=projections)
+    sizes = {"tensors": f"{files.tensors:,}", "bytes": f"{files.bytes:,}", "read": f"{files.bytes_read:,}"}
+    return (
+        f"{kind.dialect} {kind.scheme}, {word('group', size=kind.group_size)} · {shape}",
+        word("files", files=files.files, **sizes),
+        word("config", sources=", ".join(kind.config_sources) or "–"),
+    )
+
+
+def backend_rows(report: Report, language: str) -> list[BackendRow]:
+    """One row for all backends that read a checkpoint alike."""
+    word = partial(report_words, language)
+    alike: dict[tuple[str, tuple[str, ...], str, str], list[str]] = {}
+    for forecast in report.backends:
+        why, _ = describe(forecast, language)
+        alike.setdefault((forecast.outcome, forecast.possible, forecast.scope, why), []).append(forecast.name)
+    rows = []
+    for (outcome, possible, scope, why), names in alike.items():
+        shown = word(f"outcome.{outcome}")
+        if possible:
+            shown += "\n" + word("may_be", outcomes=word("between").join(word(f"outcome.{name}") for name in possible))
+        rows.append(BackendRow(tuple(names), shown, word(f"scope.{scope}"), why, outcome))
+    return rows
+
+
+def to_csv(rows: Iterable[SlotRow]) -> str:
+    """One row a slot, with a header; values as the files store them."""
+    stream = io.StringIO(newline="")
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(SLOT_COLUMNS)
+    for row in rows:
+        value = "" if row.value is None else row.value
+        writer.writerow((row.layer, row.expert, row.projection, row.role, row.status, value, _cell(row.tensor)))
+    return stream.getvalue()
+
+
+def _cell(text: str) -> str:
+    """Text for a spreadsheet, which takes a cell that starts with one of these for a formula."""
+    shown = printable(text, 500)
+    return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown
