@@ -22,6 +22,8 @@ with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
         st.selectbox(
             page.t("source.label"), SAMPLE_IDS, format_func=sample_title, width=460, **page.view.widget("checkpoint")
         )
+        with st.container(key="explorer_chosen"):
+            st.caption(sample_title(page.view["checkpoint"]))
     st.selectbox(
         page.t("backends.gpu"),
         ("any", *explorer.GPUS),

@@ -26,7 +26,8 @@ done = None
 try:
     prompt = fault_lab.what_controls(page)
     if prompt is not None:
-        stage, side = page.stage()
+        with st.container(key="fault_lab_stage"):
+            stage, side = page.stage()
         with side:
             trial = fault_lab.controls(page, prompt)
         with stage:

@@ -122,3 +122,36 @@ def test_streamlit_s_own_words_are_in_the_reader_s_language(visit, tmp_path, lan
     uploader.locator("input").set_input_files(big)
     uploader.get_by_text(larger).wait_for(state="attached")
     assert "smaller" not in uploader.inner_text()
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_on_a_phone_the_settings_come_before_what_they_do(visit, lang):
+    page = visit(f"/fault_lab?lang={lang}", width=390)
+    fault = page.locator(".st-key-fault_lab_stage [data-testid=stSelectbox]").first.bounding_box()
+    reply = page.locator(".st-key-fault_lab_stage .reply").first.bounding_box()
+    assert fault["y"] < reply["y"]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_every_zone_of_the_gauge_is_named_inside_its_box(visit, lang, width):
+    page = visit(f"/two_level_scaling?lang={lang}", width=width)
+    zones = page.locator(".gauge rect.zone")
+    assert zones.count() == 4
+    words = page.locator(".gauge text:not(.tick)").evaluate_all(
+        "all => all.map(text => { const { x, width } = text.getBBox(); return [x, x + width]; })"
+    )
+    for zone in zones.evaluate_all("all => all.map(({ x, width }) => [x.baseVal.value, width.baseVal.value])"):
+        inside = [word for word in words if zone[0] <= (word[0] + word[1]) / 2 <= zone[0] + zone[1]]
+        assert inside
+        assert all(zone[0] <= left and right <= zone[0] + zone[1] for left, right in inside)
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_the_explorer_s_cards_are_of_one_height(visit, lang):
+    page = visit(f"/explorer?lang={lang}")
+    heights = page.locator(".st-key-explorer_summary [data-testid=stMetric]").evaluate_all(
+        "all => all.map(card => Math.round(card.getBoundingClientRect().height))"
+    )
+    assert len(heights) == 4
+    assert len(set(heights)) == 1

@@ -33,6 +33,16 @@ function short(value) {
   return text.replace(/-/g, "−");
 }
 
+// About how many pixels a label takes at 12 pixels.
+const widthOf = (label) => label.length * (/[\u4e00-\u9fff]/.test(label) ? 13 : 6.6);
+
+// A label in two lines of about the same length: between words, or between characters where there are no spaces.
+function halves(label) {
+  const cuts = label.includes(" ") ? [...label.matchAll(/ /g)].map((found) => found.index) : [Math.ceil(label.length / 2)];
+  const cut = cuts.reduce((best, at) => (Math.abs(2 * at - label.length) < Math.abs(2 * best - label.length) ? at : best));
+  return [label.slice(0, cut), label.slice(cut).trim()];
+}
+
 class Lab {
   constructor(root) {
     this.root = root;
@@ -282,7 +292,7 @@ class Lab {
     const svg = this.find(".gauge svg");
     const { width, trace, text } = this;
     if (!width) return;
-    svg.setAttribute("viewBox", `0 0 ${width} 78`);
+    svg.setAttribute("viewBox", `0 0 ${width} 84`);
     svg.setAttribute("aria-label", trace.gauge.alt);
     this.find(".gauge figcaption").textContent = text.gauge;
     const { from, to, zones, ticks, value } = trace.gauge; // powers of two
@@ -291,13 +301,18 @@ class Lab {
     hatch.append(node("line", { x1: 0, y1: 0, x2: 0, y2: 6, stroke: "var(--block-scale)", "stroke-width": 3 }));
     const parts = [hatch];
     for (const zone of zones) {
-      parts.push(node("rect", { class: `zone ${zone.id}`, x: at(zone.from), width: at(zone.to) - at(zone.from), y: 26, height: 22, rx: 2 }));
+      parts.push(node("rect", { class: `zone ${zone.id}`, x: at(zone.from), width: at(zone.to) - at(zone.from), y: 26, height: 28, rx: 2 }));
       const room = at(zone.to) - at(zone.from);
       const label = text.zones[zone.id];
-      const wide = label.length * (/[\u4e00-\u9fff]/.test(label) ? 13 : 6.6);
-      if (room > wide) parts.push(node("text", { x: (at(zone.from) + at(zone.to)) / 2, y: 41 }, label));
+      // Every zone is named: on two lines where one is too long.
+      const lines = room > widthOf(label) ? [label] : halves(label);
+      const middle = (at(zone.from) + at(zone.to)) / 2;
+      lines.forEach((line, index) => {
+        const place = lines.length === 1 ? { y: 44 } : { y: 38 + 12 * index, class: "small" };
+        parts.push(node("text", { x: middle, ...place }, line));
+      });
     }
-    for (const tick of ticks) parts.push(node("text", { class: "tick", x: at(tick.power), y: 64 }, tick.label));
+    for (const tick of ticks) parts.push(node("text", { class: "tick", x: at(tick.power), y: 70 }, tick.label));
     if (value !== null) {
       const x = at(value);
       parts.push(node("path", { class: "needle", d: `M${x - 7} 8 h14 l-7 16 z` }));
