@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from nvfp4viz.cli import build_parser
+
 ROOT = Path(__file__).parents[1]
 READMES = ("README.md", "README.zh.md")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -38,16 +40,34 @@ def test_a_command_does_what_is_said(command, tmp_path):
     shutil.copytree(ROOT / sample, tmp_path / sample)
     program, *arguments = command.split()
     assert program == "nvfp4viz"
-    done = subprocess.run(
+    if arguments[0] == "diff":
+        [earlier] = [other for other in commands() if "--apply" in other]
+        assert run(earlier.split()[1:], tmp_path).returncode == 0
+    done = run(arguments, tmp_path)
+    assert done.returncode == (1 if arguments[0] in ("audit", "diff") else 0), done.stderr
+    planned = arguments[0] == "repair" and "--apply" not in arguments
+    for written in {"report.json", "report.html", "issue.md", "slots.csv", "broken", "mended"} & set(arguments):
+        assert (tmp_path / written).exists() != planned
+
+
+def run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-m", "nvfp4viz", *arguments],
-        cwd=tmp_path,
+        cwd=folder,
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == (1 if arguments[0] == "audit" else 0), done.stderr
-    for written in {"report.json", "slots.csv", "broken"} & set(arguments):
-        assert (tmp_path / written).exists()
+
+
+def test_steps_for_ci_are_commands_that_exist():
+    """Both say what fails the job: something that is wrong on a backend."""
+    [text] = [text for kind, text in blocks("README.md") if kind == "yaml"]
+    found = re.findall(r"nvfp4viz (audit [^}>\n]+)", text)
+    assert len(found) == 2
+    for command in found:
+        options = build_parser().parse_args(command.split())
+        assert (options.source, options.fail_on) == ("export", "backend")
 
 
 @pytest.mark.parametrize(("code", "output"), snippets(), ids=lambda text: text.split("\n")[0][:30])
