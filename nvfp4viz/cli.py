@@ -285,7 +285,7 @@ def _repair(options: argparse.Namespace) -> int:
     with _progress("reading headers and scales", False) as progress:
         checkpoint = inspect(options.source, revision=options.revision, progress=progress)
         plan = plan_repair(checkpoint, options.policy, value=options.value, suspects=options.suspects)
-    print(repair_to_text(plan.record, options.language))
+    print(repair_to_text(plan, options.language))
     if plan.is_empty:
         return OK
     if not options.apply:

@@ -248,6 +248,7 @@ def test_repair_plans_first_and_writes_when_asked(capsys, holed, tmp_path):
     assert "missing → 0.00" in out
     assert f"{E}.2.up_proj.input_scale" in out
     assert "guesses" in out
+    assert "0 shards (0 bytes) have to be written anew" in out
     assert "Nothing was written" in out
     assert os.listdir(tmp_path) == ["holed"]
     code, out, _ = run(capsys, *command, "--apply")

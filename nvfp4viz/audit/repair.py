@@ -22,7 +22,7 @@ from nvfp4viz.checkpoint import Checkpoint, Tensor, inspect
 from nvfp4viz.checkpoint.copies import Changes, Copied, changed_copy
 from nvfp4viz.checkpoint.sidecars import read_side_file
 from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG
-from nvfp4viz.checkpoint.weight_only import activation_scales, relabelled
+from nvfp4viz.checkpoint.weight_only import activation_scales, is_activation_scale, relabelled
 from nvfp4viz.checkpoint.writer import json_bytes
 from nvfp4viz.errors import CheckpointError, InputError
 
@@ -96,6 +96,13 @@ class Repair:
         """Nothing to mend."""
         return not (self.changes or self.record.config)
 
+    @property
+    def rewritten(self) -> tuple[int, int]:
+        """Shards of the source that a copy has to write anew, and their bytes; all others are links."""
+        tensors = self.checkpoint.tensors
+        touched = {tensors[name].file for name in self.changes if name in tensors}
+        return len(touched), sum(header.size for header in self.checkpoint.files if header.file in touched)
+
 
 def plan_repair(
     source: str | Path | Checkpoint, policy: str, *, value: float | None = None, suspects: bool = False
@@ -129,7 +136,14 @@ def plan_repair(
     files: dict[str, bytes] = {}
     if policy == "weight-only":
         scales = activation_scales(checkpoint.tensors)
-        _refuse_rest(done, lambda item: item.role == "input_scale" and _vanishes(checkpoint, item, scales))
+        # A scale that is missing is mended too where its module needs none any more.
+        _refuse_rest(
+            done,
+            lambda item: (
+                item.role == "input_scale"
+                and all(is_activation_scale(name, checkpoint.tensors) for name in item.tensors)
+            ),
+        )
         if scales or any(item.code == "scheme.mislabelled" for item in done.report.findings):
             files = _configs(checkpoint)
         new = dict.fromkeys(scales)
@@ -205,12 +219,6 @@ def _refuse_rest(done: Audit, mends: Any) -> None:
 def _listed(findings: list[Finding]) -> str:
     shown = [f"{item.code} ({item.tensors[0]})" if item.tensors else item.code for item in findings[:3]]
     return ", ".join(shown) + (", …" if len(findings) > 3 else "")
-
-
-def _vanishes(checkpoint: Checkpoint, item: Finding, dropped: tuple[str, ...]) -> bool:
-    """Every tensor that the finding shows is dropped, or is missing already."""
-    gone = set(dropped)
-    return all(name in gone or name not in checkpoint.tensors for name in item.tensors)
 
 
 def _configs(checkpoint: Checkpoint) -> dict[str, bytes]:

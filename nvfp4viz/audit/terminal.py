@@ -15,7 +15,7 @@ from nvfp4viz.checkpoint import printable
 
 if TYPE_CHECKING:
     from nvfp4viz.audit.diff import ChangedValue, Diff
-    from nvfp4viz.audit.repair import RepairRecord
+    from nvfp4viz.audit.repair import Repair
 
 _COLOURS = {"ok": "green", "info": "cyan", "warn": "yellow", "backend": "magenta", "error": "red"}
 _OUTCOME_COLOURS = {"safe": "green", "ignored": "green", "degraded": "yellow", "unsupported": "dim"}
@@ -98,9 +98,9 @@ def to_text(report: Report, language: str = "en", *, colour: bool = False, width
 _SHOWN = 40
 
 
-def repair_to_text(record: RepairRecord, language: str = "en") -> str:
+def repair_to_text(plan: Repair, language: str = "en") -> str:
     """A plan for repair, for a terminal."""
-    word = partial(report_words, language)
+    word, record = partial(report_words, language), plan.record
     lines = [record.source, word("repair.policy", policy=record.policy)]
     if record.slots:
         lines.append(word("repair.slots", count=len(record.slots)))
@@ -116,9 +116,11 @@ def repair_to_text(record: RepairRecord, language: str = "en") -> str:
         lines.append(word("repair.dropped", count=len(record.dropped)))
     if record.config:
         lines.append(word("repair.config", files=", ".join(record.config)))
-    if not (record.slots or record.dropped or record.config):
+    if plan.is_empty:
         lines.append(word("repair.nothing"))
     else:
+        count, size = plan.rewritten
+        lines.append(word("repair.shards", count=count, bytes=f"{size:,}"))
         lines.append(word("repair.guess" if record.guesses else "repair.no_guess"))
     return "\n".join(lines)
 

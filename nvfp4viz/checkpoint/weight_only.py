@@ -24,11 +24,12 @@ def activation_scales(names: Collection[str]) -> tuple[str, ...]:
     >>> activation_scales({"a.input_scale": 0, "a.weight_scale_2": 0, "fp8.input_scale": 0})
     ('a.input_scale',)
     """
-    return tuple(
-        name
-        for name in names
-        if any(name.endswith(own) and name.removesuffix(own) + other in names for own, other in _BESIDE)
-    )
+    return tuple(name for name in names if is_activation_scale(name, names))
+
+
+def is_activation_scale(name: str, names: Collection[str]) -> bool:
+    """Is ``name``, there or missing, the activation scale of an NVFP4 module of ``names``?"""
+    return any(name.endswith(own) and name.removesuffix(own) + other in names for own, other in _BESIDE)
 
 
 def relabelled(content: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -10,9 +10,9 @@ import pytest
 from nvfp4viz import serving
 from nvfp4viz.audit import audit
 from nvfp4viz.audit.repair import POLICIES, RECORD, apply_repair, plan_repair
-from nvfp4viz.checkpoint import FAULTS, inject, open_checkpoint, write_checkpoint
+from nvfp4viz.checkpoint import FAULTS, copies, inject, inject_tensors, open_checkpoint, write_checkpoint
 from nvfp4viz.checkpoint.weight_only import activation_scales
-from nvfp4viz.errors import InputError
+from nvfp4viz.errors import CheckpointError, InputError
 from nvfp4viz.serving.remedies import MARGIN
 from sample_checkpoints import ensure
 from tests.audit.layouts import LAYOUTS
@@ -144,6 +144,107 @@ def test_what_needs_the_original_is_refused(fault, role, policy, tmp_path):
         plan_repair(tmp_path / "bad", policy)
     assert caught.value.code == "repair.unmendable"
     assert ".experts.3." in str(caught.value)
+
+
+ORIGINALS = [
+    pytest.param(layout, fault.id, role, id=f"{layout.id}-{fault.id}-{role}")
+    for layout in LAYOUTS.values()
+    for fault in FAULTS.values()
+    if not fault.deep and fault.id in ("missing", "zero", "nan", "inf", "negative", "subnormal")
+    for role in fault.roles
+    if role in layout.roles and role != "input_scale"
+]
+
+
+@pytest.mark.parametrize(("layout", "fault", "role"), ORIGINALS)
+def test_weights_and_their_scales_need_the_original_in_every_layout(layout, fault, role):
+    broken = inject_tensors(
+        layout.tensors(), fault, layer=0, expert=BAD, projection=KIND, role=role, config=layout.config,
+        hf_quant_config=layout.quant,
+    )  # fmt: skip
+    checkpoint = layout.open(broken)
+    if layout.id == "Inkling" and fault == "missing" and role != "weight_scale_2":
+        assert not [item for item in audit(checkpoint).findings if item.severity != "info"]
+        return  # its names are not public
+    for policy in POLICIES:
+        with pytest.raises(InputError) as caught:
+            plan_repair(checkpoint, policy)
+        assert caught.value.code == "repair.unmendable"
+        assert caught.value.text("zh")["what"] != caught.value.what
+
+
+@pytest.mark.parametrize("fault", ["missing", "zero", "nan", "inf", "negative", "subnormal"])
+def test_activation_scales_beside_mxfp4(fault, tmp_path):
+    """Quark's static FP8 inputs: a number mends them, and there is no NVFP4 to call weight-only."""
+    layout = LAYOUTS["Quark, static FP8 inputs"]
+    good = written(layout, tmp_path / "good")
+    inject(good, tmp_path / "bad", fault, layer=0, expert=BAD, projection=KIND, role="input_scale")
+    [code] = codes(layout, tmp_path / "bad")
+    assert code == f"scale.{fault}"
+    mended(tmp_path / "bad", tmp_path / "out", "peer-max")
+    assert codes(layout, tmp_path / "out") == []
+    with pytest.raises(InputError) as caught:
+        plan_repair(tmp_path / "bad", "weight-only")
+    assert caught.value.code == "repair.unmendable"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_an_interrupted_repair_leaves_nothing(error, tmp_path, monkeypatch):
+    layout = LAYOUTS["modelopt"]
+    tensors = layout.tensors()
+    del tensors[layout.name(BAD, KIND, "input_scale")]
+    folder = written(layout, tmp_path / "bad", tensors)
+    before, plan = snapshot(folder), plan_repair(folder, "peer-max")
+
+    def stop(*_):
+        raise error
+
+    monkeypatch.setattr(copies, "_link", stop)
+    with pytest.raises(error):
+        apply_repair(plan, tmp_path / "out")
+    assert os.listdir(tmp_path) == ["bad"]
+    assert snapshot(folder) == before
+
+
+def test_a_copy_that_still_breaks_gets_no_name(tmp_path, monkeypatch):
+    """The copy is audited first; here a plan that forgets one of two slots."""
+    layout = LAYOUTS["modelopt"]
+    tensors = without(layout.tensors(), layout.name(2, KIND, "input_scale"), layout.name(BAD, KIND, "input_scale"))
+    plan = plan_repair(written(layout, tmp_path / "bad", tensors), "peer-max")
+    plan.changes.pop(layout.name(2, KIND, "input_scale"))
+    with pytest.raises(CheckpointError) as caught:
+        apply_repair(plan, tmp_path / "out")
+    assert caught.value.code == "repair.still-broken"
+    assert os.listdir(tmp_path) == ["bad"]
+
+
+def test_ordinary_modules_are_mended_by_weight_only_alone(tmp_path):
+    """A shared expert's broken scale has no peers; without activation scales it does not matter."""
+    layout = LAYOUTS["modelopt, shared expert"]
+    tensors = layout.tensors()
+    tensors["model.layers.0.mlp.shared_experts.up_proj.input_scale"] = scalar(np.nan)
+    folder = written(layout, tmp_path / "bad", tensors)
+    with pytest.raises(InputError) as caught:
+        plan_repair(folder, "peer-max")
+    assert caught.value.code == "repair.unmendable"
+    mended(folder, tmp_path / "out", "weight-only")
+    assert codes(layout, tmp_path / "out") == ["scheme.weight-only"]
+    assert not [name for name in tensors_of(tmp_path / "out") if "input_scale" in name]
+
+
+def test_a_mislabelled_checkpoint_becomes_weight_only(tmp_path):
+    layout = LAYOUTS["modelopt"]
+    lost = set().union(*(layout.names(kind, "input_scale") for kind in layout.kinds))
+    folder = written(layout, tmp_path / "bad", without(layout.tensors(), *lost))
+    assert codes(layout, folder) == ["scheme.mislabelled"]
+    with pytest.raises(InputError) as caught:
+        plan_repair(folder, "layer-max")
+    assert caught.value.code == "repair.no-peers"
+    mended(folder, tmp_path / "out", "weight-only")
+    assert codes(layout, tmp_path / "out") == ["scheme.weight-only"]
+    plan = mended(folder, tmp_path / "filled", "constant", value=0.002)
+    assert {slot.tensor for slot in plan.record.slots} == lost
+    assert not [code for code in codes(layout, tmp_path / "filled") if code not in ("scale.filled", "scale.identity")]
 
 
 @pytest.mark.parametrize("name", sorted(NO_WEIGHT_ONLY))
