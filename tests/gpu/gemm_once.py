@@ -5,9 +5,9 @@
 
 and likewise ``--tool racecheck``, and ``--tool initcheck`` with ``--own-product``; see ``streaming_once.py``.
 
-``torch._grouped_mm`` is a CUTLASS kernel that stores through TMA.  initcheck does not see such stores: it takes the whole
-product for uninitialised where ``nv_scale_rows`` reads it, and reports reads inside that kernel itself (H200, torch 2.11:
-8465 errors, all of these two kernels).  ``--own-product`` puts sums of products in its place; all else runs as it is.
+``torch._grouped_mm`` is a CUTLASS kernel that stores through TMA.  initcheck does not see such stores: it takes the
+product for uninitialised where ``nv_scale_rows`` reads it, and reports reads inside that kernel itself (H200, torch
+2.11: 8465 errors, all of these two kernels).  ``--own-product`` puts sums of products in its place.
 """
 
 from __future__ import annotations
