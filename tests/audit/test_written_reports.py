@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import re
+import string
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -21,6 +23,8 @@ from nvfp4viz.audit.repair import RECORD, apply_repair, plan_repair
 from nvfp4viz.audit.schema import FOLDER, schemas, text_of
 from nvfp4viz.audit.tables import to_csv
 from nvfp4viz.checkpoint import memory_checkpoint, tensor, write_checkpoint
+from nvfp4viz.errors import CONTENT
+from nvfp4viz.figures.palette import contrast
 from sample_checkpoints import ensure
 from tests.audit.fault_matrix import FAULTS, Case
 from tests.audit.layouts import LAYOUTS
@@ -100,6 +104,45 @@ def test_both_languages_say_the_same_of_each_finding():
     assert "专家 2–3: 缺失" in chinese
     for code in ("scale.missing", "scale.nan"):
         assert english.count(code) == chinese.count(code)
+
+
+def test_the_reports_own_words_are_the_same_in_both_languages():
+    """The same keys, and the same placeholders in each."""
+    english, chinese = (
+        dict(_leaves(tomllib.loads((CONTENT / language / "report.toml").read_text(encoding="utf-8"))))
+        for language in LANGUAGES
+    )
+    assert list(english) == list(chinese)
+    for key, text in english.items():
+        names = [{name for _, name, _, _ in string.Formatter().parse(t) if name} for t in (text, chinese[key])]
+        assert names[0] == names[1], key
+
+
+def _leaves(table, before=""):
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{before}{key}.")
+        else:
+            yield before + key, value
+
+
+def test_colours_are_legible_in_light_in_dark_and_on_paper():
+    """WCAG's 4.5:1 for words on the page and on panels, and for signs on what they stand on."""
+    text = to_html(run_audit(opened(broken())))
+    themes = [
+        dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", block)) for block in re.findall(r":root \{(.*?)\}", text, re.S)
+    ]
+    assert len(themes) == 3
+    for theme in themes:
+        words = ["ink", "muted", *(name for name in theme if name.startswith("s-"))]
+        assert len(words) == 7
+        for word in words:
+            for ground in ("page", "panel"):
+                assert contrast(theme[word], theme[ground]) >= 4.5, (word, theme[word])
+        for fill in ("bad", "filled", "unread"):
+            assert contrast(theme["page"], theme[fill]) >= 4.5, (fill, theme[fill])
+        # Hatching is told from what is in order, and from the page.
+        assert contrast(theme["missing"], theme["ok"]) >= 3
 
 
 def test_a_map_has_every_slot_that_is_not_in_order():
