@@ -13,6 +13,7 @@ from nvfp4viz.audit.repair import POLICIES, RECORD, apply_repair, plan_repair
 from nvfp4viz.checkpoint import FAULTS, copies, inject, inject_tensors, open_checkpoint, write_checkpoint
 from nvfp4viz.checkpoint.weight_only import activation_scales
 from nvfp4viz.errors import CheckpointError, InputError
+from nvfp4viz.model.corpus import sample
 from nvfp4viz.serving.remedies import MARGIN
 from sample_checkpoints import ensure
 from tests.audit.layouts import LAYOUTS
@@ -370,8 +371,6 @@ def test_tiny_moe_answers_again_weight_only_exactly(holes, tmp_path):
 
 def test_tiny_moe_answers_again_with_peers(holes, tmp_path):
     """On the backend that went silent; how far from a calibrated model is measured, not assumed."""
-    from nvfp4viz.model.corpus import sample
-
     mended(holes, tmp_path / "out", "peer-max")
     assert all(item.severity in ("info", "warn") for item in audit(tmp_path / "out").findings)
     reply = answer(tmp_path / "out", "vllm-cutlass")
@@ -387,3 +386,27 @@ def test_tiny_moe_answers_again_with_peers(holes, tmp_path):
     # The bound that tiny-moe itself must meet, in nats per character; here the largest of peers is a lucky guess.
     assert abs(repaired - full) < MARGIN, (repaired, full)
     assert Path(tmp_path / "out" / RECORD).exists()
+
+
+@pytest.fixture(scope="module")
+def healthy():
+    """What the calibrated model says on Marlin, which reads no activation scale, and its loss where they are read."""
+    full = ensure("tiny-moe-nvfp4-full")
+    texts = sample("arithmetic", 5, 1)
+    return full, answer(full, "vllm-marlin"), serving.evaluate(serving.load(full, backend="vllm-cutlass"), texts), texts
+
+
+@pytest.mark.parametrize("fault", [fault.id for fault in SCALAR])
+def test_tiny_moe_after_every_fault(healthy, fault, tmp_path):
+    """Weight-only gives back every bit; the largest of the peers costs less than tiny-moe's own bound."""
+    full, before, loss, texts = healthy
+    inject(full, tmp_path / "bad", fault, layer=1, expert=5, projection=KIND, role="input_scale", seed=7)
+    assert [item.code for item in audit(tmp_path / "bad").findings if item.code in FAULTS[fault].findings]
+    mended(tmp_path / "bad", tmp_path / "weight-only", "weight-only")
+    after = answer(tmp_path / "weight-only", "vllm-marlin")
+    assert after.token_ids == before.token_ids
+    assert after.trace.logits.tobytes() == before.trace.logits.tobytes()
+    mended(tmp_path / "bad", tmp_path / "peers", "peer-max", suspects=True)
+    assert not [item for item in audit(tmp_path / "peers").findings if item.severity != "info"]
+    served = serving.load(tmp_path / "peers", backend="vllm-cutlass")
+    assert abs(serving.evaluate(served, texts) - loss) < MARGIN
