@@ -17,7 +17,7 @@ from nvfp4viz.quant.types import BlockTrace
 from nvfp4viz.ui.bit_editor import plain
 from nvfp4viz.ui.components import load
 from nvfp4viz.ui.i18n import lang, t
-from nvfp4viz.ui.numbers import bits, exact, four, hex_byte, hex_nibble, near
+from nvfp4viz.ui.numbers import bits, exact, hex_byte, hex_nibble, near
 from nvfp4viz.ui.state import View
 from nvfp4viz.ui.text import table
 
@@ -153,10 +153,10 @@ def _element(trace: BlockTrace, index: int) -> str:
         index=index,
         x=exact(trace.x[index]),
         sign="÷" if trace.divides else "×",
-        factor=four(trace.factor),
-        y=four(trace.products[index]),
+        factor=exact(trace.factor),
+        y=exact(trace.products[index]),
         code=hex_nibble(trace.codes[index]),
         value=exact(trace.element_values[index]),
-        back=four(trace.decoded[index]),
-        error=four(trace.error[index]),
+        back=exact(trace.decoded[index]),
+        error=exact(trace.error[index]),
     )

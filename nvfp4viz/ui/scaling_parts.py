@@ -14,7 +14,7 @@ from nvfp4viz.ui import errors, predict
 from nvfp4viz.ui.block_lab import block_lab
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.lesson import Lesson
-from nvfp4viz.ui.numbers import exact, four, hex_byte, percent
+from nvfp4viz.ui.numbers import exact, four, hex_byte, near, percent
 from nvfp4viz.ui.theme import theme
 from nvfp4viz.ui.values import parse_scale, parse_values, to_bf16
 
@@ -67,11 +67,11 @@ def state_sentence(page: Lesson, trace: BlockTrace) -> str:
     """What became of the block, in words."""
     return page.t(
         f"state.{scaling.block_state(trace)}",
-        asked=four(scaling.asked_scale(trace)),
+        asked=near(scaling.asked_scale(trace)),
         byte=hex_byte(trace.scale_byte),
         limit=exact(scaling.E4M3.max_value),
         lost=int(np.isnan(np.asarray(trace.x, np.float32)).sum()),
-        worst=four(scaling.worst_error(trace)),
+        worst=near(scaling.worst_error(trace)),
     )
 
 
