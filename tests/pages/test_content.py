@@ -24,7 +24,7 @@ IDENTIFIERS = re.compile(
 CODE = re.compile(r"`[^`]*`")
 # Values that are names here: the marks of a slot that holds exactly this number, and examples in an empty input.
 # Findings name the constants of the conventions they check (1.0, 2688, a group of 16): they define, they do not report.
-NAMED_VALUES = re.compile(r"^findings\.|\.where$|_placeholder$|^coverage\.status\.(identity|zero)$")
+NAMED_VALUES = re.compile(r"^findings(_deep)?\.|\.where$|_placeholder$|^coverage\.status\.(identity|zero)$")
 
 
 def _prose(text: str) -> str:
