@@ -95,8 +95,8 @@ def test_the_same_number_in_another_format(page):
 
 def test_a_preset_reaches_the_editor(page):
     page.get_by_role("button", name="NaN", exact=True).click()
-    settle(page)
     page.wait_for_url(re.compile("x=nan"))
+    settle(page)  # the address comes first, the editor after it
     assert _number(page) == "NaN"
 
 
