@@ -12,8 +12,8 @@ EN, ZH = catalogue("en"), catalogue("zh")
 # Names that contain digits.  Anything else with a digit in it is a number, and numbers are computed.
 IDENTIFIERS = re.compile(
     r"""\b(
-      U?E\dM\d(FN)? | NVFP4 | MXFP4 | MXFP8 | FP(4|8|16|32) | BF16 | F(16|32) | W\d+A\d+ | U?INT\d+ | u?int\d+
-    | float(16|32|64)
+      U?E\dM\d(FN)? | NVFP4 | MXFP4 | MXFP8 | FP(4|8|16|32) | BF16 | F(16|32) | W\d+A\d+(_NVFP4)? | U?INT\d+ | u?int\d+
+    | [Ff]loat(16|32|64) | f32 | nvfp4viz | byte\ 0x00 | 字节\ 0x00
     | B200 | H200 | H100 | A100 | RTX\ \d+ | sm_\d+\w? | CUDA\ \d+(\.\d+)* | Gemma\ 4 | Qwen\d+(\.\d+)?(-Next)?
     | DeepSeek[\ -](V|R)\d+
     | V1 | V2 | v1\.0 | Blackwell | w13 | w[123] | a[12] | SHA-?256 | UTF-8 | HTTP\ 200 | id\ 0
