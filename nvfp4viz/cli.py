@@ -122,6 +122,7 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     repair.add_argument("--value", type=float, help="of the policy constant, as the file stores it (default: 1.0)")
     repair.add_argument("--suspects", action="store_true", help="also replace values that only look wrong")
+    repair.add_argument("--deep", action="store_true", help="look into packed codes and block scales first")
     repair.add_argument("--apply", action="store_true", help="write the copy")
 
     diff = command("diff", _diff, "what two checkpoints do not share; exit code 1 where they differ")
@@ -284,7 +285,14 @@ def _repair(options: argparse.Namespace) -> int:
 
     with _progress("reading headers and scales", False) as progress:
         checkpoint = inspect(options.source, revision=options.revision, progress=progress)
-        plan = plan_repair(checkpoint, options.policy, value=options.value, suspects=options.suspects)
+        plan = plan_repair(
+            checkpoint,
+            options.policy,
+            value=options.value,
+            suspects=options.suspects,
+            deep=options.deep,
+            progress=progress,
+        )
     print(repair_to_text(plan, options.language))
     if plan.is_empty:
         return OK

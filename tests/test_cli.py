@@ -317,6 +317,8 @@ def test_deep(capsys, good, tmp_path, monkeypatch):
         assert [item["code"] for item in json.loads(out)["findings"]] == ["block-scale.nan"]
     assert run(capsys, "audit", good, "--deep")[0] == 0
     assert gc.isenabled()
+    code, _, err = run(capsys, "repair", broken, str(tmp_path / "x"), "--policy", "weight-only", "--deep")
+    assert (code, "block-scale.nan" in err) == (64, True)
 
 
 @pytest.mark.parametrize("option", [("--resume",), ("--scheduler", "tcp://127.0.0.1:1")])

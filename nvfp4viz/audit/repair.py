@@ -7,7 +7,7 @@ packed codes, damaged files) is refused.  A copy is audited before it gets its n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,13 @@ class Repair:
 
 
 def plan_repair(
-    source: str | Path | Checkpoint, policy: str, *, value: float | None = None, suspects: bool = False
+    source: str | Path | Checkpoint,
+    policy: str,
+    *,
+    value: float | None = None,
+    suspects: bool = False,
+    deep: bool = False,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> Repair:
     """Say what a repair would change; nothing is written.
 
@@ -119,6 +125,10 @@ def plan_repair(
         Of ``"constant"``, as the file stores it (1.0 where None).
     suspects
         Also replace values that are far from their peers, back-filled, or 1.0 among others.
+    deep
+        Read packed codes and block scales first, so that what is wrong there stands in the way too.
+    progress
+        Told (stage, done, of) of a deep scan.
 
     Raises
     ------
@@ -131,6 +141,10 @@ def plan_repair(
     number = _number(policy, value)
     checkpoint = source if isinstance(source, Checkpoint) else inspect(source)
     done = run_audit(checkpoint)
+    if deep:
+        from nvfp4viz.audit.deep_findings import deepen
+
+        done = deepen(done, progress=progress)
     slots: tuple[MendedSlot, ...] = ()
     new: dict[str, Tensor | None] = {}
     files: dict[str, bytes] = {}

@@ -174,6 +174,21 @@ def test_weights_and_their_scales_need_the_original_in_every_layout(layout, faul
         assert caught.value.text("zh")["what"] != caught.value.what
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("fault", ["block-nan", "block-negative"])
+def test_broken_block_scales_stand_in_the_way_of_a_deep_repair(fault, policy, tmp_path, monkeypatch):
+    """Headers do not show them; with ``deep`` they are refused like every other thing that needs the original."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    layout = LAYOUTS["modelopt"]
+    tensors = without(layout.tensors(), layout.name(BAD, KIND, "input_scale"))
+    inject(written(layout, tmp_path / "good", tensors), tmp_path / "bad", fault, layer=0, expert=BAD, projection="up")
+    assert not plan_repair(tmp_path / "good", policy, deep=True).is_empty
+    with pytest.raises(InputError) as caught:
+        plan_repair(tmp_path / "bad", policy, deep=True)
+    assert caught.value.code == "repair.unmendable"
+    assert FAULTS[fault].findings[0] in str(caught.value)
+
+
 @pytest.mark.parametrize("fault", ["missing", "zero", "nan", "inf", "negative", "subnormal"])
 def test_activation_scales_beside_mxfp4(fault, tmp_path):
     """Quark's static FP8 inputs: a number mends them, and there is no NVFP4 to call weight-only."""
