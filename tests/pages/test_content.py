@@ -13,12 +13,12 @@ EN, ZH = catalogue("en"), catalogue("zh")
 IDENTIFIERS = re.compile(
     r"""\b(
       U?E\dM\d(FN)? | NVFP4 | MXFP4 | MXFP8 | FP(4|8|16|32) | BF16 | F(16|32) | W\d+A\d+(_NVFP4)? | U?INT\d+ | u?int\d+
-    | [Ff]loat(16|32|64) | f32 | nvfp4viz | byte\ 0x00 | 字节\ 0x00
+    | [Ff]loat(16|32|64) | f32 | nvfp4viz | byte\ 0x00
     | B200 | H200 | H100 | A100 | RTX\ \d+ | sm_\d+\w? | CUDA\ \d+(\.\d+)* | Gemma\ 4 | Qwen\d+(\.\d+)?(-Next)?
     | DeepSeek[\ -](V|R)\d+
     | V1 | V2 | v1\.0 | Blackwell | w13 | w[123] | a[12] | SHA-?256 | UTF-8 | HTTP\ 200 | id\ 0
     | [a-z]+_[a-z0-9_]+ | \#\d+ | \d+-bit | \d-D | \d+×\d+
-    )\b | [−-]0(?!\.?\d) | (?<=\s)\#\d+ | \d+\ 位(?=浮点|编码) | 第\d""",
+    )\b | [−-]0(?!\.?\d) | (?<=\s)\#\d+ | \d+\ 位(?=浮点|编码) | 第\d | (?<=字节)\ 0x00""",
     re.VERBOSE,
 )
 CODE = re.compile(r"`[^`]*`")
