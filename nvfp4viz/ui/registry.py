@@ -36,6 +36,7 @@ PAGES = (
     PageEntry("two_level_scaling", "formats"),
     PageEntry("blocks", "formats"),
     PageEntry("tensor_core", "formats"),
+    PageEntry("mxfp4", "formats"),
     PageEntry("explorer", "checkpoint", kernels=False),
     PageEntry("fault_lab", "checkpoint"),
     PageEntry("kernel_lab", "kernels"),
