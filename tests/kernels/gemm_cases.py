@@ -134,9 +134,7 @@ def mma_tiles_case(kind: str, tiles: int, seed: int = 0) -> MmaTiles:
     c[0::2] = rng.integers(0, 1 << 32, c[0::2].shape, dtype=np.uint32).view(np.float32)
     a, b = (rng.integers(0, 256, (tiles, rows, 32), dtype=np.uint8) for rows in (16, 8))
     case = MmaTiles(kind, a, scales(16), b, scales(8), c)
-    case.c[2::3] = -replace(case, c=np.zeros_like(c)).expected()[
-        2::3
-    ]  # what truncation lost is left
+    case.c[2::3] = -replace(case, c=np.zeros_like(c)).expected()[2::3]  # what truncation lost is left
     return case
 
 
