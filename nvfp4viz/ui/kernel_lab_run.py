@@ -335,6 +335,7 @@ def recorded(page: Lesson) -> None:
 
 def _recorded_table(page: Lesson, found: list[records.GpuRecord]) -> None:
     tables = {f"{r.date} · {r.gpu} · {s['title']}": (r, s) for r in found for s in r.sections}
+    st.caption(page.t("speed.quoted"))
     name = st.selectbox(page.t("speed.table"), list(tables), key="kernel_lab.table")
     record, section = tables[name or next(iter(tables))]
     rates = [
