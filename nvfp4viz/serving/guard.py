@@ -93,6 +93,11 @@ class LoadGuard:
     roles
         Which roles a slot must have; drop ``"input_scale"`` for a weight-only model and the guard stays silent about
         it.
+
+    Raises
+    ------
+    ServingError
+        ``serving.guard-empty``: no layers or no experts, which would pass any model.
     """
 
     def __init__(
@@ -103,7 +108,11 @@ class LoadGuard:
         roles: Sequence[str] = ("input_scale",),
     ) -> None:
         self.layers = tuple(layers)
+        if not self.layers:
+            raise ServingError("serving.guard-empty")
         self.experts = {layer: experts if isinstance(experts, int) else experts[layer] for layer in self.layers}
+        if min(self.experts.values()) < 1:
+            raise ServingError("serving.guard-empty")
         self.projections = tuple(projections)
         self.roles = tuple(roles)
         self._seen: set[tuple[int, str, str]] = set()
@@ -140,7 +149,8 @@ class LoadGuard:
         Raises
         ------
         ServingError
-            ``serving.guard-unknown``: no slots of the model this guard was made for, or not one value for each expert.
+            ``serving.guard-unknown``: no slots of the model this guard was made for; ``serving.guard-count``: not one
+            value for each expert.
         """
         scales = _to_numpy(values)
         self._known(layer, projection, role, len(scales) - 1, whole=True)
@@ -205,8 +215,12 @@ class LoadGuard:
         """Refuse a slot that the model does not have; ``whole``: ``expert`` must be the layer's last."""
         experts = self.experts.get(layer, 0)
         fits = expert == experts - 1 if whole else 0 <= expert < experts
-        if layer in self.experts and projection in self.projections and role in self.roles and fits:
+        named = layer in self.experts and projection in self.projections and role in self.roles
+        if named and fits:
             return
+        if named and whole:
+            slots = f"layers.{layer}.{projection}.{role}"
+            raise ServingError("serving.guard-count", slots=slots, count=expert + 1, experts=experts)
         raise ServingError(
             "serving.guard-unknown",
             slot=f"layers.{layer}.experts.{expert}.{projection}.{role}",
@@ -243,6 +257,8 @@ def check_slots(scales: Mapping[tuple[int, str], Any], role: str = "input_scale"
     for (layer, _), values in scales.items():
         experts[layer] = max(experts.get(layer, 0), len(values))
     projections = tuple(dict.fromkeys(projection for _, projection in scales))
+    if not experts or max(experts.values()) == 0:
+        return ()
     guard = LoadGuard(sorted(experts), experts, projections, (role,))
     for (layer, projection), values in scales.items():
         guard.inspect(layer, projection, role, values)

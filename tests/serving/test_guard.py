@@ -137,17 +137,31 @@ def test_what_the_guard_was_never_shown_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("layer", "projection", "role", "count"),
-    [(9, "gate", "input_scale", 8), (0, "foo", "input_scale", 8), (0, "gate", "bar", 8), (0, "gate", "input_scale", 7),
-     (0, "gate", "input_scale", 9), (0, "gate", "input_scale", 0)],
-)  # fmt: skip
-def test_slots_that_the_model_does_not_have_are_no_evidence(layer, projection, role, count):
+    ("layer", "projection", "role"), [(9, "gate", "input_scale"), (0, "foo", "input_scale"), (0, "gate", "bar")]
+)
+def test_slots_that_the_model_does_not_have_are_no_evidence(layer, projection, role):
     with pytest.raises(ServingError) as refused:
-        LoadGuard(layers=[0], experts=8).inspect(layer, projection, role, np.ones(count, np.float32))
+        LoadGuard(layers=[0], experts=8).inspect(layer, projection, role, np.ones(8, np.float32))
     assert refused.value.code == "serving.guard-unknown"
     for language in ("en", "zh"):
         assert f"layers.{layer}" in refused.value.text(language)["what"]
         assert "8" in refused.value.text(language)["why"]
+
+
+@pytest.mark.parametrize("count", [0, 7, 9])
+def test_another_number_of_values_is_no_evidence(count):
+    with pytest.raises(ServingError) as refused:
+        LoadGuard(layers=[0], experts=8).inspect(0, "gate", "input_scale", np.ones(count, np.float32))
+    assert refused.value.code == "serving.guard-count"
+    for language in ("en", "zh"):
+        assert f" {count} " in refused.value.text(language)["what"]
+        assert " 8 " in refused.value.text(language)["what"]
+
+
+@pytest.mark.parametrize(("layers", "experts"), [([], 8), ([0], 0), ([0, 1], {0: 8, 1: 0})])
+def test_a_guard_of_nothing_is_refused(layers, experts):
+    with pytest.raises(ServingError, match="no layers or no experts"):
+        LoadGuard(layers, experts)
 
 
 def test_a_write_to_an_expert_that_is_not_there_is_refused():
