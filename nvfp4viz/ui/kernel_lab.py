@@ -116,10 +116,13 @@ def code_part(page: Lesson) -> None:
         return
     controls = st.container()
     stage, side = page.stage()
+    with stage:
+        source, asked = st.container(), st.container()
     with side:
         said, machine = st.container(), st.container()
-        knows = _ask_about_the_letter(page)
         page.glossary("target", "machine_code", "ptx", "register")
+    with asked:  # before the controls, which offer the plain targets to those who know the answer
+        knows = _ask_about_the_letter(page)
     with controls:
         presence = kernel_controls(page)
         _feature_control(page, presence)
@@ -129,7 +132,7 @@ def code_part(page: Lesson) -> None:
     with machine:
         draw(machine_html(page, presence))
         _provenance(page, presence)
-    with stage:
+    with source:
         _source(page, presence)
 
 
