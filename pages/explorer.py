@@ -3,7 +3,7 @@
 import streamlit as st
 
 from nvfp4viz.errors import NvError
-from nvfp4viz.ui import errors, explorer, explorer_open, lesson, state
+from nvfp4viz.ui import errors, explorer, explorer_open, explorer_report, lesson, state
 from nvfp4viz.ui.samples import SAMPLE_IDS, sample_title
 from nvfp4viz.ui.shell import ensure_shell
 
@@ -59,7 +59,7 @@ if opened is not None:
         if tab.open:
             with tab:
                 draw(page, opened)
-    explorer.report_buttons(page, opened)
+    explorer_report.report_buttons(page, opened)
 
 slots = (lambda: explorer.slot_rows(opened)) if opened is not None else list
 page.foot(code={"sample": page.view["checkpoint"]}, data={"slots": slots})

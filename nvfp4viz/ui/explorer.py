@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from nvfp4viz.audit import describe, to_json, to_text
+from nvfp4viz.audit import describe
 from nvfp4viz.audit.texts import id_list
 from nvfp4viz.checkpoint.problems import SEVERITIES
 from nvfp4viz.figures import peers as peer_figures
@@ -364,20 +364,6 @@ def files(page: Lesson, opened: Opened) -> None:
             for header in opened.audit.checkpoint.files
         ],
     )
-
-
-def report_buttons(page: Lesson, opened: Opened) -> None:
-    """The report as JSON and as text; slots as CSV are among the page's downloads."""
-    with st.container(horizontal=True, gap="small"):
-        for kind, convert, mime in (("json", to_json, "application/json"), ("txt", to_text, "text/plain")):
-            st.download_button(
-                f"{page.t('report.label')} .{kind}",
-                data=lambda convert=convert: convert(opened.audit.report),
-                file_name=f"nvfp4viz-audit.{kind}",
-                mime=mime,
-                key=f"explorer.report.{kind}",
-                on_click="ignore",
-            )
 
 
 def slot_rows(opened: Opened) -> list[dict[str, object]]:

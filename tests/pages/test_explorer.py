@@ -4,11 +4,13 @@ import json
 import pickle
 import re
 import struct
+from pathlib import Path
 
 import pytest
 
 from nvfp4viz.audit import audit, describe
 from nvfp4viz.checkpoint import MemorySource, open_checkpoint
+from nvfp4viz.cli import main
 from nvfp4viz.model import TinyMoeConfig
 from nvfp4viz.ui import i18n
 from nvfp4viz.ui.samples import SAMPLE_IDS
@@ -269,3 +271,49 @@ def test_the_code_gives_the_page_s_numbers():
     count = audit(ensure(HOLES)).coverage["input_scale"]
     expected = f"input_scale expected {count.expected} missing {count.missing}"
     assert expected in run(fill("explorer", {"sample": HOLES}))
+
+
+# ---------------------------------------------------------------------------------------------------------- reports
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("kind", ["html", "md", "json", "csv"])
+def test_the_reports_are_those_of_the_command_line_and_name_no_path(lang, kind, capsys):
+    from nvfp4viz.ui.explorer_open import open_sample
+    from nvfp4viz.ui.explorer_report import report_text
+
+    folder = ensure(HOLES)
+    given = report_text(open_sample(HOLES, None).audit, kind, lang)
+    main(["audit", str(folder), "--format", kind, "--language", lang, "--quiet"])
+    assert given == capsys.readouterr().out
+    assert str(folder.parent) not in given
+    assert str(Path.home()) not in given
+    count = audit(folder).coverage["input_scale"].missing
+    if kind == "csv":
+        assert sum(",input_scale,missing," in line for line in given.splitlines()) == count
+    else:
+        assert "scale.missing" in given
+        assert HOLES in given.replace("\\", "")
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_a_report_is_made_only_when_asked_for(open_page, lang, monkeypatch):
+    from nvfp4viz.ui import explorer_report
+
+    made = []
+    monkeypatch.setattr(explorer_report, "report_text", lambda done, kind, language: made.append((kind, language)))
+    offered = {}
+    button = explorer_report.st.download_button
+
+    def watch(label, **given):
+        offered[given["file_name"]] = given["data"]
+        return button(label, **given)
+
+    monkeypatch.setattr(explorer_report.st, "download_button", watch)
+    at = open_page("explorer", lang=lang)
+    labels = [item.proto.label for item in at.get("download_button")]
+    assert labels == [i18n.t(f"explorer.report.{kind}") for kind in ("html", "md", "json", "csv")]
+    assert made == []
+    offered["nvfp4viz-audit.html"]()
+    offered["nvfp4viz-slots.csv"]()
+    assert made == [("html", lang), ("csv", lang)]

@@ -1,0 +1,54 @@
+"""The Explorer's report to take away: the texts of ``nvfp4viz audit --format``, made when somebody asks for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import streamlit as st
+
+from nvfp4viz.audit import to_json
+from nvfp4viz.audit.html import to_html
+from nvfp4viz.audit.markdown import to_markdown
+from nvfp4viz.audit.tables import to_csv
+from nvfp4viz.ui.i18n import lang
+
+if TYPE_CHECKING:
+    from nvfp4viz.audit import Audit
+    from nvfp4viz.ui.explorer_open import Opened
+    from nvfp4viz.ui.lesson import Lesson
+
+MIMES = {"html": "text/html", "md": "text/markdown", "json": "application/json", "csv": "text/csv"}
+
+
+def report_text(done: Audit, kind: str, language: str) -> str:
+    """One form of the report (``"html"``, ``"md"``, ``"json"``, or ``"csv"`` with one row a slot).
+
+    The source is called what it calls itself: a folder's own name or an address without its secrets, never a path.
+    """
+    if kind == "html":
+        return to_html(done, language)
+    if kind == "md":
+        return to_markdown(done.report, language)
+    return to_json(done.report) if kind == "json" else to_csv(done.rows())
+
+
+def report_buttons(page: Lesson, opened: Opened) -> None:
+    """A button for each form."""
+    language = lang()
+
+    def later(kind: str) -> Callable[[], str]:
+        return lambda: report_text(opened.audit, kind, language)
+
+    with st.container(horizontal=True, gap="small", key="explorer_report"):
+        for kind, mime in MIMES.items():
+            st.download_button(
+                page.t(f"report.{kind}"),
+                data=later(kind),
+                file_name=f"nvfp4viz-slots.{kind}" if kind == "csv" else f"nvfp4viz-audit.{kind}",
+                mime=mime,
+                key=f"explorer.report.{kind}",
+                help=page.t(f"report.{kind}_help"),
+                on_click="ignore",
+                icon=":material/download:",
+            )
