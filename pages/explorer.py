@@ -3,7 +3,7 @@
 import streamlit as st
 
 from nvfp4viz.errors import NvError
-from nvfp4viz.ui import errors, explorer, explorer_open, explorer_report, lesson, state
+from nvfp4viz.ui import errors, explorer, explorer_address, explorer_open, explorer_report, lesson, state
 from nvfp4viz.ui.samples import SAMPLE_IDS, sample_title
 from nvfp4viz.ui.shell import ensure_shell
 
@@ -14,11 +14,19 @@ page = lesson.open_page(
     role=state.choice(explorer.SCALE_ROLES, default="input_scale"),
     gpu=state.choice(("any", *explorer.GPUS), default="any"),
 )
-UPLOAD = explorer_open.UPLOAD
+SOURCES = ("sample", "upload", "address")
 
+source = st.segmented_control(
+    page.t("source.from"),
+    SOURCES,
+    default="sample",
+    required=True,
+    format_func=lambda name: page.t(f"source.{name}"),
+    label_visibility="collapsed",
+    key="explorer.source",
+)
 with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
-    own = st.toggle(page.t("source.upload"), key="explorer.own")
-    if not own:
+    if source == "sample":
         st.selectbox(
             page.t("source.label"), SAMPLE_IDS, format_func=sample_title, width=460, **page.view.widget("checkpoint")
         )
@@ -34,13 +42,15 @@ with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
 gpu = None if page.view["gpu"] == "any" else page.view["gpu"]
 opened = None
 try:
-    if own:
+    if source == "upload":
         given = st.file_uploader(page.t("source.uploader"), accept_multiple_files=True, key="explorer.files")
         st.caption(page.t("source.upload_note"))
         if given:
             opened = explorer_open.open_upload(given, gpu)
         else:
             page.prose("source.waiting")
+    elif source == "address":
+        opened = explorer_address.address_source(page, gpu)
     else:
         opened = explorer_open.open_sample(page.view["checkpoint"], gpu)
 except NvError as error:

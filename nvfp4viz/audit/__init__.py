@@ -7,7 +7,7 @@
 from nvfp4viz.audit.coverage import SlotRow, slot_rows
 from nvfp4viz.audit.naive import NaiveCheck, NaiveStep, naive_check
 from nvfp4viz.audit.report import BackendForecast, Coverage, Finding, Report, to_json
-from nvfp4viz.audit.run import Audit, audit, describe, run_audit
+from nvfp4viz.audit.run import Audit, audit, describe, for_gpu, run_audit
 from nvfp4viz.audit.terminal import to_text
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "SlotRow",
     "audit",
     "describe",
+    "for_gpu",
     "naive_check",
     "run_audit",
     "slot_rows",

@@ -103,13 +103,17 @@ def run_audit(
     # A file may hold any bits, signalling NaN among them; the findings speak of them, NumPy need not.
     with np.errstate(all="ignore"):
         done = _audit(checkpoint, shown_as, tp, ep, siblings)
-    if gpu is not None:
-        scheme = _served_scheme(done.facts)
-        mxfp4 = done.view.dialect if done.view.scheme == "MXFP4" else None
-        auto = automatic_backend(gpu, _activation(checkpoint), scheme.weight_only or scheme.promoted, mxfp4)
-        auto = None if vllm_refuses(checkpoint) else auto
-        return replace(done, report=msgspec.structs.replace(done.report, auto=auto))
-    return done
+    return done if gpu is None else for_gpu(done, gpu)
+
+
+def for_gpu(done: Audit, gpu: str) -> Audit:
+    """The same audit with the backend that vLLM picks on a GPU (``"sm_120"``); reads nothing."""
+    scheme = _served_scheme(done.facts)
+    mxfp4 = done.view.dialect if done.view.scheme == "MXFP4" else None
+    activation = _activation(done.checkpoint)
+    auto = automatic_backend(gpu, activation, scheme.weight_only or scheme.promoted, mxfp4)
+    auto = None if vllm_refuses(done.checkpoint) else auto
+    return replace(done, report=msgspec.structs.replace(done.report, auto=auto))
 
 
 def _audit(

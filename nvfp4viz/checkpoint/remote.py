@@ -268,7 +268,7 @@ class HubSource(RemoteSource):
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
         if not re.fullmatch(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", repository, re.ASCII):
-            raise CheckpointError("source.hub-name", name=printable(repository))
+            raise CheckpointError("source.hub-name", name=printable(repository.partition(":")[0]))
         shown = f"hf://{repository}" + (f"@{printable(revision)}" if revision else "")
         endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
         # Redirects to storage leave the hub's host, and the token stays behind.
@@ -328,6 +328,7 @@ def open_remote(address: str, revision: str | None = None) -> RemoteSource:
     if page:
         return HubSource(page[1], revision or (unquote(page[2]) if page[2] else None))
     if address.startswith("hf://"):
-        repository, _, named = address.removeprefix("hf://").partition("@")
+        # A hub id has no query and no password; what looks like one must not reach a message.
+        repository, _, named = re.split("[?#]", address.removeprefix("hf://"))[0].partition("@")
         return HubSource(repository.strip("/"), revision or named or None)
     return HttpSource(address)

@@ -71,7 +71,7 @@ def test_a_corrupt_upload_is_named_and_the_page_lives_on(visit, name, content, s
     upload.set_input_files({"name": name, "mimeType": "application/octet-stream", "buffer": content})
     settle(page)
     page.get_by_text(re.compile(says, re.IGNORECASE)).first.wait_for()
-    page.get_by_text("Your own files").click()
+    page.get_by_text("Shipped samples").click()
     settle(page)
     page.get_by_role("application").wait_for()
 

@@ -53,8 +53,13 @@ def _language_outside_a_run(request, monkeypatch):
         monkeypatch.setattr(i18n, "lang", lambda: language)
 
 
+def choose(at, source: str):
+    """Where the checkpoint comes from: ``"sample"``, ``"upload"`` or ``"address"``."""
+    return at.button_group(key="explorer.source").set_value(source).run()
+
+
 def upload(at, *files: tuple[str, bytes]):
-    clean(at.toggle(key="explorer.own").set_value(True).run())
+    clean(choose(at, "upload"))
     for name, data in files:
         at.file_uploader(key="explorer.files").upload(name, data)
     return clean(at.run())
@@ -237,8 +242,7 @@ def test_a_bad_upload_gets_its_own_message_and_leaves_the_page_usable(open_page,
     clean(at.file_uploader(key="explorer.files").set_value(sound).run())
     assert at.get("plotly_chart")
     assert at.metric[1].value == SHAPE
-    at.toggle(key="explorer.own").set_value(False).run()
-    assert clean(at).get("plotly_chart")
+    assert clean(choose(at, "sample")).get("plotly_chart")
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
