@@ -3,7 +3,16 @@
 import streamlit as st
 
 from nvfp4viz.errors import NvError
-from nvfp4viz.ui import errors, explorer, explorer_address, explorer_open, explorer_report, lesson, state
+from nvfp4viz.ui import (
+    errors,
+    explorer,
+    explorer_address,
+    explorer_open,
+    explorer_report,
+    explorer_roots,
+    lesson,
+    state,
+)
 from nvfp4viz.ui.samples import SAMPLE_IDS, sample_title
 from nvfp4viz.ui.shell import ensure_shell
 
@@ -14,7 +23,7 @@ page = lesson.open_page(
     role=state.choice(explorer.SCALE_ROLES, default="input_scale"),
     gpu=state.choice(("any", *explorer.GPUS), default="any"),
 )
-SOURCES = ("sample", "upload", "address")
+SOURCES = ("sample", "upload", "address", *(["server"] if explorer_roots.roots() else []))
 
 source = st.segmented_control(
     page.t("source.from"),
@@ -51,6 +60,8 @@ try:
             page.prose("source.waiting")
     elif source == "address":
         opened = explorer_address.address_source(page, gpu)
+    elif source == "server":
+        opened = explorer_roots.roots_source(page, gpu)
     else:
         opened = explorer_open.open_sample(page.view["checkpoint"], gpu)
 except NvError as error:

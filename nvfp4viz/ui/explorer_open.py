@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import streamlit as st
@@ -37,7 +38,17 @@ def open_sample(sample: str, gpu: str | None) -> Opened:
     CheckpointError
         If nothing of it can be read.
     """
-    path = caches.sample_path(sample)
+    return open_folder(caches.sample_path(sample), gpu)
+
+
+def open_folder(path: Path, gpu: str | None) -> Opened:
+    """A folder of this machine, read anew when one of its files changes.
+
+    Raises
+    ------
+    CheckpointError
+        If nothing of it can be read.
+    """
     return _open_path(str(path), caches.stamp(path), gpu)
 
 

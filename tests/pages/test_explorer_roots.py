@@ -1,0 +1,75 @@
+"""The Explorer's server folders: only what the owner named, chosen from a list."""
+
+import os
+import shutil
+
+import pytest
+
+from nvfp4viz.audit import audit
+from nvfp4viz.ui import i18n
+from nvfp4viz.ui.explorer_open import open_folder
+from nvfp4viz.ui.explorer_report import MIMES, report_text
+from nvfp4viz.ui.explorer_roots import VARIABLE, offered
+from sample_checkpoints import ensure
+
+from .conftest import clean, texts
+
+LANGUAGES = ["en", "zh"]
+HOLES = "tiny-moe-nvfp4-holes"
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """A root with one checkpoint, beside a checkpoint that is not for readers and a link that leads to it."""
+    folder, secret = tmp_path / "shared", tmp_path / "secret"
+    shutil.copytree(ensure(HOLES), folder / "team" / "holes")
+    shutil.copytree(ensure(HOLES), secret)
+    (folder / "way-out").symlink_to(secret)
+    monkeypatch.setenv(VARIABLE, os.pathsep.join([str(folder), str(tmp_path / "absent"), ""]))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _language_outside_a_run(request, monkeypatch):
+    """As in `test_explorer.py`."""
+    language = getattr(request.node, "callspec", None) and request.node.callspec.params.get("lang")
+    if language:
+        monkeypatch.setattr(i18n, "lang", lambda: language)
+
+
+def test_only_what_lies_below_a_root_is_offered(root, monkeypatch):
+    assert offered() == {"shared/team/holes": root / "team" / "holes"}
+    monkeypatch.setenv(VARIABLE, os.pathsep.join([str(root / "team" / "holes"), str(root / "team" / "holes")]))
+    assert list(offered()) == ["holes", "holes′"]
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_without_roots_there_is_no_such_source(open_page, lang, monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    at = open_page("explorer", lang=lang)
+    assert len(at.button_group(key="explorer.source").options) == 3
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_a_checkpoint_below_a_root_opens_and_its_path_is_shown_nowhere(open_page, lang, root):
+    at = open_page("explorer", lang=lang)
+    assert len(at.button_group(key="explorer.source").options) == 4
+    clean(at.button_group(key="explorer.source").set_value("server").run())
+    assert at.selectbox(key="explorer.root").options == ["shared/team/holes"]
+    count = audit(ensure(HOLES)).coverage["input_scale"]
+    assert str(count.missing) in texts(at)
+    assert len(at.metric) == 4
+    done = open_folder(root / "team" / "holes", None).audit
+    shown = [texts(at), str(at.query_params), str(at.session_state["_link"])]
+    for text in [*shown, *(report_text(done, kind, lang) for kind in MIMES)]:
+        assert str(root.parent) not in text
+        assert "shared" not in text.replace("shared_expert", "")
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_a_root_without_checkpoints_says_so(open_page, lang, tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    at = open_page("explorer", lang=lang)
+    clean(at.button_group(key="explorer.source").set_value("server").run())
+    assert i18n.t("explorer.roots.none") in texts(at)
+    assert not at.metric
