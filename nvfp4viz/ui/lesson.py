@@ -201,9 +201,10 @@ class Lesson:
         """
         # What the page itself has settled on arrival is no step of the reader's: the browser corrects the address
         # without an entry in its history, or Back would lead to the same page again.
-        if not self.view.arrived:
+        if self.view.arrived:
+            self.view.trust_link()
+        else:
             self.view.write_link()
-        st.session_state["_link"] = self.view.query()
         st.divider()
         box = st.expander(t("ui.code.label"), key=f"{self.id}.open.code", on_change="rerun", icon=":material/code:")
         if box.open:

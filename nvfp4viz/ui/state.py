@@ -221,6 +221,16 @@ class View:
         if wanted | {"lang": ""} != now | {"lang": ""}:
             st.query_params.from_dict(wanted)
         st.session_state["_link"] = self.query()
+        st.session_state.pop("_unheard", None)
+
+    def trust_link(self) -> None:
+        """After the run of arrival, whose settings the browser itself puts into the address.
+
+        Streamlit goes on knowing the address as it was; the next run must not take what is missing there for the
+        reader's Back.
+        """
+        st.session_state["_link"] = self.query()
+        st.session_state["_unheard"] = {name for name in self.query() if name not in st.query_params}
 
 
 def open_view(page: str, **params: Param) -> View:
@@ -236,10 +246,13 @@ def open_view(page: str, **params: Param) -> View:
         st.session_state["_view_page"], st.session_state["_link"], st.session_state["_notes"] = page, {}, []
     _settle_mode()
     written = st.session_state["_link"]
+    differs = {name for name in view.params if st.query_params.get(name) != written.get(name)}
+    unheard = st.session_state.pop("_unheard", set())
+    if differs and differs <= {name for name in unheard if name not in st.query_params}:
+        differs = set()  # Streamlit has not heard of these yet; the reader went nowhere
     for name in view.params:
-        raw = st.query_params.get(name)
-        if raw != written.get(name) and (view.arrived or _as_written(view, name, written)):
-            _follow(view, name, raw)
+        if name in differs and (view.arrived or _as_written(view, name, written)):
+            _follow(view, name, st.query_params.get(name))
     for name in st.query_params:
         if name not in view.params and name not in _COMMON:
             _note(name[:40], st.query_params[name], known=False)

@@ -144,6 +144,45 @@ def test_back_brings_the_default_that_the_address_leaves_out(at):
     assert _query(at) == {}
 
 
+def _settling_script() -> None:
+    """A page that settles on a layer and an expert by itself when one arrives, as the Explorer does."""
+    import streamlit as st
+
+    from nvfp4viz.ui import state
+
+    view = state.open_view("settling", x=state.integer(0, 9, default=3))
+    if not view.arrived:
+        view.write_link()
+    if view["layer"] is None:
+        view.put(layer=0, expert=9)
+    st.write(f"x={view['x']} layer={view['layer']} expert={view['expert']}")
+    if view.arrived:
+        view.trust_link()
+    else:
+        view.write_link()
+
+
+def test_what_the_page_settled_is_not_undone_by_an_address_that_lacks_it():
+    at = AppTest.from_function(_settling_script)
+    at.run()
+    assert _said(at) == "x=3 layer=0 expert=9"
+    assert _query(at) == {}  # the browser puts it in, and Streamlit does not hear of it
+    at.session_state["expert"] = 11  # a cell of the same layer is picked
+    at.run()
+    assert _said(at) == "x=3 layer=0 expert=11"
+    assert _query(at) == {"layer": "0", "expert": "11"}
+
+
+def test_back_to_an_address_without_them_is_followed_all_the_same():
+    at = AppTest.from_function(_settling_script)
+    at.query_params["x"] = "5"
+    at.run()
+    assert _said(at) == "x=5 layer=0 expert=9"
+    at.query_params.clear()  # Back, to before x
+    at.run()
+    assert _said(at) == "x=3 layer=0 expert=9"
+
+
 def test_forward_brings_what_the_address_says(at):
     at.run()
     at.query_params["x"] = "5"
