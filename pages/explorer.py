@@ -23,7 +23,8 @@ page = lesson.open_page(
     role=state.choice(explorer.SCALE_ROLES, default="input_scale"),
     gpu=state.choice(("any", *explorer.GPUS), default="any"),
 )
-SOURCES = ("sample", "upload", "address", *(["server"] if explorer_roots.roots() else []))
+ADDRESS = ["address"] if explorer_address.allowed() else []
+SOURCES = ("sample", "upload", *ADDRESS, *(["server"] if explorer_roots.roots() else []))
 
 source = st.segmented_control(
     page.t("source.from"),

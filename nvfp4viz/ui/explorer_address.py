@@ -7,6 +7,7 @@ what was read is not shared with other sessions.
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections import deque
 from collections.abc import Callable
@@ -33,6 +34,19 @@ _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", re.ASCII)
 FIELD = "explorer.address"
 # Seconds between two looks at how far reading has come.
 LOOK = 0.1
+
+
+VARIABLE = "NVFP4VIZ_ADDRESSES"
+
+
+def allowed() -> bool:
+    """Whether readers may have this server open addresses.
+
+    On their own machine, yes.  A server that others reach would fetch, in its own network and with its own hub token,
+    whatever they type; its owner says so by setting ``NVFP4VIZ_ADDRESSES=1`` (or 0, to forbid it anywhere).
+    """
+    said = os.environ.get(VARIABLE, "")
+    return said == "1" if said else st.get_option("server.address") in ("127.0.0.1", "localhost", "::1")
 
 
 def address_source(page: Lesson, gpu: str | None) -> Opened | None:

@@ -43,6 +43,16 @@ def at_address(open_page, lang="en"):
     return clean(at.button_group(key="explorer.source").set_value("address").run())
 
 
+@pytest.mark.parametrize(("address", "said", "offered"), [
+    ("127.0.0.1", "", True), ("localhost", "", True), ("0.0.0.0", "", False), (None, "", False),
+    ("0.0.0.0", "1", True), ("127.0.0.1", "0", False),
+])  # fmt: skip
+def test_a_server_that_others_reach_fetches_for_nobody_unless_its_owner_says_so(monkeypatch, address, said, offered):
+    monkeypatch.setenv("NVFP4VIZ_ADDRESSES", said)
+    monkeypatch.setattr(explorer_address.st, "get_option", lambda name: address)
+    assert explorer_address.allowed() is offered
+
+
 def send(at, typed: str):
     at.text_input(key="explorer.address").set_value(typed)
     return clean(at.button(key="explorer.address_open").click().run())
