@@ -112,7 +112,7 @@ def test_streamlit_s_own_words_are_in_the_reader_s_language(visit, tmp_path, lan
     assert "range" not in page.get_by_role("tooltip").inner_text()
 
     page = visit(f"/explorer?lang={lang}")
-    page.locator("[data-testid=stCheckbox] label").first.click()
+    page.get_by_text(re.compile("^(Your own files|你自己的文件)$")).first.click()
     uploader = page.locator("[data-testid=stFileUploader]")
     uploader.get_by_text(choose, exact=True).wait_for()
     uploader.get_by_text(most).wait_for()
