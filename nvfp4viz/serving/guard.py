@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal
 
 import numpy as np
@@ -108,10 +109,8 @@ class LoadGuard:
         roles: Sequence[str] = ("input_scale",),
     ) -> None:
         self.layers = tuple(layers)
-        if not self.layers:
-            raise ServingError("serving.guard-empty")
         self.experts = {layer: experts if isinstance(experts, int) else experts[layer] for layer in self.layers}
-        if min(self.experts.values()) < 1:
+        if min(self.experts.values(), default=0) < 1:
             raise ServingError("serving.guard-empty")
         self.projections = tuple(projections)
         self.roles = tuple(roles)
@@ -136,7 +135,8 @@ class LoadGuard:
         ServingError
             ``serving.guard-unknown``: no slot of the model this guard was made for.
         """
-        self._known(layer, projection, role, expert)
+        if not (self._has(layer, projection, role) and 0 <= expert < self.experts[layer]):
+            raise self._unknown(layer, projection, role, expert)
         if self._written is None:
             self._written = set()
         self._written.add((layer, projection, role, expert))
@@ -153,7 +153,11 @@ class LoadGuard:
             value for each expert.
         """
         scales = _to_numpy(values)
-        self._known(layer, projection, role, len(scales) - 1, whole=True)
+        if not self._has(layer, projection, role):
+            raise self._unknown(layer, projection, role, len(scales) - 1)
+        if len(scales) != self.experts[layer]:
+            slots = f"layers.{layer}.{projection}.{role}"
+            raise ServingError("serving.guard-count", slots=slots, count=len(scales), experts=self.experts[layer])
         self._seen.add((layer, projection, role))
         counted = self._written
         classes: dict[str, Any] = {
@@ -173,21 +177,14 @@ class LoadGuard:
         With ``unseen``, as `check` has it, also those that were neither counted nor inspected.
         """
         bad = {key: set(experts) for key, experts in self._bad.items()}
-        if unseen and self._written is None:
-            for layer in self.layers:
-                for role in self.roles:
-                    for projection in self.projections:
-                        if (layer, projection, role) not in self._seen:
-                            bad[layer, role, "unseen", projection] = set(range(self.experts[layer]))
-        if self._written is not None:
-            for layer in self.layers:
-                for role in self.roles:
-                    for projection in self.projections:
-                        lost = {
-                            e for e in range(self.experts[layer]) if (layer, projection, role, e) not in self._written
-                        }
-                        if lost:
-                            bad[layer, role, "unwritten", projection] = lost
+        for layer, role, projection in product(self.layers, self.roles, self.projections):
+            every = range(self.experts[layer])
+            if self._written is not None:
+                lost = {expert for expert in every if (layer, projection, role, expert) not in self._written}
+                if lost:
+                    bad[layer, role, "unwritten", projection] = lost
+            elif unseen and (layer, projection, role) not in self._seen:
+                bad[layer, role, "unseen", projection] = set(every)
         groups: dict[tuple[int, str, str, tuple[int, ...]], list[str]] = {}
         for (layer, role, reason, projection), experts in bad.items():
             groups.setdefault((layer, role, reason, tuple(sorted(experts))), []).append(projection)
@@ -211,21 +208,16 @@ class LoadGuard:
         if found:
             raise guard_error(found)
 
-    def _known(self, layer: int, projection: str, role: str, expert: int, whole: bool = False) -> None:
-        """Refuse a slot that the model does not have; ``whole``: ``expert`` must be the layer's last."""
-        experts = self.experts.get(layer, 0)
-        fits = expert == experts - 1 if whole else 0 <= expert < experts
-        named = layer in self.experts and projection in self.projections and role in self.roles
-        if named and fits:
-            return
-        if named and whole:
-            slots = f"layers.{layer}.{projection}.{role}"
-            raise ServingError("serving.guard-count", slots=slots, count=expert + 1, experts=experts)
-        raise ServingError(
+    def _has(self, layer: int, projection: str, role: str) -> bool:
+        return layer in self.experts and projection in self.projections and role in self.roles
+
+    def _unknown(self, layer: int, projection: str, role: str, expert: int) -> ServingError:
+        """The refusal of a slot that the model does not have."""
+        return ServingError(
             "serving.guard-unknown",
             slot=f"layers.{layer}.experts.{expert}.{projection}.{role}",
             layers=", ".join(_ranges(sorted(self.layers))),
-            experts=experts or max(self.experts.values(), default=0),
+            experts=self.experts.get(layer, 0) or max(self.experts.values()),
             projections=", ".join(self.projections),
             roles=", ".join(self.roles),
         )
