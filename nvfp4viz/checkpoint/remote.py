@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
@@ -30,7 +31,7 @@ Progress = Callable[[str, int, int], None]
 Ranges = list[tuple[int, int]]
 
 
-class RemoteSource:
+class RemoteSource(ABC):
     """What the two kinds of remote source share; see `nvfp4viz.checkpoint.source.Source`.
 
     Attributes
@@ -55,11 +56,11 @@ class RemoteSource:
     def received(self) -> Mapping[str, int]:
         return self._transport.received
 
-    def _url(self, file: str) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def _url(self, file: str) -> str: ...
 
-    def files(self) -> list[str]:
-        raise NotImplementedError
+    @abstractmethod
+    def files(self) -> list[str]: ...
 
     def size(self, file: str) -> int:
         self._look([file])
