@@ -9,6 +9,7 @@ from streamlit.testing.v1 import AppTest
 
 import nvfp4viz.ui
 from nvfp4viz.ui.registry import entry_of
+from nvfp4viz.ui.snippets import run
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,6 +39,15 @@ def clean(at: AppTest) -> AppTest:
     assert "could not be drawn" not in texts(at), texts(at)
     assert "没能画出来" not in texts(at), texts(at)
     return at
+
+
+def shown_code_output(at: AppTest, page_id: str) -> str:
+    """Open *Show me the code*, hold what stands under it to a run of what is shown, and return it."""
+    at.session_state[f"{page_id}.open.code"] = True
+    clean(at.run())
+    source, output = at.code[0].value, at.code[1].value
+    assert run(source) == output
+    return output
 
 
 def tab(at: AppTest, page_id: str, index: int) -> AppTest:

@@ -5,9 +5,8 @@ import pytest
 from nvfp4viz.figures import blocks
 from nvfp4viz.quant.grouping import GROUPINGS, place_of, storage
 from nvfp4viz.ui.blocks_parts import PARTS, tiny_moe_products
-from nvfp4viz.ui.snippets import run
 
-from .conftest import clean, texts
+from .conftest import clean, shown_code_output, texts
 
 PAGE = "blocks"
 LANGUAGES = ["en", "zh"]
@@ -122,11 +121,7 @@ def test_a_place_outside_the_shape_falls_back_into_it(open_page):
 
 @pytest.mark.parametrize("query", [{}, {"along": "rows", "size": "100"}, {"w_rows": "7", "w_blocks": "3"}], ids=str)
 def test_the_code_shown_gives_the_page_s_numbers(open_page, query):
-    at = open_page(PAGE, **query)
-    at.session_state[f"{PAGE}.open.code"] = True
-    clean(at.run())
-    source, output = at.code[0].value, at.code[1].value
-    assert run(source) == output
+    output = shown_code_output(open_page(PAGE, **query), PAGE)
     if not query:
         assert "k 0-15: -12.0 * 26624.0 = -319488.0" in output
         assert "k: product 8.5 dB" in output

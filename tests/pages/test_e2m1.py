@@ -3,9 +3,8 @@
 import pytest
 
 from nvfp4viz import formats
-from nvfp4viz.ui.snippets import run
 
-from .conftest import clean, texts
+from .conftest import clean, shown_code_output, texts
 
 LANGUAGES = ["en", "zh"]
 
@@ -65,11 +64,7 @@ def test_the_product_is_asked_before_it_is_shown(open_page):
 
 @pytest.mark.parametrize(("x", "code", "value"), [("2.5", 4, 2.0), ("-100", 15, -6.0), ("nan", 7, 6.0)])
 def test_the_code_shown_gives_the_page_s_numbers(open_page, x, code, value):
-    at = open_page("e2m1", x=x)
-    at.session_state["e2m1.open.code"] = True
-    clean(at.run())
-    source, output = at.code[0].value, at.code[1].value
-    assert run(source) == output
+    output = shown_code_output(open_page("e2m1", x=x), "e2m1")
     assert f"code 0x{code:X}" in output
     assert formats.explain(formats.E2M1, code).value == value
 

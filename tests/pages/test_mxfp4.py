@@ -6,9 +6,8 @@ from nvfp4viz.figures import mxfp4 as figures
 from nvfp4viz.quant import schemes
 from nvfp4viz.quant.recipes import MXFP4_RECIPES
 from nvfp4viz.ui.mxfp4_parts import ASKED, BLOCKS, PARTS, RULE, WEIGHTS, closed, real
-from nvfp4viz.ui.snippets import run
 
-from .conftest import clean, texts
+from .conftest import clean, shown_code_output, texts
 
 PAGE = "mxfp4"
 LANGUAGES = ["en", "zh"]
@@ -153,11 +152,7 @@ def test_every_model_has_its_source(open_page):
     ids=str,
 )
 def test_the_code_shown_gives_the_page_s_numbers(open_page, query):
-    at = open_page(PAGE, **query)
-    at.session_state[f"{PAGE}.open.code"] = True
-    clean(at.run())
-    source, output = at.code[0].value, at.code[1].value
-    assert run(source) == output
+    output = shown_code_output(open_page(PAGE, **query), PAGE)
     if not query:
         assert "ocp-floor: byte 0x7F, largest becomes 6, clips True" in output
         assert "6.03125 to 6.96875: byte 0x7F, clips True" in output

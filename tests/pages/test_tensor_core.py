@@ -7,11 +7,10 @@ import pytest
 
 from nvfp4viz.figures import tensor_core as facts
 from nvfp4viz.quant import mma_step_reference
-from nvfp4viz.ui.snippets import run
 from nvfp4viz.ui.tensor_core_lab import RULES, picture
 from nvfp4viz.ui.tensor_core_parts import PARTS
 
-from .conftest import clean, texts
+from .conftest import clean, shown_code_output, texts
 
 PAGE = "tensor_core"
 LANGUAGES = ["en", "zh"]
@@ -216,11 +215,7 @@ def test_own_input_is_computed(open_page, kind):
     "query", [{}, {"kind": "mxfp4"}, {"c": "nan"}, {"k": "256", "signs": "positive", "part": "difference"}], ids=str
 )
 def test_the_code_shown_gives_the_page_s_numbers(open_page, query):
-    at = open_page(PAGE, **query)
-    at.session_state[f"{PAGE}.open.code"] = True
-    clean(at.run())
-    source, output = at.code[0].value, at.code[1].value
-    assert run(source) == output
+    output = shown_code_output(open_page(PAGE, **query), PAGE)
     if not query:
         assert "tensor core 43413.96484375 = 0x472995F7" in output
         assert "1255 outputs nearer zero, 372 equal, 421 farther from zero" in output

@@ -9,10 +9,9 @@ from nvfp4viz.figures.scaling import BLOCKS
 from nvfp4viz.quant import NVFP4_RECIPES, trace_block
 from nvfp4viz.ui.block_lab import trace_data
 from nvfp4viz.ui.scaling_parts import BLOCKS_TO_COMPARE, PARTS
-from nvfp4viz.ui.snippets import run
 from nvfp4viz.ui.values import to_bf16
 
-from .conftest import clean, texts
+from .conftest import clean, shown_code_output, texts
 
 PAGE = "two_level_scaling"
 LANGUAGES = ["en", "zh"]
@@ -183,10 +182,6 @@ def test_implementations_are_compared(open_page, on):
     "query", [{}, {"recipe": "modelopt"}, {"scale": "inf"}, {"x": ",".join(["nan"] * 16)}], ids=str
 )
 def test_the_code_shown_gives_the_page_s_numbers(open_page, query):
-    at = open_page(PAGE, **query)
-    at.session_state[f"{PAGE}.open.code"] = True
-    clean(at.run())
-    source, output = at.code[0].value, at.code[1].value
-    assert run(source) == output
+    output = shown_code_output(open_page(PAGE, **query), PAGE)
     assert "scale byte 0x" in output
     assert "882 blocks lost" in output
