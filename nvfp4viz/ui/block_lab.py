@@ -21,7 +21,7 @@ from nvfp4viz.ui.numbers import bits, exact, hex_byte, hex_nibble, near
 from nvfp4viz.ui.state import View
 from nvfp4viz.ui.text import table
 
-_COMPONENT = load("block_lab")
+_COMPONENT = load("block_lab", "steps")
 _KEY = "block_lab"
 _PAGE = "two_level_scaling"
 # Symbols that have a colour: the global scale (stored either way) and the block scale.

@@ -26,7 +26,7 @@ from nvfp4viz.ui.numbers import exact, four, hex_byte, hex_f32
 from nvfp4viz.ui.state import View
 from nvfp4viz.ui.text import table
 
-_COMPONENT = load("tensor_core")
+_COMPONENT = load("tensor_core", "steps")
 _KEY = "tensor_core_lab"
 _PAGE = "tensor_core"
 RULES = ("nan", "sign", "dots", "significands", "accumulator", "align", "sum")

@@ -26,10 +26,13 @@ def read(name: str, part: str) -> str:
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
-def load(name: str) -> ComponentRenderer:
-    """Register a component from its folder; call once, at import."""
+def load(name: str, *styles: str) -> ComponentRenderer:
+    """Register a component from its folder; call once, at import.
+
+    ``styles`` names style sheets of this folder that several components share, such as ``"steps"``.
+    """
     others = sorted(path.name for path in (FOLDER / name).glob("*.js") if path.stem != name)
-    shared = (FOLDER / "shared.css").read_text(encoding="utf-8")
+    shared = "".join((FOLDER / f"{sheet}.css").read_text(encoding="utf-8") for sheet in ("shared", *styles))
     return st.components.v2.component(
         f"nvfp4viz.{name}",
         html=read(name, f"{name}.html") + "\n",
