@@ -23,6 +23,19 @@ FLAGS = [
     "--disable-sync",
 ]
 START_SECONDS = 60
+# True once every element has kept its place for a quarter of a second.
+STEADY = """() => {
+  const boxes = [];
+  const walk = root => root.querySelectorAll('*').forEach(element => {
+    const { x, y, width, height } = element.getBoundingClientRect();
+    boxes.push(x, y, width, height);
+    if (element.shadowRoot) walk(element.shadowRoot);
+  });
+  walk(document);
+  const places = boxes.map(Math.round).join();
+  if (window.placesBefore !== places) [window.placesBefore, window.steadySince] = [places, performance.now()];
+  return performance.now() - window.steadySince > 250;
+}"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -135,3 +148,5 @@ def settle(page) -> None:
              [...element.shadowRoot.querySelectorAll('button, label')].every(part =>
                part.textContent.trim() || part.getAttribute('aria-label')))"""
     )
+    # A drawing is made anew once its box has its width: on a slow machine that comes after its first words.
+    page.wait_for_function(STEADY, polling=50)

@@ -136,15 +136,16 @@ def test_on_a_phone_the_settings_come_before_what_they_do(visit, lang):
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_every_zone_of_the_gauge_is_named_inside_its_box(visit, lang, width):
     page = visit(f"/two_level_scaling?lang={lang}", width=width)
-    zones = page.locator(".gauge rect.zone")
-    assert zones.count() == 4
-    words = page.locator(".gauge text:not(.tick)").evaluate_all(
-        "all => all.map(text => { const { x, width } = text.getBBox(); return [x, x + width]; })"
+    # Read in one go: a drawing made anew in between would have other places.
+    zones, words = page.locator(".gauge svg").evaluate(
+        """svg => ['rect.zone', 'text:not(.tick)'].map(kind => [...svg.querySelectorAll(kind)].map(part => {
+             const { x, width } = part.getBBox(); return [x, x + width]; }))"""
     )
-    for zone in zones.evaluate_all("all => all.map(({ x, width }) => [x.baseVal.value, width.baseVal.value])"):
-        inside = [word for word in words if zone[0] <= (word[0] + word[1]) / 2 <= zone[0] + zone[1]]
+    assert len(zones) == 4
+    for start, end in zones:
+        inside = [(left, right) for left, right in words if start <= (left + right) / 2 <= end]
         assert inside
-        assert all(zone[0] <= left and right <= zone[0] + zone[1] for left, right in inside)
+        assert all(start <= left and right <= end for left, right in inside)
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
