@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import harness
-from tests.e2e.conftest import FLAGS, Server, settle
+from tests.e2e.conftest import FLAGS, Server, drawn
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 PAINT_GOAL, STEP_GOAL, TOKENS_GOAL = 1.0, 2.0, 2.0
@@ -40,7 +40,7 @@ def paint(page, url: str, figure: str) -> None:
     page.goto(url)
     page.wait_for_selector("h1")
     page.locator(figure).first.wait_for()
-    settle(page)
+    drawn(page)
 
 
 def press(page, step: int) -> None:
@@ -48,7 +48,7 @@ def press(page, step: int) -> None:
     current = page.locator(".st-key-story_steps button").nth(step - 1)
     current.and_(page.locator("[kind=primary]")).wait_for()
     page.locator(STEPS[step]).first.wait_for()
-    settle(page)
+    drawn(page)
 
 
 def compare_pages(quick: bool) -> list[harness.Section]:

@@ -139,6 +139,13 @@ def visit(browser, server) -> Iterator[Callable]:
 
 
 def settle(page) -> None:
+    """Wait until the page is drawn and every element keeps its place."""
+    drawn(page)
+    # A drawing is made anew once its box has its width: on a slow machine that comes after its first words.
+    page.wait_for_function(STEADY, polling=50)
+
+
+def drawn(page) -> None:
     """Wait until Streamlit has finished running and drawing."""
     page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]")
     page.wait_for_function("!document.querySelector('[data-testid=stSkeleton]')")
@@ -148,5 +155,3 @@ def settle(page) -> None:
              [...element.shadowRoot.querySelectorAll('button, label')].every(part =>
                part.textContent.trim() || part.getAttribute('aria-label')))"""
     )
-    # A drawing is made anew once its box has its width: on a slow machine that comes after its first words.
-    page.wait_for_function(STEADY, polling=50)
