@@ -7,7 +7,7 @@
 from nvfp4viz.audit.coverage import SlotRow, slot_rows
 from nvfp4viz.audit.naive import NaiveCheck, NaiveStep, naive_check
 from nvfp4viz.audit.report import BackendForecast, Coverage, Finding, Report, to_json
-from nvfp4viz.audit.run import Audit, audit, describe, for_gpu, run_audit
+from nvfp4viz.audit.run import Audit, audit, describe, for_gpu, for_ranks, run_audit
 from nvfp4viz.audit.terminal import to_text
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "audit",
     "describe",
     "for_gpu",
+    "for_ranks",
     "naive_check",
     "run_audit",
     "slot_rows",

@@ -16,20 +16,17 @@ from nvfp4viz.checkpoint.dialects import COMPRESSED_TENSORS, DEEPSEEK_V4, QUARK,
 _DENSE_FUSED = ("gate_up_proj", "qkv_proj")
 
 
-def note_findings(facts: Facts, linears: Iterable[Linear], *, ep: int | None) -> Iterator[Finding]:
+def note_findings(facts: Facts, linears: Iterable[Linear]) -> Iterator[Finding]:
     """All notes on a checkpoint whose experts are read in full."""
     view = facts.view
     dialects = {layer: view.dialects[layer] for layer in facts.layers}
     stacked = [layer for layer, dialect in dialects.items() if dialect and dialect.arrangement == "stacked"]
     if stacked or (view.architecture or "").startswith("Step3"):
-        yield from _note(facts, "names-without-weight", stacked or list(view.moe_layers), "input_scale")
+        yield from layout_note(facts, "names-without-weight", stacked or list(view.moe_layers), "input_scale")
     fused = [layer for layer, dialect in dialects.items() if dialect and dialect.id == "modelopt-fused"]
-    yield from _note(facts, "underscores", fused, "weight_scale_2")
+    yield from layout_note(facts, "underscores", fused, "weight_scale_2")
     packed = [layer for layer, dialect in dialects.items() if dialect == COMPRESSED_TENSORS]
-    yield from _note(facts, "global-scale", packed, "weight_scale_2")
-    if ep is not None and ep > 1 and "NVFP4" in view.activation_blocks:
-        layers = [layer for layer in facts.layers if "input_scale" in facts.needs[layer]]
-        yield from _note(facts, "expert-parallel", layers, "input_scale")
+    yield from layout_note(facts, "global-scale", packed, "weight_scale_2")
     dense = [linear for linear in linears if linear.name.rpartition(".")[2] in _DENSE_FUSED]
     names = [
         entry.name
@@ -41,7 +38,7 @@ def note_findings(facts: Facts, linears: Iterable[Linear], *, ep: int | None) ->
     yield from _ambiguous(facts)
 
 
-def _note(facts: Facts, name: str, layers: list[int], role: str) -> Iterator[Finding]:
+def layout_note(facts: Facts, name: str, layers: list[int], role: str) -> Iterator[Finding]:
     """One note over these layers, with the first tensors of a role that they have."""
     tensors: dict[str, None] = {}
     for layer in layers:

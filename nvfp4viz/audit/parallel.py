@@ -8,19 +8,25 @@ or 128 (vllm#42516: 2·80 rows a rank).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 
-from nvfp4viz.audit.facts import Facts
+import msgspec
+import numpy as np
+
+from nvfp4viz.audit.facts import MISSING, NOT_A_SCALAR, OK, Facts
 from nvfp4viz.audit.findings import make
+from nvfp4viz.audit.notes import layout_note
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.checkpoint import CanonicalView
 from nvfp4viz.checkpoint.canonical import config_number
 
+EXPERT_PARALLEL = "expert-parallel"
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 ALIGNMENTS = (64, 128)
 
 
 def parallel_findings(facts: Facts, tp: int | None, ep: int | None) -> Iterator[Finding]:
-    """``parallel.group-split`` and ``parallel.alignment``.
+    """``parallel.group-split``, ``parallel.alignment``, and the ``loader.note`` on expert parallelism.
 
     Parameters
     ----------
@@ -28,15 +34,102 @@ def parallel_findings(facts: Facts, tp: int | None, ep: int | None) -> Iterator[
         Ranks; None where nobody asked.  Without ``tp`` only a width that misses every alignment is mentioned.
     """
     width = expert_width(facts)
-    dialects = [facts.view.dialects[layer] for layer in facts.view.moe_layers]
-    group = next((dialect.group for dialect in dialects if dialect), None)
+    group = block_size(facts)
     if width is not None and group is not None:
         yield from _widths(facts.view, width, group, tp)
     experts = facts.view.experts
+    if ep is not None and ep > 1 and "NVFP4" in facts.view.activation_blocks:
+        layers = [layer for layer in facts.layers if "input_scale" in facts.needs[layer]]
+        yield from layout_note(facts, EXPERT_PARALLEL, layers, "input_scale")
     if ep is not None and ep > 1 and experts % ep:
         works = [size for size in SIZES if experts % size == 0]
         fill = {"experts": experts, "ranks": ep, "works": ", ".join(map(str, works))}
         yield make("parallel.alignment", "info", text="parallel.alignment.experts", count=1, fill=fill)
+
+
+def is_about_ranks(item: Finding) -> bool:
+    """One of `parallel_findings`."""
+    return item.code.startswith("parallel.") or item.text == f"loader.note.{EXPERT_PARALLEL}"
+
+
+class WidthRank(msgspec.Struct, frozen=True):
+    """What one tensor-parallel rank gets of every expert.
+
+    Attributes
+    ----------
+    begin, end
+        Its part of the intermediate axis, in values; fractions where the width does not divide.
+    rows
+        Of gate and up together, as the fused GEMM sees them (of up alone where there is no gate).
+    cut
+        Blocks of the down projection that lie on one of its borders, so that half of one is another rank's.
+    missed
+        Of `ALIGNMENTS`, those that ``rows`` is no multiple of.
+    """
+
+    rank: int
+    begin: float
+    end: float
+    rows: float
+    cut: int
+    missed: tuple[int, ...]
+
+
+class ExpertRank(msgspec.Struct, frozen=True):
+    """The experts of one expert-parallel rank, of every layer.
+
+    Attributes
+    ----------
+    begin, end
+        Experts ``begin`` to ``end - 1``; none where they are equal.
+    unusable
+        Activation scales of theirs that are missing or hold no usable number, over all audited layers.
+    """
+
+    rank: int
+    begin: int
+    end: int
+    unusable: int
+
+
+def width_ranks(facts: Facts, tp: int) -> tuple[WidthRank, ...]:
+    """The intermediate axis over ``tp`` ranks, in equal parts; empty where the width or the block is not known."""
+    width, group = expert_width(facts), block_size(facts)
+    if width is None or group is None:
+        return ()
+    halves = 1 if facts.view.projections == ("up", "down") else 2
+    out = []
+    for rank in range(tp):
+        borders = Fraction(rank * width, tp), Fraction((rank + 1) * width, tp)
+        rows = halves * Fraction(width, tp)
+        cut = sum(border % group != 0 for border in borders)
+        missed = tuple(size for size in ALIGNMENTS if rows % size)
+        out.append(WidthRank(rank, float(borders[0]), float(borders[1]), float(rows), cut, missed))
+    return tuple(out)
+
+
+def expert_ranks(facts: Facts, ep: int) -> tuple[ExpertRank, ...]:
+    """The experts over ``ep`` ranks as vLLM places them by default: in order; where it does not divide, the first get one more.
+
+    Source: vLLM, ``determine_expert_map`` with the placement strategy ``linear``.
+    """
+    share, more = divmod(facts.view.experts, ep)
+    bad = np.zeros(facts.view.experts, np.int64)
+    for table in facts.scalars("input_scale"):
+        due = np.isin(table.state, (MISSING, NOT_A_SCALAR)) | ((table.state == OK) & (table.classes() > 0))
+        bad[: len(due)] += due
+    out, begin = [], 0
+    for rank in range(ep):
+        end = begin + share + (rank < more)
+        out.append(ExpertRank(rank, begin, end, int(bad[begin:end].sum())))
+        begin = end
+    return tuple(out)
+
+
+def block_size(facts: Facts) -> int | None:
+    """Values that share a block scale: of the first layer whose experts have a scheme."""
+    dialects = [facts.view.dialects[layer] for layer in facts.view.moe_layers]
+    return next((dialect.group for dialect in dialects if dialect), None)
 
 
 def _widths(view: CanonicalView, width: int, group: int, tp: int | None) -> Iterator[Finding]:

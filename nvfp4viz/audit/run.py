@@ -19,7 +19,7 @@ from nvfp4viz.audit.forecast import forecast
 from nvfp4viz.audit.kv import kv_findings
 from nvfp4viz.audit.linears import SIBLINGS, collect_linears, linear_findings
 from nvfp4viz.audit.notes import note_findings
-from nvfp4viz.audit.parallel import parallel_findings
+from nvfp4viz.audit.parallel import is_about_ranks, parallel_findings
 from nvfp4viz.audit.report import (
     SCHEMA,
     BackendForecast,
@@ -102,7 +102,8 @@ def run_audit(
     checkpoint = source if isinstance(source, Checkpoint) else inspect(source)
     # A file may hold any bits, signalling NaN among them; the findings speak of them, NumPy need not.
     with np.errstate(all="ignore"):
-        done = _audit(checkpoint, shown_as, tp, ep, siblings)
+        done = _audit(checkpoint, shown_as, siblings)
+        done = done if tp is None and ep is None else for_ranks(done, tp, ep)
     return done if gpu is None else for_gpu(done, gpu)
 
 
@@ -116,9 +117,33 @@ def for_gpu(done: Audit, gpu: str) -> Audit:
     return replace(done, report=msgspec.structs.replace(done.report, auto=auto))
 
 
-def _audit(
-    checkpoint: Checkpoint, shown_as: str | None, tp: int | None, ep: int | None, siblings: Sequence[tuple[str, ...]]
-) -> Audit:
+def for_ranks(done: Audit, tp: int | None, ep: int | None) -> Audit:
+    """The same audit for experts split over tensor- and expert-parallel ranks (None: not asked); reads nothing."""
+    if not (done.view.complete and done.view.moe_layers):
+        return done
+    kept = [item for item in done.report.findings if not is_about_ranks(item)]
+    findings = ordered([*kept, *parallel_findings(done.facts, tp, ep)])
+    return replace(
+        done,
+        report=msgspec.structs.replace(
+            done.report,
+            verdict=worst([item.severity for item in findings]),
+            findings=findings,
+            backends=_backends(done.facts, findings),
+        ),
+    )
+
+
+def _backends(facts: Facts, findings: Sequence[Finding]) -> tuple[BackendForecast, ...]:
+    """The forecasts, where some layer's experts have a scheme."""
+    view = facts.view
+    if not (view.complete and any(facts.block(layer) for layer in view.moe_layers)):
+        return ()
+    scheme, refused = _served_scheme(facts), vllm_refuses(facts.checkpoint)
+    return forecast(facts, findings, promoted=scheme.promoted, weight_only=scheme.weight_only, refused=refused)
+
+
+def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tuple[str, ...]]) -> Audit:
     before = checkpoint.bytes_read
     view = canonical(checkpoint)
     facts = collect(checkpoint, view) if view.complete else Facts(checkpoint, view)
@@ -131,20 +156,12 @@ def _audit(
     if in_full:
         findings += _expert_findings(facts, scheme)
         findings += _other_towers(checkpoint, view)
-        findings += note_findings(facts, linears, ep=ep)
-        findings += parallel_findings(facts, tp, ep)
+        findings += note_findings(facts, linears)
+        findings += parallel_findings(facts, None, None)
     if readable:
         findings += _partial(view, in_full)
         findings += linear_findings(checkpoint, facts, linears, siblings)
         findings += kv_findings(checkpoint)
-    served = in_full and any(facts.block(layer) for layer in view.moe_layers)
-    backends = (
-        forecast(
-            facts, findings, promoted=scheme.promoted, weight_only=scheme.weight_only, refused=vllm_refuses(checkpoint)
-        )
-        if served
-        else ()
-    )
     report = Report(
         schema=SCHEMA,
         source=shown_as if shown_as is not None else checkpoint.name,
@@ -157,7 +174,7 @@ def _audit(
         container=_container(checkpoint, checkpoint.opening_bytes + checkpoint.bytes_read - before),
         coverage=coverage(facts, findings, activations=scheme.activations or scheme.mislabelled),
         findings=ordered(findings),
-        backends=backends,
+        backends=_backends(facts, findings),
     )
     return Audit(report, checkpoint, view, facts)
 

@@ -1,0 +1,73 @@
+"""Experts split over ranks: what an audit says of it afterwards, and what each rank gets."""
+
+from itertools import pairwise
+
+import pytest
+
+from nvfp4viz.audit import audit, for_ranks, run_audit
+from nvfp4viz.audit.parallel import expert_ranks, expert_width, width_ranks
+from nvfp4viz.checkpoint import open_checkpoint
+from sample_checkpoints import ensure
+
+HOLES, SOUND = "tiny-moe-nvfp4-holes", "tiny-moe-nvfp4-full"
+
+
+@pytest.mark.parametrize("sample", [HOLES, "gemma4-skeleton", "tiny-moe-mxfp4", "tiny-moe-bf16"])
+def test_ranks_are_looked_at_without_reading_again_and_can_be_taken_back(sample):
+    done = run_audit(ensure(sample))
+    before = done.checkpoint.bytes_read
+    for tp, ep in ((2, None), (None, 7), (3, 5), (64, 64)):
+        assert for_ranks(done, tp, ep).report == audit(ensure(sample), tp=tp, ep=ep)
+        assert for_ranks(for_ranks(done, tp, ep), None, None).report == done.report
+    assert done.checkpoint.bytes_read == before
+
+
+def test_a_border_inside_a_block_is_said_and_breaks_backends():
+    done = run_audit(ensure(SOUND))
+    width = expert_width(done.facts)
+    ranks = 2 * width // 16
+    split = for_ranks(done, ranks, None).report
+    assert split.verdict == "backend"
+    assert [item.code for item in split.findings if item.severity == "backend"] == ["parallel.group-split"]
+    assert all(rank.cut for rank in width_ranks(done.facts, ranks))
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3, 5, 8])
+def test_the_width_is_given_out_in_equal_parts_without_a_gap(tp):
+    facts = run_audit(ensure(SOUND)).facts
+    width = expert_width(facts)
+    ranks = width_ranks(facts, tp)
+    assert [rank.rank for rank in ranks] == list(range(tp))
+    assert (ranks[0].begin, ranks[-1].end) == (0, width)
+    assert all(one.end == two.begin for one, two in pairwise(ranks))
+    for rank in ranks:
+        assert rank.rows == pytest.approx(2 * width / tp)  # a fraction printed as a double where tp is 3 or 5
+        assert rank.missed == tuple(size for size in (64, 128) if 2 * width % (tp * size))
+    borders = [k * width for k in range(tp + 1)]
+    cut = [k % (tp * 16) != 0 for k in borders]
+    assert [rank.cut for rank in ranks] == [one + two for one, two in pairwise(cut)]
+
+
+@pytest.mark.parametrize("ep", [1, 2, 3, 7, 64, 100])
+def test_every_expert_has_one_rank_and_every_hole_is_counted_once(ep):
+    done = run_audit(ensure(HOLES))
+    ranks = expert_ranks(done.facts, ep)
+    experts = done.report.model.experts
+    assert [expert for rank in ranks for expert in range(rank.begin, rank.end)] == list(range(experts))
+    sizes = [rank.end - rank.begin for rank in ranks]
+    assert sizes == sorted(sizes, reverse=True)
+    assert max(sizes) - min(sizes) <= 1
+    count = done.report.coverage["input_scale"]
+    assert sum(rank.unusable for rank in ranks) == count.missing + count.invalid > 0
+    for rank in ranks:
+        assert rank.unusable == sum(
+            row.role == "input_scale" and row.status == "missing" and rank.begin <= row.expert < rank.end
+            for row in done.rows()
+        )
+
+
+def test_a_checkpoint_without_a_scheme_has_no_blocks_to_cut():
+    facts = run_audit(ensure("tiny-moe-bf16")).facts
+    assert width_ranks(facts, 2) == ()
+    assert {rank.unusable for rank in expert_ranks(facts, 2)} == {0}
+    assert open_checkpoint(ensure("tiny-moe-bf16")).config["num_experts"] == expert_ranks(facts, 2)[-1].end
