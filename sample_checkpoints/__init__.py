@@ -16,6 +16,7 @@ from nvfp4viz.errors import CheckpointError
 
 HERE = Path(__file__).parent
 CALIBRATION = HERE / "calibration"
+ROUTING = HERE / "routing.npz"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ export is made from; a slow test recomputes them and demands the same.
 from __future__ import annotations
 
 import sys
+from functools import cache
 
 from nvfp4viz import serving
 from nvfp4viz.checkpoint import memory_checkpoint, open_checkpoint
@@ -19,16 +20,22 @@ from sample_checkpoints import CALIBRATION, HERE
 DOMAINS = {"news": (corpus.CALIBRATION_DOMAIN,), "all": corpus.DOMAINS}
 
 
-def run(which: str, documents: int | None = None) -> CalibrationStats:
-    """Calibrate on ``"news"`` alone or on ``"all"`` domains, as the committed statistics were made."""
+@cache
+def served_twice() -> tuple[serving.ServedModel, serving.ServedModel]:
+    """The model as trained, and the same behind quantised weights."""
     trained = open_checkpoint(HERE / "tiny-moe-bf16")
     config = TinyMoeConfig.from_json(trained.config or {})
     weights = export.modelopt_tensors(config, trained.read_tensors(), None)
     label = {"quantization_config": export.weight_only_label(config)}
     quantised = serving.load(memory_checkpoint(weights, config=config.to_json() | label), backend="vllm-marlin")
+    return serving.load(trained, backend="bf16"), quantised
+
+
+def run(which: str, documents: int | None = None) -> CalibrationStats:
+    """Calibrate on ``"news"`` alone or on ``"all"`` domains, as the committed statistics were made."""
     passes = [
         calibrate(served.model, served.recording(), DOMAINS[which], documents or DOCUMENTS[which])
-        for served in (serving.load(trained, backend="bf16"), quantised)
+        for served in served_twice()
     ]
     return passes[0].merged(passes[1])
 

@@ -13,6 +13,8 @@ import pytest
         "moe.dense",
         "moe.experts",
         "moe.experts_quant",
+        "moe.routers",
+        "model.routing_log",
         "serving.evaluation",
         "serving.guard",
         "serving.quant_config",
