@@ -1,5 +1,7 @@
 """The backends: how far one scale reaches in each, what two scales do to an expert, and what vLLM picks by itself.
 
+vLLM's rows come from `nvfp4viz.serving.selection`, which also says who is picked.
+
 Sources: vLLM 0.33.0 ``oracle/nvfp4.py``, ``modelopt.py``, ``cutlass_moe.py``; SGLang ``modelopt_quant.py``;
 TensorRT-LLM ``fused_moe/quantization.py`` (sections 4 and 5 of `serving-vllm.md`, section 3 of `checkpoints.md`).
 """
@@ -10,6 +12,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+
+from nvfp4viz.serving.selection import GPUS, MOE, MoeRequest, capability_of, select_moe
+from nvfp4viz.serving.selection_mxfp4 import MXFP4, Mxfp4Request, select_mxfp4
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +46,26 @@ class Family:
 
 
 BOTH = ("W4A4", "W4A16")
-FAMILIES: dict[str, Family] = {
-    "vllm-cutlass": Family("expert", "vllm"),
-    "vllm-flashinfer-trtllm": Family("layer", "vllm"),
-    "vllm-flashinfer-cutlass": Family("layer", "vllm"),
-    "vllm-flashinfer-cutedsl": Family("layer", "vllm", mxfp4=False),
-    "vllm-flashinfer-b12x": Family("layer", "vllm", BOTH, reads_down=False, mxfp4=False),
-    "vllm-marlin": Family("none", "vllm", BOTH),
-    "vllm-humming": Family("none", "vllm", BOTH, gate_rules=False),
-    "vllm-emulation": Family("layer", "vllm"),
+_MXFP4 = {row.id for row in MXFP4.values()}
+
+
+def _of_vllm(name: str) -> Family:
+    row = next(row for row in MOE if row.id == name)
+    return Family(row.reach, "vllm", row.serves, row.reads_down, row.gate_rules, row.id in _MXFP4)
+
+
+_VLLM = (
+    "vllm-cutlass", "vllm-flashinfer-trtllm", "vllm-flashinfer-cutlass", "vllm-flashinfer-cutedsl",
+    "vllm-flashinfer-b12x", "vllm-marlin", "vllm-humming", "vllm-emulation",
+)  # fmt: skip
+FAMILIES: dict[str, Family] = {name: _of_vllm(name) for name in _VLLM} | {
     "sglang-flashinfer": Family("layer", "sglang"),
     "sglang-generic": Family("expert", "sglang"),
     "sglang-marlin": Family("none", "sglang", BOTH),
     "tensorrt-llm": Family("layer", "tensorrt-llm"),
     "transformers": Family("none", "transformers", BOTH, gate_rules=False),
 }
+"""In the order of the report's vocabulary."""
 
 # Fates of an uninitialised slot that decide between outcomes: fresh memory, ones, a neighbour's plausible scale, NaN,
 # infinity, garbage large and small.
@@ -114,7 +124,7 @@ def outcome_of_scales(
 
 
 def automatic_backend(gpu: str, activation: str, weight_only: bool, mxfp4: str | None = None) -> str | None:
-    """What vLLM 0.33 picks by itself on a GPU (``serving-vllm.md`` 5.1), with FlashInfer installed.
+    """What vLLM 0.33 picks by itself on one GPU, with FlashInfer installed, and with Humming where it comes first.
 
     Parameters
     ----------
@@ -131,22 +141,22 @@ def automatic_backend(gpu: str, activation: str, weight_only: bool, mxfp4: str |
     >>> automatic_backend("sm_120", "silu", False), automatic_backend("sm_90", "silu", False)
     ('vllm-flashinfer-cutlass', 'vllm-humming')
     """
-    digits = "".join(character for character in gpu if character.isdigit())
-    capability = int(digits) if digits else 0
-    if capability < 75:
+    known = known_gpu(gpu)
+    if known is None:
         return None
     if mxfp4 is not None:
-        if capability // 10 == 10:
-            return "vllm-flashinfer-trtllm"
-        if mxfp4 != "deepseek-v4":
-            return None
-        return "vllm-humming" if capability == 90 else "vllm-marlin"
-    if weight_only or capability < 100:
-        return "vllm-humming" if capability == 90 else "vllm-marlin"
-    family = capability // 10 * 10
-    if family == 100:
-        return "vllm-flashinfer-trtllm"
-    if family == 120:
-        flashinfer = activation in ("silu", "gelu_tanh", "relu2", "swigluoai")
-        return "vllm-flashinfer-cutlass" if flashinfer else "vllm-cutlass"
-    return "vllm-cutlass" if family == 110 else "vllm-marlin"
+        model = "deepseek-v4" if mxfp4 == "deepseek-v4" else "gpt-oss"
+        chosen = select_mxfp4(Mxfp4Request(known, model, humming=True))
+    else:
+        scheme = "W4A16" if weight_only else "W4A4"
+        named = {"relu2": "relu2_no_mul"}.get(activation, activation)
+        chosen = select_moe(MoeRequest(known, named, scheme, humming=True))
+    return getattr(chosen.winner, "id", None)
+
+
+def known_gpu(gpu: str) -> str | None:
+    """The capability of the tables that decides as this one does: the nearest of its family that is not above it."""
+    digits = "".join(character for character in gpu if character.isdigit())
+    capability = int(digits) if digits else 0
+    below = [name for name in GPUS if name != "rocm" and (capability_of(name) or 0) <= capability]
+    return below[-1] if below else None

@@ -109,7 +109,7 @@ def width_ranks(facts: Facts, tp: int) -> tuple[WidthRank, ...]:
 
 
 def expert_ranks(facts: Facts, ep: int) -> tuple[ExpertRank, ...]:
-    """The experts over ``ep`` ranks as vLLM places them by default: in order; where it does not divide, the first get one more.
+    """The experts over ``ep`` ranks as vLLM places them by default: in order, the first with one more.
 
     Source: vLLM, ``determine_expert_map`` with the placement strategy ``linear``.
     """

@@ -19,15 +19,17 @@ from nvfp4viz.audit.facts import CLASSES, MISSING, ScaleTable
 from nvfp4viz.audit.report import Finding, Value, json_value
 from nvfp4viz.audit.run import Audit, run_audit
 from nvfp4viz.checkpoint import Checkpoint, Tensor, inspect
-from nvfp4viz.checkpoint.copies import Changes, Copied, changed_copy
+from nvfp4viz.checkpoint.copies import Changes, Copied, changed_copy, changed_in_memory
 from nvfp4viz.checkpoint.sidecars import read_side_file
-from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG
+from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG, Overlay
 from nvfp4viz.checkpoint.weight_only import activation_scales, is_activation_scale, relabelled
 from nvfp4viz.checkpoint.writer import json_bytes
 from nvfp4viz.errors import CheckpointError, InputError
 
 SCHEMA = "nvfp4viz.repair/1"
 RECORD = "nvfp4viz-repair.json"
+# Beginning of the name of the shard with scales that were missing.
+EXTRA = "nvfp4viz-repair"
 POLICIES = ("peer-max", "layer-max", "constant", "weight-only")
 # Findings of activation scales that a number mends, and those that it mends where the user distrusts the values.
 BROKEN = (
@@ -196,15 +198,51 @@ def apply_repair(plan: Repair, out: str | Path) -> Copied:
         As `nvfp4viz.checkpoint.copies.changed_copy`; ``repair.nothing`` for an empty plan; ``repair.still-broken``
         where the audit of the copy finds a backend that breaks: then there is no copy.
     """
+    _refuse_empty(plan)
+    with changed_copy(plan.checkpoint, out, plan.changes, _side_files(plan), EXTRA) as (folder, copied):
+        _refuse_broken(folder)
+    return copied
+
+
+def repaired_files(plan: Repair) -> dict[str, bytes]:
+    """The files that `apply_repair` writes anew, in memory: laid over the source, they make the mended copy.
+
+    A single ``model.safetensors`` without an index comes under its new name, because a second shard stands beside it.
+
+    Raises
+    ------
+    InputError, CheckpointError
+        ``repair.nothing``, ``repair.still-broken``, and as `nvfp4viz.checkpoint.copies.changed_in_memory`.
+    """
+    _refuse_empty(plan)
+    mended = changed_in_memory(plan.checkpoint, plan.changes, _side_files(plan), EXTRA)
+    _refuse_broken(mended)
+    return mended.new
+
+
+def repaired_checkpoint(plan: Repair) -> Checkpoint:
+    """The mended checkpoint, in memory; the plan may be empty.  For small ones."""
+    return inspect(changed_in_memory(plan.checkpoint, plan.changes, _side_files(plan), EXTRA))
+
+
+def _side_files(plan: Repair) -> dict[str, bytes]:
+    return {**plan.files, RECORD: record_bytes(plan.record)}
+
+
+def record_bytes(record: RepairRecord) -> bytes:
+    """``nvfp4viz-repair.json``."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+
+
+def _refuse_empty(plan: Repair) -> None:
     if plan.is_empty:
         raise InputError("repair.nothing", name=plan.checkpoint.name, policy=plan.record.policy)
-    record = msgspec.json.format(msgspec.json.encode(plan.record), indent=2) + b"\n"
-    files = {**plan.files, RECORD: record}
-    with changed_copy(plan.checkpoint, out, plan.changes, files, "nvfp4viz-repair") as (folder, copied):
-        left = [item for item in run_audit(folder).report.findings if item.severity in ("backend", "error")]
-        if left:
-            raise CheckpointError("repair.still-broken", findings=_listed(left))
-    return copied
+
+
+def _refuse_broken(copy: Path | Overlay) -> None:
+    left = [item for item in run_audit(copy).report.findings if item.severity in ("backend", "error")]
+    if left:
+        raise CheckpointError("repair.still-broken", findings=_listed(left))
 
 
 def _number(policy: str, value: float | None) -> np.float32 | None:

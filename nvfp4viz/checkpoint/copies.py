@@ -7,6 +7,7 @@ have go into one more shard.  The source is only read, and a folder appears whol
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import struct
@@ -14,14 +15,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
 from nvfp4viz.checkpoint.header import Header, TensorEntry
 from nvfp4viz.checkpoint.open import Checkpoint
 from nvfp4viz.checkpoint.sidecars import read_side_file
-from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG, LocalSource
+from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG, LocalSource, Overlay
 from nvfp4viz.checkpoint.writer import INDEX_NAME, Tensor, atomic_folder, file_bytes, json_bytes
 from nvfp4viz.errors import CheckpointError, InputError
 
@@ -73,34 +74,90 @@ def changed_copy(
     place = checkpoint.source
     if not isinstance(place, LocalSource):
         raise InputError("copy.local", name=checkpoint.name)
-    names = _files(checkpoint)
     _refuse_overlap(place.folder, Path(out))
-    other = dict(files or {})
-    touched = {checkpoint.tensors[name].file for name in new if name in checkpoint.tensors}
+    plan = _plan(checkpoint, new, extra)
+    other = {**(files or {}), **plan.whole}
+    linked: list[str] = []
+    with atomic_folder(out) as target:
+        for file in plan.names:
+            if file in plan.whole or file in (files or {}):
+                continue
+            called = plan.called(file)
+            if file in plan.touched:
+                with place.path(file).open("rb") as source, (target / called).open("wb") as stream:
+                    _rewrite(checkpoint, file, new, source, stream)
+            else:
+                _link(place.path(file), target / called)
+                linked.append(called)
+        for file, data in other.items():
+            (target / file).write_bytes(data)
+        yield target, Copied(plan.rewritten, tuple(linked))
+
+
+def changed_in_memory(
+    checkpoint: Checkpoint, new: Changes, files: Mapping[str, bytes] | None = None, extra: str = "extra"
+) -> Overlay:
+    """The copy of `changed_copy` without writing it, of any source: what changes is held in memory (``.new``).
+
+    Raises
+    ------
+    InputError, CheckpointError
+        ``fault.format``, ``checkpoint.damaged`` as `changed_copy`; ``source.*``.
+    """
+    plan, place = _plan(checkpoint, new, extra), checkpoint.source
+    out: dict[str, bytes] = {}
+    for file in plan.names:
+        if file in plan.touched or plan.called(file) != file:
+            whole, stream = io.BytesIO(place.read_range(file, 0, place.size(file))), io.BytesIO()
+            if file in plan.touched:
+                _rewrite(checkpoint, file, new, whole, stream)
+            out[plan.called(file)] = (stream if file in plan.touched else whole).getvalue()
+    kept = [file for file in plan.names if plan.called(file) == file]
+    return Overlay(place, kept, {**out, **plan.whole, **(files or {})})
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Files of a copy.
+
+    Attributes
+    ----------
+    names
+        Of the source.
+    touched
+        Shards to write anew.
+    renamed
+        What shards are called in the copy, where that is another name.
+    shard
+        The additional one, or "".
+    whole
+        New files: that shard and the index.
+    """
+
+    names: tuple[str, ...]
+    touched: frozenset[str]
+    renamed: Mapping[str, str]
+    shard: str
+    whole: Mapping[str, bytes]
+
+    def called(self, file: str) -> str:
+        return self.renamed.get(file, file)
+
+    @property
+    def rewritten(self) -> tuple[str, ...]:
+        return tuple(sorted({*map(self.called, self.touched), *([self.shard] if self.shard else [])}))
+
+
+def _plan(checkpoint: Checkpoint, new: Changes, extra: str) -> _Plan:
+    names = _files(checkpoint)
+    touched = frozenset(checkpoint.tensors[name].file for name in new if name in checkpoint.tensors)
     added = {name: item for name, item in new.items() if item is not None and name not in checkpoint.tensors}
     removed = {name for name, item in new.items() if item is None}
     renamed, shard = _shard_names(checkpoint, names, extra) if added else ({}, "")
-    linked: list[str] = []
-    with atomic_folder(out) as target:
-        for file in names:
-            if file in other:
-                continue
-            if file in touched:
-                _rewrite(place, checkpoint, file, new, target / renamed.get(file, file))
-            elif file == checkpoint.index_file and (removed or added):
-                continue
-            else:
-                _link(place.path(file), target / renamed.get(file, file))
-                linked.append(renamed.get(file, file))
-        if added:
-            (target / shard).write_bytes(file_bytes(added, {"format": "pt"}))
-        if added or (removed and checkpoint.index_file):
-            index = _index(checkpoint, removed, added, renamed, shard)
-            (target / (checkpoint.index_file or INDEX_NAME)).write_bytes(index)
-        for file, data in other.items():
-            (target / file).write_bytes(data)
-        rewritten = sorted({renamed.get(file, file) for file in touched} | ({shard} if added else set()))
-        yield target, Copied(tuple(rewritten), tuple(linked))
+    whole = {shard: file_bytes(added, {"format": "pt"})} if added else {}
+    if added or (removed and checkpoint.index_file):
+        whole[checkpoint.index_file or INDEX_NAME] = _index(checkpoint, removed, added, renamed, shard)
+    return _Plan(tuple(names), touched, renamed, shard, whole)
 
 
 def _shard_names(checkpoint: Checkpoint, names: list[str], extra: str) -> tuple[dict[str, str], str]:
@@ -143,25 +200,24 @@ def _link(source: Path, target: Path) -> None:
     shutil.copyfile(source, target)
 
 
-def _rewrite(place: LocalSource, checkpoint: Checkpoint, file: str, new: Changes, target: Path) -> None:
+def _rewrite(checkpoint: Checkpoint, file: str, new: Changes, source: BinaryIO, stream: BinaryIO) -> None:
     header = next(item for item in checkpoint.files if item.file == file)
     if not header.valid:
         raise CheckpointError("checkpoint.damaged", file=file)
     mine = {name: item for name, item in new.items() if name in header.entries}
-    with place.path(file).open("rb") as source, target.open("wb") as stream:
-        if any(item is None for item in mine.values()):
-            _write_without(header, mine, source, stream)
-            return
-        shutil.copyfileobj(source, stream, _CHUNK)
-        for name, item in mine.items():
-            assert item is not None
-            entry = header.entries[name]
-            _check_fits(entry, item)
-            stream.seek(entry.begin)
-            stream.write(item.tobytes())
+    if any(item is None for item in mine.values()):
+        _write_without(header, mine, source, stream)
+        return
+    shutil.copyfileobj(source, stream, _CHUNK)
+    for name, item in mine.items():
+        assert item is not None
+        entry = header.entries[name]
+        _check_fits(entry, item)
+        stream.seek(entry.begin)
+        stream.write(item.tobytes())
 
 
-def _write_without(header: Header, mine: Mapping[str, Tensor | None], source: Any, stream: Any) -> None:
+def _write_without(header: Header, mine: Mapping[str, Tensor | None], source: BinaryIO, stream: BinaryIO) -> None:
     """The file again without some tensors, the rest in the same order, patched on the way."""
     kept = [entry for entry in _in_file_order(header) if mine.get(entry.name, entry) is not None]
     described: dict[str, Any] = {"__metadata__": header.metadata} if header.metadata else {}

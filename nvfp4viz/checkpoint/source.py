@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Protocol
 
@@ -229,6 +229,34 @@ class MemorySource:
         if file not in self._files:
             raise CheckpointError("source.not-found", name=printable(file))
         return self._files[file]
+
+
+class Overlay:
+    """A source in which some files are others, held in memory.
+
+    Parameters
+    ----------
+    base, kept
+        Where files come from that are not in ``new``, and which of them there are.
+    new
+        Content by name.
+    """
+
+    def __init__(self, base: Source, kept: Iterable[str], new: Mapping[str, bytes]) -> None:
+        self.new = dict(new)
+        self.name = base.name
+        self.only: str | None = None
+        self._base = base
+        self._names = sorted({*kept, *self.new})
+
+    def files(self) -> list[str]:
+        return list(self._names)
+
+    def size(self, file: str) -> int:
+        return len(self.new[file]) if file in self.new else self._base.size(file)
+
+    def read_range(self, file: str, begin: int, end: int) -> bytes:
+        return self.new[file][begin:end] if file in self.new else self._base.read_range(file, begin, end)
 
 
 def is_address(source: object) -> bool:
