@@ -14,6 +14,8 @@ from nvfp4viz.quant.recipes import MXFP4_RECIPES, NVFP4_RECIPES, RECIPES, Recipe
 from nvfp4viz.quant.scales import amax, global_scale
 from nvfp4viz.quant.tensor_core import mma_grouped, mma_matmul
 from nvfp4viz.quant.tensor_core_explain import tensor_core_explain
+from nvfp4viz.quant.tensor_core_k32 import mma_k32
+from nvfp4viz.quant.tensor_core_k32_step import mma_step_k32_reference
 from nvfp4viz.quant.tensor_core_step import mma_step_reference
 from nvfp4viz.quant.trace import trace_block
 from nvfp4viz.quant.types import BlockTrace, QuantizedTensor, Step
@@ -36,7 +38,9 @@ __all__ = [
     "global_scale",
     "granularity_ladder",
     "mma_grouped",
+    "mma_k32",
     "mma_matmul",
+    "mma_step_k32_reference",
     "mma_step_reference",
     "quantize",
     "range_facts",

@@ -11,6 +11,7 @@ exponent of rule 6, so it changes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -192,28 +193,35 @@ def _matmul_numpy(a_packed: U8, a_scales: U8, b_packed: U8, b_scales: U8, c: F32
         # |dot| <= 16 * 180 * 180 < 2^24: BLAS may add in any order and stays exact.  Unit: 2^-8.
         dots = [(a[:, g] @ b[:, g].T).astype(np.int64) for g in groups]
         exponents = [a_exponents[:, g, None] + b_exponents[:, g] for g in groups]
-        acc = _step_int64(dots, exponents, acc)
+        acc = accumulate_int64(dots, exponents, acc)
     acc[np.isnan(start) | a_nan[:, None] | b_nan] = np.uint32(CANONICAL_NAN).view(np.float32)
     return acc
 
 
-def _step_int64(dots: list[I64], exponents: list[I64], acc: F32) -> F32:
-    """Rules 5 to 7 on arrays: ``dots`` in units of 2^-8, one accumulator per element."""
+def accumulate_int64(
+    terms: Sequence[I64], exponents: Sequence[I64], acc: F32, *, unit_bits: int = 8, fraction_bits: int = FRACTION_BITS
+) -> F32:
+    """Rules 5 to 7 on arrays: ``terms`` in units of ``2**-unit_bits``, one accumulator per element.
+
+    The aligned terms and their sum must stay below 2^53 units of ``2**-fraction_bits``.
+    """
     bits = acc.view(np.uint32).astype(np.int64)
     field = (bits >> 23) & 0xFF
     significand = (bits & 0x7FFFFF) | np.where(field > 0, 1 << 23, 0)
     significand = np.where(bits >> 31 == 1, -significand, significand)
     exponent = np.maximum(field, 1) - 127
 
-    top = np.maximum.reduce([*exponents, exponent])
-    total = _shift_right(significand << (FRACTION_BITS - F32_FRACTION_BITS), top - exponent)
-    for dot, e in zip(dots, exponents, strict=True):
-        total = total + _shift_right(dot << (FRACTION_BITS - 8), top - e)
+    top = exponent
+    for e in exponents:
+        top = np.maximum(top, e)
+    total = _shift_right(significand << (fraction_bits - F32_FRACTION_BITS), top - exponent)
+    for term, e in zip(terms, exponents, strict=True):
+        total = total + _shift_right(term << (fraction_bits - unit_bits), top - e)
 
-    # |total| < 2^49, so float64 holds it exactly and frexp finds its top bit.
+    # float64 holds the total exactly, and frexp finds its top bit.
     size = np.abs(total)
     length = np.frexp(size.astype(np.float64))[1].astype(np.int64)
-    unit = top - FRACTION_BITS
+    unit = top - fraction_bits
     drop = np.maximum(length - 24, F32_MIN_EXPONENT - F32_FRACTION_BITS - unit)
     drop = np.clip(drop, 0, 63)
     size = (size >> drop) << drop

@@ -8,6 +8,7 @@
 //                                             OUT: u8 scale[blocks], u8 code[blocks][length]
 //   restatement step KIND IN OUT              IN: u32 steps, then per step u8 a[64], b[64], sa[4], sb[4], f32 c
 //                                             OUT: u32 bits[steps]
+//                                             KIND nvfp4, mxfp4, or mxf8f6f4: E4M3 a[32] times E2M1 b[32], sa[1], sb[1]
 //   restatement rcp TABLE IN OUT              IN: u32 count, f32 x[count];  OUT: u32 bits[count]
 // TABLE holds 2^23 signed bytes: ulps between the chip's reciprocal of 1.m and the correctly rounded one.
 
@@ -201,6 +202,16 @@ Split split_f32(float c) {
   return {std::ldexp(Real(c), -exponent), exponent};
 }
 
+// sum * 2^unit, cut toward zero to f32: to 24 bits, or to whole multiples of 2^-149.
+std::uint32_t truncated_to_f32(Real sum, int unit) {
+  if (sum == 0) return 0;
+  const Real value = std::ldexp(sum, unit);
+  const int quantum = std::max(std::ilogb(value) - 23, -149);
+  const Real kept = std::ldexp(std::trunc(std::ldexp(value, -quantum)), quantum);
+  if (std::fabs(kept) >= std::ldexp(Real(1), 128)) return bits_of(kept > 0 ? kInf : -kInf);
+  return bits_of(static_cast<float>(kept));
+}
+
 std::uint32_t mma_step(bool mxfp4, const unsigned char* a, const unsigned char* b, const unsigned char* sa,
                        const unsigned char* sb, float c) {
   const std::uint32_t kCanonicalNan = 0x7FFFFFFFu;
@@ -226,12 +237,33 @@ std::uint32_t mma_step(bool mxfp4, const unsigned char* a, const unsigned char* 
   for (const Split& t : terms) top = std::max(top, t.exponent);
   Real sum = 0;  // in units of 2^(top - 35)
   for (const Split& t : terms) sum += std::trunc(std::ldexp(t.significand, t.exponent - top + 35));
-  if (sum == 0) return 0;
-  const Real value = std::ldexp(sum, top - 35);
-  const int quantum = std::max(std::ilogb(value) - 23, -149);
-  const Real kept = std::ldexp(std::trunc(std::ldexp(value, -quantum)), quantum);
-  if (std::fabs(kept) >= std::ldexp(Real(1), 128)) return bits_of(kept > 0 ? kInf : -kInf);
-  return bits_of(static_cast<float>(kept));
+  return truncated_to_f32(sum, top - 35);
+}
+
+// The K = 32 kind with E4M3 on one side and E2M1 on the other: 32 terms and the accumulator, cut at 25 places.
+Split split_small(Real value, int smallest) {
+  if (value == 0) return {0, -126};
+  const int exponent = std::max(smallest, std::ilogb(value));
+  return {std::ldexp(value, -exponent), exponent};
+}
+
+std::uint32_t mma_step_k32(const unsigned char* a, const unsigned char* b, int sa, int sb, float c) {
+  const std::uint32_t kCanonicalNan = 0x7FFFFFFFu;
+  if (sa == 255 || sb == 255 || std::isnan(c)) return kCanonicalNan;
+  std::vector<Split> terms;
+  for (int i = 0; i < 32; ++i) {
+    if (a[i] % 128 == 127) return kCanonicalNan;
+    const Split l = split_small(e4m3_value(a[i]), -6);
+    const Split r = split_small(b[i] < 8 ? kE2m1[b[i]] : -kE2m1[b[i] - 8], 0);
+    terms.push_back({l.significand * r.significand, l.exponent + r.exponent + sa - 127 + sb - 127});
+  }
+  if (std::isinf(c)) return bits_of(c);
+  terms.push_back(split_f32(c));
+  int top = terms[0].exponent;
+  for (const Split& t : terms) top = std::max(top, t.exponent);
+  Real sum = 0;  // in units of 2^(top - 25)
+  for (const Split& t : terms) sum += std::trunc(std::ldexp(t.significand, t.exponent - top + 25));
+  return truncated_to_f32(sum, top - 25);
 }
 
 // ------------------------------------------------------------------------------------------------- files
@@ -291,14 +323,15 @@ void run_blocks(const std::string& recipe, const char* in, const char* out) {
 }
 
 void run_steps(const std::string& kind, const char* in, const char* out) {
-  if (kind != "nvfp4" && kind != "mxfp4") throw std::runtime_error("unknown kind");
+  if (kind != "nvfp4" && kind != "mxfp4" && kind != "mxf8f6f4") throw std::runtime_error("unknown kind");
   const auto data = read_file(in);
   const unsigned char* p = data.data();
   std::vector<std::uint32_t> answers(take<std::uint32_t>(p));
   for (auto& answer : answers) {
     float c;
     std::memcpy(&c, p + 136, sizeof c);
-    answer = mma_step(kind == "mxfp4", p, p + 64, p + 128, p + 132, c);
+    answer = kind == "mxf8f6f4" ? mma_step_k32(p, p + 64, p[128], p[132], c)
+                                : mma_step(kind == "mxfp4", p, p + 64, p + 128, p + 132, c);
     p += 140;
   }
   write_file(out, answers.data(), answers.size() * sizeof answers[0]);

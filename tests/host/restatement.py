@@ -67,6 +67,11 @@ class Restatement:
         request = np.array([n], "<u4").tobytes() + record.tobytes()
         return np.frombuffer(self._run(["step", kind], request), "<u4")
 
+    def steps_k32(self, a: U8, b: U8, a_scales: U8, b_scales: U8, c: F32) -> npt.NDArray[np.uint32]:
+        """One K = 32 step per row: E4M3 bytes ``a (n, 32)``, E2M1 codes ``b (n, 32)``, scales ``(n,)`` -> f32 bits."""
+        wide = (np.pad(side, ((0, 0), (0, 32))) for side in (a, b))
+        return self.steps(*wide, a_scales[:, None], b_scales[:, None], c, "mxf8f6f4")
+
     def reciprocals(self, x: F32) -> npt.NDArray[np.uint32]:
         request = np.array([len(x)], "<u4").tobytes() + x.astype("<f4").tobytes()
         return np.frombuffer(self._run(["rcp", str(self.table)], request), "<u4")

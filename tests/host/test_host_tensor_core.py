@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nvfp4viz.quant import mma_matmul, mma_step_reference
+from nvfp4viz.quant import mma_k32, mma_matmul, mma_step_k32_reference, mma_step_reference
 from tests.host.restatement import Restatement
 
 pytestmark = pytest.mark.host
@@ -125,3 +125,56 @@ def test_the_scalar_reference_agrees_too(host: Restatement, kind: str) -> None:
         for i in range(400)
     ]
     assert ours == host.steps(a, b, sa, sb, c, kind).tolist()
+
+
+# ------------------------------------------------------------------------------ K = 32: E4M3 times E2M1
+
+
+def compare_k32(host: Restatement, a, b, a_scales, b_scales, c) -> None:
+    """Ours on all pairs ``(m, n)`` in one step, the restatement on the same pairs one by one."""
+    ours = mma_k32(a, a_scales[:, None], pack(b), b_scales[:, None], c).view(np.uint32)
+    rows, columns = (index.ravel() for index in np.indices(ours.shape))
+    theirs = host.steps_k32(a[rows], b[columns], a_scales[rows], b_scales[columns], c.ravel())
+    np.testing.assert_array_equal(ours.ravel(), theirs)
+
+
+def random_k32(rng: np.random.Generator, rows: int, nan: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    a = rng.integers(0, 256, (rows, 32), dtype=np.uint8)
+    a[(a & 0x7F) == 0x7F] = 0x38
+    a[rng.random(a.shape) < nan] = 0xFF
+    return a, rng.integers(0, 16, (rows, 32), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("scales", [(117, 138), (0, 256), (0, 70)], ids=["ordinary", "any", "tiny"])
+def test_k32_steps_agree(host: Restatement, scales: tuple[int, int]) -> None:
+    rng = np.random.default_rng(12)
+    a, b = random_k32(rng, 128)
+    sa, sb = (rng.integers(*scales, 128).astype(np.uint8) for _ in range(2))
+    c = (rng.standard_normal((128, 128)) * 2.0 ** rng.integers(-30, 30, (128, 128))).astype(np.float32)
+    compare_k32(host, a, b, sa, sb, c)
+    c = rng.integers(0, 1 << 32, (128, 128), dtype=np.uint32).view(np.float32)
+    c[0, :8] = np.array([0.0, -0.0, INF, -INF, NAN, 1e-45, 3.4e38, -3.4e38], np.float32)
+    compare_k32(host, random_k32(rng, 128, nan=0.01)[0], b, sa, sb, c)
+
+
+def test_k32_scale_pairs_codes_and_cancellation_agree(host: Restatement) -> None:
+    rng = np.random.default_rng(13)
+    a, b = random_k32(rng, 256)
+    every = np.arange(256, dtype=np.uint8)
+    compare_k32(host, a, b, every, every, rng.standard_normal((256, 256)).astype(np.float32))
+    ones = np.full(256, 127, np.uint8)
+    alike = np.repeat(every[:, None], 32, 1), np.repeat(every[:16, None], 32, 1)
+    compare_k32(host, *alike, ones, ones[:16], np.zeros((256, 16), np.float32))
+    dots = mma_k32(a, ones[:, None], pack(b), ones[:, None])
+    compare_k32(host, a, b, ones, ones, -dots)
+    compare_k32(host, a, b, ones, ones, np.nextafter(-dots, INF))
+
+
+def test_the_k32_scalar_reference_agrees_too(host: Restatement) -> None:
+    rng = np.random.default_rng(14)
+    a, b = random_k32(rng, 300, nan=0.002)
+    sa, sb = (rng.integers(0, 256, 300).astype(np.uint8) for _ in range(2))
+    c = rng.integers(0, 1 << 32, 300, dtype=np.uint32).view(np.float32)
+    c[::3] = 0
+    ours = [int(mma_step_k32_reference(a[i], b[i], sa[i], sb[i], c[i]).view(np.uint32)) for i in range(300)]
+    assert ours == host.steps_k32(a, b, sa, sb, c).tolist()
