@@ -155,8 +155,12 @@ def automatic_backend(gpu: str, activation: str, weight_only: bool, mxfp4: str |
 
 
 def known_gpu(gpu: str) -> str | None:
-    """The capability of the tables that decides as this one does: the nearest of its family that is not above it."""
+    """The GPU of the tables that stands for this one: of its family, the nearest that is not above it.
+
+    >>> known_gpu("sm_101"), known_gpu("87"), known_gpu("sm_70"), known_gpu("sm_130")
+    ('sm_100', 'sm_86', None, None)
+    """
     digits = "".join(character for character in gpu if character.isdigit())
     capability = int(digits) if digits else 0
-    below = [name for name in GPUS if name != "rocm" and (capability_of(name) or 0) <= capability]
-    return below[-1] if below else None
+    family = {name: capability_of(name) or 0 for name in GPUS if (capability_of(name) or 0) // 10 == capability // 10}
+    return max((name for name in family if family[name] <= capability), key=family.__getitem__, default=None)

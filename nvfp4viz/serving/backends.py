@@ -23,6 +23,7 @@ from nvfp4viz.moe import (
 )
 from nvfp4viz.serving.loader import LayerParameters
 from nvfp4viz.serving.scales import ConvertedScales
+from nvfp4viz.serving.selection import MOE
 
 LayerExperts = W4A4Experts | W4A16Experts | EmulationExperts | Bf16Experts
 
@@ -56,17 +57,13 @@ class BackendInfo:
         return self.scope != "none"
 
 
+_RUNNABLE = ("vllm-cutlass", "vllm-flashinfer-cutlass", "vllm-flashinfer-trtllm", "vllm-marlin", "vllm-emulation")
+_ROWS = {row.id: row for row in MOE}
 BACKENDS: dict[str, BackendInfo] = {
-    info.id: info
-    for info in (
-        BackendInfo("vllm-cutlass", ("W4A4",), "expert", False, "--moe-backend cutlass"),
-        BackendInfo("vllm-flashinfer-cutlass", ("W4A4",), "layer", False, "--moe-backend flashinfer_cutlass"),
-        BackendInfo("vllm-flashinfer-trtllm", ("W4A4",), "layer", True, "--moe-backend flashinfer_trtllm"),
-        BackendInfo("vllm-marlin", ("W4A4", "W4A16"), "none", False, "--moe-backend marlin"),
-        BackendInfo("vllm-emulation", ("W4A4",), "layer", False, "--moe-backend emulation"),
-        BackendInfo("bf16", ("UNQUANTISED",), "none", False, ""),
-    )
-}
+    name: BackendInfo(name, row.serves, row.reach, row.per_token, f"--moe-backend {row.flag}")
+    for name in _RUNNABLE
+    for row in (_ROWS[name],)
+} | {"bf16": BackendInfo("bf16", ("UNQUANTISED",), "none", False, "")}
 
 
 def choose_backend(backend: str, scheme: str, per_token: bool) -> BackendInfo:

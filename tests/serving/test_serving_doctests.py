@@ -20,6 +20,9 @@ import pytest
         "serving.quant_config",
         "serving.sampling",
         "serving.scales",
+        "serving.selection",
+        "serving.selection_linear",
+        "serving.selection_mxfp4",
     ],
 )
 def test_examples(module):

@@ -1,0 +1,183 @@
+"""Which kernel vLLM takes for NVFP4 linear layers.  Source: `serving-vllm.md` 5.2, read from vLLM 0.33.0.
+
+The rules differ from the experts': a choice that has no NVFP4 kernel is a warning and not an error, batch invariance
+overrides the choice, and single kernels can be switched off by class name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nvfp4viz.serving.selection import (
+    FAMILY_100,
+    FAMILY_120,
+    FROM_75,
+    Candidate,
+    Devices,
+    Row,
+    Selection,
+    ask,
+    capability_of,
+    within,
+)
+
+LINEAR_SCHEMES = ("W4A4", "W4A16")
+FROM_100: Devices = ((100, 129),)
+FROM_120: Devices = ((120, 129),)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearKernel:
+    """A row of the table.
+
+    Attributes
+    ----------
+    enum
+        The kernel, in the spec's short form.
+    choice
+        The value of ``--linear-backend`` that keeps it.
+    devices, flashinfer, cutlass, humming
+        Where it runs; what must be installed; whether CUTLASS's FP4 must be compiled in (runtime 12.8 or later).
+    schemes
+        W4A4, W4A16 or both.
+    open
+        Its conditions were not read.
+    """
+
+    enum: str
+    choice: str
+    devices: Devices = FROM_75
+    schemes: tuple[str, ...] = ("W4A4",)
+    flashinfer: bool = False
+    cutlass: bool = False
+    humming: bool = False
+    rocm: bool = False
+    open: bool = False
+
+
+BOTH = ("W4A4", "W4A16")
+LINEAR: tuple[LinearKernel, ...] = (
+    LinearKernel("FI-CuteDsl", "flashinfer_cutedsl", FAMILY_100, flashinfer=True),
+    LinearKernel("FI-Cutlass", "flashinfer_cutlass", FROM_100, flashinfer=True, cutlass=True),
+    LinearKernel("FI-B12x", "flashinfer_b12x", FROM_120, flashinfer=True),
+    LinearKernel("Cutlass", "cutlass", FROM_100, cutlass=True),
+    LinearKernel("FI-CuteDsl-W4A16", "flashinfer_cutedsl", FAMILY_100 + FAMILY_120, BOTH, flashinfer=True),
+    LinearKernel("Marlin", "marlin", FROM_75, BOTH),
+    LinearKernel("FI-TRTLLM", "flashinfer_trtllm", open=True),
+    LinearKernel("FI-cuDNN", "flashinfer_cudnn", open=True),
+    LinearKernel("FBGEMM", "fbgemm", open=True),
+    LinearKernel("B12x", "b12x", open=True),
+    LinearKernel("B12x-W4A16", "b12x", schemes=BOTH, open=True),
+    LinearKernel("Torch", "torch", open=True),
+    LinearKernel("Emulation", "emulation", open=True, rocm=True),
+    LinearKernel("Humming", "humming", FROM_75, BOTH, humming=True),
+)
+"""In the order in which CUDA asks them."""
+
+LINEAR_CHOICES = tuple(dict.fromkeys(row.choice for row in LINEAR))
+LINEAR_CHECKS = ("disabled", "device", "package", "scheme")
+NO_KERNEL = "triton"
+"""A value of the flag that has no NVFP4 kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearRequest:
+    """A deployment of NVFP4 linear layers.
+
+    Attributes
+    ----------
+    gpu, scheme
+        Of ``selection.GPUS`` and `LINEAR_SCHEMES`.
+    flashinfer, humming, cutlass_fp4
+        What is installed, and whether CUTLASS's FP4 kernels are compiled in.
+    batch_invariant
+        ``VLLM_BATCH_INVARIANT``.
+    disabled
+        The kernel that ``VLLM_DISABLED_KERNELS`` names, in the table's short form; empty for none.
+    choice
+        ``"auto"`` or the value of ``--linear-backend``.
+    """
+
+    gpu: str = "sm_120"
+    scheme: str = "W4A4"
+    flashinfer: bool = True
+    humming: bool = False
+    cutlass_fp4: bool = True
+    batch_invariant: bool = False
+    disabled: str = ""
+    choice: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSelection(Selection):
+    """Also what vLLM only warns of: ``"no-kernel"``, ``"overridden"`` or None."""
+
+    warning: str | None = None
+
+
+def linear_order(request: LinearRequest) -> tuple[LinearKernel, ...]:
+    """Who is asked.
+
+    For W4A16 vLLM's order is its own: CuTe DSL's W4A16 kernel on 10.0 and 10.3 only, then Marlin; Humming comes first
+    on 9.0.  The spec lists no others for it.
+    """
+    rows = {row.enum: row for row in LINEAR}
+    capability = capability_of(request.gpu)
+    if capability is None:
+        return (rows["Emulation"],)
+    if request.scheme == "W4A4":
+        return LINEAR
+    first = ("FI-CuteDsl-W4A16",) if within(capability, FAMILY_100) else ()
+    names = ("Humming", "Marlin") if capability == 90 else (*first, "Marlin", "Humming")
+    return tuple(rows[name] for name in names)
+
+
+def linear_failed(row: LinearKernel, request: LinearRequest) -> str | None:
+    """The check at which a kernel refuses, ``"open"`` where its conditions were not read, or None."""
+    capability = capability_of(request.gpu)
+    if row.enum == request.disabled:
+        return "disabled"
+    if capability is None:
+        return None if row.rocm and request.scheme in row.schemes else "device" if not row.rocm else "scheme"
+    if row.open:
+        return "open"
+    installed = (
+        (request.flashinfer or not row.flashinfer)
+        and (request.humming or not row.humming)
+        and (request.cutlass_fp4 or not row.cutlass)
+    )
+    answers = {
+        "disabled": True,
+        "device": within(capability, row.devices),
+        "package": installed,
+        "scheme": request.scheme in row.schemes,
+    }
+    return next((check for check in LINEAR_CHECKS if not answers[check]), None)
+
+
+def select_linear(request: LinearRequest) -> LinearSelection:
+    """Ask every kernel in vLLM's order.
+
+    >>> select_linear(LinearRequest("sm_120")).winner.enum, select_linear(LinearRequest("sm_90")).winner.enum
+    ('FI-Cutlass', 'Marlin')
+    """
+    order = linear_order(request)
+    warning = None
+    if request.batch_invariant:
+        return _batch_invariant(request)
+    if request.choice != "auto":
+        kept = tuple(row for row in order if row.choice == request.choice)
+        warning = None if kept else "no-kernel"
+        order = kept or order
+    found, winner, rests = ask(order, lambda row: linear_failed(row, request))
+    return LinearSelection(tuple(found), winner, None, tuple(rests), warning)
+
+
+def _batch_invariant(request: LinearRequest) -> LinearSelection:
+    """CUTLASS if it can, else emulation, whatever the flag says."""
+    rows: dict[str, LinearKernel] = {row.enum: row for row in LINEAR}
+    check = linear_failed(rows["Cutlass"], request)
+    winner: Row = rows["Emulation"] if check else rows["Cutlass"]
+    found = (Candidate(rows["Cutlass"], "refused", check), Candidate(winner, "wins")) if check else (
+        Candidate(winner, "wins"), Candidate(rows["Emulation"], "able"))  # fmt: skip
+    return LinearSelection(found, winner, None, (), "overridden" if request.choice != "auto" else None)

@@ -1,0 +1,180 @@
+"""Which backend vLLM takes for MXFP4 experts.  Source: `serving-vllm.md` 5.3, read from vLLM 0.33.0.
+
+The spec gives the orders, and who is left out; of several classes it does not give the conditions.  Such a candidate is
+``"open"``, and a selection that rests with one says so instead of guessing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nvfp4viz.errors import ServingError
+from nvfp4viz.serving.selection import (
+    FAMILY_100,
+    FAMILY_120,
+    FROM_75,
+    HOPPER,
+    Candidate,
+    Devices,
+    Selection,
+    ask,
+    capability_of,
+    within,
+)
+
+MODELS = ("gpt-oss", "deepseek-v4")
+WANTED = ("none", "mxfp8", "mxfp4")
+"""The activation format that a quantisation config asks for."""
+
+FORMATS = ("standard", "batched")
+MX_CHECKS = ("platform", "device", "package", "format")
+
+
+@dataclass(frozen=True, slots=True)
+class MxBackend:
+    """A row of the table.
+
+    Attributes
+    ----------
+    enum
+        In the spec's short form.
+    choice
+        The value of ``--moe-backend`` that tries it.
+    activation
+        ``"bf16"``, ``"mxfp8"`` or ``"mxfp4"``: what it multiplies the weights with.
+    devices, platform, package, formats
+        As far as they were read.
+    open
+        Its conditions were not read.
+    id
+        In the audit's vocabulary, where it has a word.
+    """
+
+    enum: str
+    choice: str
+    activation: str = "bf16"
+    devices: Devices = FROM_75
+    platform: str = "cuda"
+    package: str | None = None
+    formats: tuple[str, ...] = ("standard",)
+    open: bool = False
+    id: str | None = None
+
+
+_ROWS = (
+    MxBackend("TRTLLM_BF16", "flashinfer_trtllm", "bf16", FAMILY_100, package="flashinfer",
+              id="vllm-flashinfer-trtllm"),
+    MxBackend("TRTLLM_MXFP8", "flashinfer_trtllm", "mxfp8", FAMILY_100, package="flashinfer",
+              id="vllm-flashinfer-trtllm"),
+    MxBackend("AITER", "aiter", platform="rocm", open=True),
+    MxBackend("TRITON", "triton", open=True),
+    # The same class as for NVFP4, whose scheme check is what excludes Hopper there.
+    MxBackend("FI_CUTLASS_BF16", "flashinfer_cutlass", "bf16", HOPPER + FAMILY_100 + FAMILY_120, package="flashinfer",
+              id="vllm-flashinfer-cutlass"),
+    MxBackend("FI_CUTLASS_MXFP8", "flashinfer_cutlass", "mxfp8", HOPPER + FAMILY_100 + FAMILY_120,
+              package="flashinfer", id="vllm-flashinfer-cutlass"),
+    MxBackend("CUTLASS_MXFP4_MXFP4", "cutlass", "mxfp4", open=True, id="vllm-cutlass"),
+    MxBackend("DEEPGEMM_MXFP4", "deep_gemm", devices=HOPPER + FAMILY_100, open=True),
+    MxBackend("MARLIN", "marlin", id="vllm-marlin"),
+    MxBackend("BATCHED_MARLIN", "marlin", formats=("batched",), id="vllm-marlin"),
+    MxBackend("HUMMING", "humming", package="humming", formats=FORMATS, id="vllm-humming"),
+    MxBackend("XPU", "xpu", platform="xpu"),
+    MxBackend("CPU", "cpu", platform="cpu"),
+    MxBackend("TRITON_UNFUSED", "triton_unfused", platform="rocm", open=True),
+    MxBackend("EMULATION", "emulation", platform="any", open=True, id="vllm-emulation"),
+)  # fmt: skip
+MXFP4: dict[str, MxBackend] = {row.enum: row for row in _ROWS}
+
+_ORDERS = {
+    "gpt-oss": (
+        "TRTLLM_BF16", "TRTLLM_MXFP8", "AITER", "TRITON", "FI_CUTLASS_BF16", "FI_CUTLASS_MXFP8",
+        "CUTLASS_MXFP4_MXFP4", "MARLIN", "BATCHED_MARLIN", "HUMMING", "XPU", "CPU", "EMULATION",
+    ),
+    "deepseek-v4": ("TRTLLM_MXFP8", "DEEPGEMM_MXFP4", "MARLIN", "BATCHED_MARLIN", "HUMMING"),
+}  # fmt: skip
+MX_CHOICES = ("flashinfer_trtllm", "flashinfer_cutlass", "triton", "cutlass", "deep_gemm", "marlin", "humming")
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Request:
+    """A deployment of MXFP4 experts; ``wanted`` counts for gpt-oss alone, and ``choice`` is ``"auto"`` or a flag."""
+
+    gpu: str = "sm_120"
+    model: str = "gpt-oss"
+    wanted: str = "none"
+    format: str = "standard"
+    flashinfer: bool = True
+    humming: bool = False
+    choice: str = "auto"
+
+
+def mxfp4_order(request: Mxfp4Request) -> tuple[MxBackend, ...]:
+    """Who is asked.
+
+    gpt-oss without a requested activation keeps the BF16 entries; with one, the matching come first and BF16 follows
+    with a warning.  On family 120 Triton moves behind batched Marlin; DeepSeek V4 has Humming first on 9.0 and a list
+    of its own on ROCm.
+    """
+    capability = capability_of(request.gpu)
+    names = list(_ORDERS[request.model])
+    if request.model == "deepseek-v4":
+        if capability is None:
+            names = ["AITER", "TRITON_UNFUSED", "EMULATION"]
+        elif capability == 90:
+            names.insert(0, names.pop(names.index("HUMMING")))
+        return tuple(MXFP4[name] for name in names)
+    if within(capability, FAMILY_120):
+        names.remove("TRITON")
+        names.insert(names.index("BATCHED_MARLIN") + 1, "TRITON")
+    rows = [MXFP4[name] for name in names]
+    matching = [row for row in rows if row.activation == request.wanted]
+    return tuple(matching + [row for row in rows if row.activation == "bf16"])
+
+
+def mxfp4_failed(row: MxBackend, request: Mxfp4Request) -> str | None:
+    """The check at which a candidate refuses, ``"open"``, or None."""
+    capability = capability_of(request.gpu)
+    platform = "rocm" if capability is None else "cuda"
+    answers = {
+        "platform": row.platform in (platform, "any"),
+        "device": capability is None or within(capability, row.devices),
+        "package": row.package is None or getattr(request, row.package),
+        "format": row.open or request.format in row.formats,
+    }
+    failed = next((check for check in MX_CHECKS if not answers[check]), None)
+    return "open" if failed is None and row.open else failed
+
+
+def select_mxfp4(request: Mxfp4Request) -> Selection:
+    """Ask every candidate in vLLM's order; an explicit name tries its variants and keeps the last one's error.
+
+    >>> select_mxfp4(Mxfp4Request("sm_100")).winner.enum
+    'TRTLLM_BF16'
+    >>> [row.enum for row in select_mxfp4(Mxfp4Request("sm_90")).rests_with]
+    ['TRITON']
+    """
+    order = mxfp4_order(request)
+    if request.choice != "auto":
+        order = tuple(row for row in MXFP4.values() if row.choice == request.choice)
+    found, winner, rests = ask(order, lambda row: mxfp4_failed(row, request))
+    error = None
+    if winner is None and not rests and all(each.outcome == "refused" for each in found):
+        error = _refusal(request, found)
+    return Selection(tuple(found), winner, error, tuple(rests))
+
+
+def _refusal(request: Mxfp4Request, found: list[Candidate]) -> ServingError:
+    if request.choice == "auto":
+        return ServingError("serving.mxfp4-none", gpu=request.gpu)
+    last = found[-1]
+    automatic = select_mxfp4(Mxfp4Request(**{**_fields(request), "choice": "auto"}))
+    auto = automatic.winner or next(iter(automatic.rests_with), None)
+    reason = "activation format" if last.check == "format" else f"current device ({request.gpu})"
+    return ServingError(
+        "serving.moe-unsupported", flag=f"--moe-backend {request.choice}", method="Mxfp4", enum=last.backend.enum,
+        reason=reason, auto=auto.enum if auto is not None else "–",
+    )  # fmt: skip
+
+
+def _fields(request: Mxfp4Request) -> dict[str, object]:
+    return {name: getattr(request, name) for name in Mxfp4Request.__dataclass_fields__}

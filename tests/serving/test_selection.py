@@ -1,0 +1,349 @@
+"""Backend selection: the tables against a literal reading of the spec, over every input there is."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from nvfp4viz.errors import ServingError, error_texts
+from nvfp4viz.serving import selection as moe
+from nvfp4viz.serving import selection_linear as linear
+from nvfp4viz.serving import selection_mxfp4 as mx
+
+BOOLS = (False, True)
+
+
+def domain():
+    for gpu, activation, scheme, parallel in product(moe.GPUS, moe.ACTIVATIONS, moe.SCHEMES, moe.PARALLEL):
+        for flashinfer, humming, limit in product(BOOLS, repeat=3):
+            yield moe.MoeRequest(gpu, activation, scheme, parallel, flashinfer, humming, limit)
+
+
+def literal(name, r):
+    """Whether one class accepts: section 5.1's table, cell by cell, by hand."""
+    cuda = r.gpu != "rocm"
+    sm = int(r.gpu[3:]) if cuda else 0
+    batched = r.parallel == "deepep_ll"
+    if name == "FLASHINFER_TRTLLM":
+        return (
+            sm in (100, 103) and r.flashinfer and not batched and r.scheme != "W4A16"
+            and r.activation in ("silu", "gelu", "gelu_tanh", "relu2_no_mul", "swigluoai_uninterleave", "situ")
+        )  # fmt: skip
+    if name == "FLASHINFER_CUTEDSL":
+        return (
+            sm in (100, 103) and r.flashinfer and not batched and r.scheme != "W4A16"
+            and r.activation in ("silu", "swigluoai", "swigluoai_uninterleave", "relu2_no_mul", "situ")
+        )  # fmt: skip
+    if name == "FLASHINFER_CUTEDSL_BATCHED":
+        fits = sm in (100, 103) and r.flashinfer and batched
+        return fits and r.scheme == "W4A4" and r.activation == "silu" and not r.swiglu_limit
+    if name == "FLASHINFER_CUTLASS":
+        return (
+            sm in (100, 103, 120, 121) and r.flashinfer and not batched and r.scheme == "W4A4"
+            and r.activation not in ("gelu", "situ")
+        )  # fmt: skip
+    if name == "VLLM_CUTLASS":
+        return sm >= 100 and r.scheme == "W4A4" and r.parallel in ("tp", "ep")
+    if name == "MARLIN":
+        return cuda and not batched and r.parallel != "nvlink_two_sided"
+    if name == "HUMMING":
+        return cuda and r.humming and r.scheme != "W4A4-token"
+    if name == "EMULATION":
+        return r.scheme == "W4A4" and not batched
+    assert name == "FLASHINFER_B12X"
+    return (
+        sm in (120, 121) and r.flashinfer and r.parallel == "tp" and r.scheme != "W4A4-token"
+        and r.activation in ("silu", "gelu_tanh", "relu2_no_mul") and not r.swiglu_limit
+    )  # fmt: skip
+
+
+def literal_winner(r):
+    """The automatic order, written out."""
+    if r.gpu == "sm_90":
+        names = ["FLASHINFER_TRTLLM", "FLASHINFER_CUTEDSL", "FLASHINFER_CUTEDSL_BATCHED", "FLASHINFER_CUTLASS"]
+        names += ["VLLM_CUTLASS", "HUMMING", "MARLIN", "EMULATION"]
+    else:
+        names = ["FLASHINFER_TRTLLM", "FLASHINFER_CUTEDSL", "FLASHINFER_CUTEDSL_BATCHED", "FLASHINFER_CUTLASS"]
+        names += ["VLLM_CUTLASS", "MARLIN", "HUMMING", "EMULATION"]
+    for name in names:
+        if literal(name, r):
+            return name
+    return None
+
+
+def test_the_winner_is_the_literal_one_over_the_whole_domain():
+    count = 0
+    for request in domain():
+        found = moe.select_moe(request)
+        expected = literal_winner(request)
+        assert (None if found.winner is None else found.winner.enum) == expected, request
+        assert (found.error is None) == (
+            expected is not None and (request.scheme != "W4A4-token" or expected == "FLASHINFER_TRTLLM")
+        ), request
+        count += 1
+    assert count == len(moe.GPUS) * len(moe.ACTIVATIONS) * len(moe.SCHEMES) * len(moe.PARALLEL) * 8
+
+
+def test_every_candidate_is_refused_exactly_where_the_literal_table_refuses():
+    rows = [row for row in moe.MOE if not row.open]
+    for request in domain():
+        for row in rows:
+            assert (moe.first_failed(row, request) is None) == literal(row.enum, request), (row.enum, request)
+
+
+def test_outcomes_are_consistent():
+    """One winner, nobody able before it, a reason with every refusal."""
+    for request in domain():
+        outcomes = [each.outcome for each in moe.select_moe(request).candidates]
+        wins = outcomes.count("wins")
+        assert wins <= 1
+        if wins:
+            assert "able" not in outcomes[: outcomes.index("wins")]
+        else:
+            assert "able" not in outcomes
+        assert all(
+            (each.check is not None) == (each.outcome == "refused") for each in moe.select_moe(request).candidates
+        )
+
+
+@pytest.mark.parametrize("choice", moe.CHOICES)
+def test_a_choice_is_served_or_refused_and_never_replaced(choice):
+    for request in domain():
+        found = moe.select_moe(replace(request, choice=choice))
+        first = found.candidates[0]
+        name = {row.flag: row.enum for row in moe.MOE}[choice]
+        if choice == "flashinfer_cutedsl" and request.parallel == "deepep_ll":
+            name = "FLASHINFER_CUTEDSL_BATCHED"
+        assert first.backend.enum == name
+        if name in ("B12X", "FLASHINFER_MOE_EP_CUTEDSL"):
+            assert found.winner is None
+            assert found.error is None
+            assert [row.enum for row in found.rests_with] == [name]
+            continue
+        accepts = literal(name, request)
+        assert first.outcome == ("wins" if accepts else "refused")
+        assert found.winner is (first.backend if accepts else None)
+        if accepts:
+            assert (found.error is None) == (request.scheme != "W4A4-token" or name == "FLASHINFER_TRTLLM")
+        else:
+            clamps = name in ("FLASHINFER_B12X", "FLASHINFER_CUTEDSL_BATCHED") and request.swiglu_limit
+            assert found.error.code == ("serving.moe-clamp" if clamps else "serving.moe-unsupported")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "scheme", "expected"),
+    [
+        ("sm_100", "W4A4", "FLASHINFER_TRTLLM"),
+        ("sm_103", "W4A4", "FLASHINFER_TRTLLM"),
+        ("sm_120", "W4A4", "FLASHINFER_CUTLASS"),
+        ("sm_110", "W4A4", "VLLM_CUTLASS"),
+        ("sm_90", "W4A4", "MARLIN"),
+        ("sm_75", "W4A4", "MARLIN"),
+        ("sm_89", "W4A4", "MARLIN"),
+        ("rocm", "W4A4", "EMULATION"),
+        ("sm_120", "W4A16", "MARLIN"),
+        ("rocm", "W4A16", None),
+    ],
+)
+def test_the_practical_results_of_the_spec(gpu, scheme, expected):
+    winner = moe.select_moe(moe.MoeRequest(gpu, scheme=scheme)).winner
+    assert (winner and winner.enum) == expected
+
+
+def test_humming_moves_before_marlin_on_9_0_alone():
+    for gpu in moe.GPUS:
+        names = [row.enum for row in moe.automatic_order(gpu)]
+        assert (names.index("HUMMING") < names.index("MARLIN")) == (gpu == "sm_90")
+    assert moe.select_moe(moe.MoeRequest("sm_90", humming=True)).winner.enum == "HUMMING"
+
+
+def test_the_reported_defect_is_reachable_without_a_flag_on_sm_110_alone():
+    """vLLM #51525 needs the backend that reads a scale an expert."""
+    reached = {gpu for gpu in moe.GPUS if moe.select_moe(moe.MoeRequest(gpu)).winner.reach == "expert"}
+    assert reached == {"sm_110"}
+    without = {
+        gpu for gpu in moe.GPUS if moe.select_moe(moe.MoeRequest(gpu, flashinfer=False)).winner.reach == "expert"
+    }
+    assert without == {"sm_100", "sm_103", "sm_110", "sm_120", "sm_121"}
+
+
+def test_the_messages_are_the_server_s():
+    found = moe.select_moe(moe.MoeRequest("sm_90", choice="cutlass"))
+    assert (
+        "NvFp4 MoE backend 'VLLM_CUTLASS' does not support the deployment configuration since kernel does not support "
+        "current device (sm_90)" in str(found.error)
+    )
+    assert "takes MARLIN here" in str(found.error)
+    found = moe.select_moe(moe.MoeRequest("sm_100", choice="triton"))
+    assert "moe_backend='triton' is not supported for NVFP4 MoE" in str(found.error)
+    found = moe.select_moe(moe.MoeRequest("sm_90", marlin_8bit=True))
+    assert found.error.code == "serving.moe-marlin-dtype"
+    assert moe.select_moe(moe.MoeRequest("sm_120", marlin_8bit=True)).error is None
+    with pytest.raises(ServingError, match="no GPU sm_70"):
+        moe.select_moe(moe.MoeRequest("sm_70"))
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_every_error_fills_in_both_languages(language):
+    for request in (
+        moe.MoeRequest("rocm", scheme="W4A16"),
+        moe.MoeRequest("sm_90", choice="cutlass"),
+        moe.MoeRequest(choice="triton"),
+        moe.MoeRequest(choice="flashinfer_b12x", swiglu_limit=True),
+        moe.MoeRequest(scheme="W4A4-token"),
+        moe.MoeRequest("sm_90", marlin_8bit=True),
+    ):
+        error = moe.select_moe(request).error
+        assert error.code in error_texts(language)
+        assert all("{" not in text for text in error.text(language).values())
+
+
+def test_padding_and_slots():
+    rows = {row.enum: row for row in moe.MOE}
+    assert moe.padded(rows["FLASHINFER_TRTLLM"], 2816, 704) == (2816, 704)
+    assert moe.padded(rows["FLASHINFER_TRTLLM"], 2816, 176) == (2816, 192)
+    assert moe.padded(rows["FLASHINFER_TRTLLM"], 2816, 176, gated=False) == (2816, 256)
+    assert moe.padded(rows["FLASHINFER_TRTLLM"], 2816, 176, gated=False, per_token=True) == (3072, 256)
+    assert moe.padded(rows["VLLM_CUTLASS"], 2816, 176) == (2816, 176)
+    assert moe.input_scale_slots(rows["FLASHINFER_TRTLLM"], 128, 4, "ep") == 128
+    assert moe.input_scale_slots(rows["VLLM_CUTLASS"], 128, 4, "ep") == 32
+    assert moe.input_scale_slots(rows["VLLM_CUTLASS"], 128, 4, "tp") == 128
+
+
+# ------------------------------------------------------------------ linear
+
+
+def linear_domain():
+    disabled = ("", *(row.enum for row in linear.LINEAR))
+    for gpu, scheme, off in product(moe.GPUS, linear.LINEAR_SCHEMES, disabled):
+        for flashinfer, humming, cutlass, invariant in product(BOOLS, repeat=4):
+            yield linear.LinearRequest(gpu, scheme, flashinfer, humming, cutlass, invariant, off)
+
+
+def literal_linear(r):
+    """The winner's name, ``None``, or ``"?"`` where it rests with a kernel whose conditions the spec does not give."""
+    sm = 0 if r.gpu == "rocm" else int(r.gpu[3:])
+    on = lambda name: r.disabled != name  # noqa: E731
+    if r.batch_invariant:
+        fits = sm >= 100 and r.cutlass_fp4 and r.scheme == "W4A4" and on("Cutlass")
+        return "Cutlass" if fits else "Emulation"
+    if sm == 0:
+        return "Emulation" if r.scheme == "W4A4" and on("Emulation") else None
+    if r.scheme == "W4A16":
+        if sm == 90 and r.humming and on("Humming"):
+            return "Humming"
+        if sm in (100, 103) and r.flashinfer and on("FI-CuteDsl-W4A16"):
+            return "FI-CuteDsl-W4A16"
+        if on("Marlin"):
+            return "Marlin"
+        return "Humming" if r.humming else None
+    if sm in (100, 103) and r.flashinfer and on("FI-CuteDsl"):
+        return "FI-CuteDsl"
+    if sm >= 100 and r.flashinfer and r.cutlass_fp4 and on("FI-Cutlass"):
+        return "FI-Cutlass"
+    if sm >= 120 and r.flashinfer and on("FI-B12x"):
+        return "FI-B12x"
+    if sm >= 100 and r.cutlass_fp4 and on("Cutlass"):
+        return "Cutlass"
+    if sm in (100, 103, 120, 121) and r.flashinfer and on("FI-CuteDsl-W4A16"):
+        return "FI-CuteDsl-W4A16"
+    return "Marlin" if on("Marlin") else "?"
+
+
+def test_linear_kernels_over_the_whole_domain():
+    for request in linear_domain():
+        found = linear.select_linear(request)
+        got = found.winner.enum if found.winner is not None else "?" if found.rests_with else None
+        assert got == literal_linear(request), request
+
+
+def test_a_linear_choice_without_a_kernel_is_a_warning():
+    for gpu in moe.GPUS:
+        auto = linear.select_linear(linear.LinearRequest(gpu))
+        odd = linear.select_linear(linear.LinearRequest(gpu, choice=linear.NO_KERNEL))
+        assert odd.warning == "no-kernel"
+        assert odd.winner == auto.winner
+
+
+def test_batch_invariance_overrides_the_flag():
+    found = linear.select_linear(linear.LinearRequest("sm_100", batch_invariant=True, choice="marlin"))
+    assert (found.winner.enum, found.warning) == ("Cutlass", "overridden")
+    assert linear.select_linear(linear.LinearRequest("sm_90", batch_invariant=True)).winner.enum == "Emulation"
+
+
+@pytest.mark.parametrize("choice", linear.LINEAR_CHOICES)
+def test_a_linear_choice_keeps_its_own_kernels(choice):
+    for request in linear_domain():
+        if request.batch_invariant:
+            continue
+        found = linear.select_linear(replace(request, choice=choice))
+        if found.warning is None:
+            assert {each.backend.choice for each in found.candidates} == {choice}
+        else:
+            assert not [row for row in linear.linear_order(request) if row.choice == choice]
+
+
+# ------------------------------------------------------------------ MXFP4
+
+
+def mx_domain():
+    for gpu, model, wanted, format_ in product(moe.GPUS, mx.MODELS, mx.WANTED, mx.FORMATS):
+        for flashinfer, humming in product(BOOLS, repeat=2):
+            yield mx.Mxfp4Request(gpu, model, wanted, format_, flashinfer, humming)
+
+
+def literal_mxfp4(r):
+    """The winner's name, or ``"?"`` and the first candidate of unknown conditions."""
+    sm = 0 if r.gpu == "rocm" else int(r.gpu[3:])
+    standard, b200 = r.format == "standard", sm in (100, 103)
+    marlin = "MARLIN" if standard else "BATCHED_MARLIN"
+    if r.model == "deepseek-v4":
+        if sm == 0:
+            return "?AITER"
+        if sm == 90 and r.humming:
+            return "HUMMING"
+        if b200 and r.flashinfer and standard:
+            return "TRTLLM_MXFP8"
+        return "?DEEPGEMM_MXFP4" if b200 or sm == 90 else marlin
+    if sm == 0:
+        return "?AITER"
+    eights = r.flashinfer and standard
+    if r.wanted == "mxfp8" and eights and b200:
+        return "TRTLLM_MXFP8"
+    if r.wanted == "mxfp8" and eights and sm in (90, 120, 121):
+        return "FI_CUTLASS_MXFP8"
+    if r.wanted == "mxfp4":
+        return "?CUTLASS_MXFP4_MXFP4"
+    if eights and b200:
+        return "TRTLLM_BF16"
+    if sm in (120, 121):
+        return "FI_CUTLASS_BF16" if eights else marlin
+    return "?TRITON"
+
+
+def test_mxfp4_over_the_whole_domain():
+    for request in mx_domain():
+        found = mx.select_mxfp4(request)
+        got = found.winner.enum if found.winner is not None else f"?{found.rests_with[0].enum}"
+        assert got == literal_mxfp4(request), request
+        assert found.error is None
+
+
+def test_triton_stands_behind_batched_marlin_on_family_120():
+    for gpu in moe.GPUS:
+        names = [row.enum for row in mx.mxfp4_order(mx.Mxfp4Request(gpu))]
+        assert (names.index("TRITON") > names.index("BATCHED_MARLIN")) == (gpu in ("sm_120", "sm_121"))
+
+
+def test_a_requested_activation_comes_first_and_bf16_follows():
+    kinds = [row.activation for row in mx.mxfp4_order(mx.Mxfp4Request(wanted="mxfp8"))]
+    assert kinds[:2] == ["mxfp8", "mxfp8"]
+    assert set(kinds[2:]) == {"bf16"}
+    assert {row.activation for row in mx.mxfp4_order(mx.Mxfp4Request())} == {"bf16"}
+
+
+def test_an_mxfp4_choice_keeps_the_last_error():
+    found = mx.select_mxfp4(mx.Mxfp4Request("sm_90", choice="flashinfer_trtllm"))
+    assert found.winner is None
+    assert "Mxfp4 MoE backend 'TRTLLM_MXFP8'" in str(found.error)
+    assert mx.select_mxfp4(mx.Mxfp4Request("sm_90", format="batched", choice="marlin")).winner.enum == "BATCHED_MARLIN"
