@@ -29,6 +29,8 @@ INDEX = "model" + INDEX_SUFFIX
 # Told of a stage's name, how many files are done, and of how many.
 Progress = Callable[[str, int, int], None]
 Ranges = list[tuple[int, int]]
+# File, size, and what its server says that changes with it: an ETag, a date, or a commit (of the whole, named "").
+Version = tuple[tuple[str, int, str], ...]
 
 
 class RemoteSource(ABC):
@@ -48,6 +50,7 @@ class RemoteSource(ABC):
         self.progress: Progress | None = None
         self._transport = transport
         self._sizes: dict[str, int] = {}
+        self._versions: dict[str, str | None] = {}
         self._errors: dict[str, CheckpointError] = {}
         # The first bytes of each file, as far as they have been fetched.
         self._held: dict[str, bytes] = {}
@@ -104,6 +107,7 @@ class RemoteSource(ABC):
                     answer = next(answers)
                     if isinstance(answer, CheckpointError):
                         raise answer
+                    self._note_version(file, answer)
                     data += answer.data
                 out[file].append(data)
         return out
@@ -122,9 +126,36 @@ class RemoteSource(ABC):
         wanted = [Wanted(self._url(file), file, len(self._held[file]), end) for file, end in rest.items()]
         for file, answer in zip(rest, self._fetch("headers", wanted), strict=True):
             if isinstance(answer, Answer):
+                self._note_version(file, answer)
                 self._held[file] += answer.data
             else:
                 self._errors[file] = answer
+
+    def version(self) -> Version | None:
+        """What changes when the content does: name, size and the server's own mark of every file that matters.
+
+        None where some file cannot be had, has no mark that can be relied on, or changed between two answers.  Asks for
+        the first bytes of files that were not looked at yet.
+
+        Raises
+        ------
+        CheckpointError
+            ``source.*``, where the server does not say which files there are.
+        """
+        matter = [name for name in self.files() if name.endswith((".safetensors", INDEX_SUFFIX))]
+        matter += [name for name in self.files() if name in (CONFIG, HF_QUANT_CONFIG)]
+        self._look(matter)
+        found = []
+        for file in matter:
+            mark = self._versions.get(file)
+            if file in self._errors or mark is None:
+                return None
+            found.append((file, self._sizes[file], mark))
+        return tuple(found)
+
+    def _note_version(self, file: str, answer: Answer) -> None:
+        if answer.version != self._versions.get(file):
+            self._versions[file] = None
 
     def forget(self) -> None:
         """Drop what is held of files; it can be fetched again."""
@@ -144,6 +175,7 @@ class RemoteSource(ABC):
                 self._errors[file] = CheckpointError("source.bad-range", name=printable(file))
             else:
                 self._sizes[file], self._held[file] = answer.total, answer.data
+                self._versions[file] = answer.version
 
     def _fetch(self, stage: str, wanted: list[Wanted]) -> list[Answer | CheckpointError]:
         report = self.progress
@@ -305,6 +337,10 @@ class HubSource(RemoteSource):
     def modified(self, file: str) -> str:
         """The commit: of one commit nothing changes."""
         return self._commit
+
+    def version(self) -> Version | None:
+        """The commit, where the hub has told it."""
+        return (("", 0, self._commit),) if re.fullmatch("[0-9a-f]{40}", self._commit) else None
 
     def _url(self, file: str) -> str:
         from huggingface_hub import hf_hub_url

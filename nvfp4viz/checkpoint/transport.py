@@ -11,6 +11,7 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from nvfp4viz.checkpoint.problems import printable
@@ -34,10 +35,37 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came: fewer bytes only where the file ends; ``total`` is the file's size, where the server says it."""
+    """What came: fewer bytes only where the file ends.
+
+    Attributes
+    ----------
+    total
+        The file's size, where the server says it.
+    version
+        What the server says that changes with the content; see `version_of`.
+    """
 
     data: bytes
     total: int | None
+    version: str | None = None
+
+
+def version_of(headers: Mapping[str, str]) -> str | None:
+    """A strong ``ETag``, or else a ``Last-Modified`` that was over when the answer was sent (RFC 9110, 8.8).
+
+    A weak tag may stay while bytes change, and a file may be written twice in one second: neither is one.
+
+    >>> version_of({"ETag": '"5f-1"'}), version_of({"ETag": 'W/"5f-1"'})
+    ('"5f-1"', None)
+    """
+    tag = headers.get("ETag", "")
+    if re.fullmatch(r'"[\x21\x23-\x7e\x80-\xff]{1,500}"', tag):
+        return tag
+    try:
+        changed, sent = (parsedate_to_datetime(headers[name]) for name in ("Last-Modified", "Date"))
+        return headers["Last-Modified"] if (sent - changed).total_seconds() >= 1 else None
+    except (KeyError, ValueError, TypeError):
+        return None
 
 
 class _Interrupted(Exception):
@@ -108,17 +136,17 @@ class Transport:
         while True:
             before = len(got)
             try:
-                total = await self._attempt(item, got)
+                total, version = await self._attempt(item, got)
                 if total is None or len(got) >= min(item.end, total) - item.begin or len(got) == before:
-                    return Answer(bytes(got), total)
+                    return Answer(bytes(got), total, version)
             except _Interrupted as broken:
                 fruitless = 1 if len(got) > before else fruitless + 1
                 if fruitless >= TRIES:
                     raise broken.error from None
                 await asyncio.sleep(PAUSE * 2 ** (fruitless - 1))
 
-    async def _attempt(self, item: Wanted, got: bytearray) -> int | None:
-        """Ask for what is still missing, add what comes to ``got``; returns the file's size."""
+    async def _attempt(self, item: Wanted, got: bytearray) -> tuple[int | None, str | None]:
+        """Ask for what is still missing, add what comes to ``got``; returns the file's size and version."""
         import aiohttp
 
         begin, name = item.begin + len(got), printable(item.name)
@@ -127,6 +155,7 @@ class Transport:
             session = await self._fs.set_session()
             async with session.get(self._fs.encode_url(item.url), headers=headers) as response:
                 expected, total = _expected(name, begin, item.end, response.status, response.headers)
+                version = version_of(response.headers)
                 await self._receive(item, response, expected, got)
         except TimeoutError:
             raise CheckpointError("source.timeout", name=name, seconds=f"{self._timeout:g}") from None
@@ -139,7 +168,7 @@ class Transport:
         except (aiohttp.ClientError, OSError) as error:
             raise _Interrupted(CheckpointError("source.connection", name=name, reason=_reason(error))) from None
         # Without any length the end of the answer is the end of the file.
-        return item.begin + len(got) if expected is None else total
+        return (item.begin + len(got) if expected is None else total), version
 
     async def _receive(self, item: Wanted, response: Any, expected: int | None, got: bytearray) -> None:
         """Read the body into ``got``, and not one byte more than ``expected``."""

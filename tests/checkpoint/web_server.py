@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 import time
@@ -37,6 +38,8 @@ class Site:
         Answers 503 to so many requests, then recovers.
     chunked
         Says no length.
+    tagged
+        Marks each file with a strong ETag of its content.
     asked, sent
         (path, Range, Authorization) of each request; bytes of bodies that were written, errors' words apart.
     """
@@ -51,6 +54,7 @@ class Site:
     redirect: str | None = None
     fail_first: int = 0
     chunked: bool = False
+    tagged: bool = False
     shift: int = 0
     api: dict[str, tuple[int, Any, dict[str, str]]] = field(default_factory=dict)
     asked: list[tuple[str, str | None, str | None]] = field(default_factory=list)
@@ -94,14 +98,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _file(self, data: bytes) -> None:
         wanted = self.headers.get("Range")
+        mark = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"'} if self.site.tagged else {}
         if wanted is None or not self.site.ranges:
-            return self._answer(200, data)
+            return self._answer(200, data, mark)
         first, _, last = wanted.removeprefix("bytes=").partition("-")
         begin, end = int(first), min(int(last) + 1, len(data))
         if begin >= len(data):
             return self._answer(416, b"", {"Content-Range": f"bytes */{len(data)}"})
         begin, end = begin + self.site.shift, end + self.site.shift
-        return self._answer(206, data[begin:end], {"Content-Range": f"bytes {begin}-{end - 1}/{len(data)}"})
+        return self._answer(206, data[begin:end], {"Content-Range": f"bytes {begin}-{end - 1}/{len(data)}", **mark})
 
     def _answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         self.send_response(status)
