@@ -80,7 +80,9 @@ def make(
         header, size = _write_shard(folder / file, part, filled_bytes // shards, rng)
         header_bytes, nbytes = header_bytes + header, nbytes + size
         weight_map |= {item.name: file for item in part}
-    _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": nbytes}, "weight_map": weight_map})
+    # Sorted and indented, as transformers writes it: another order than the headers'.
+    index = {"metadata": {"total_size": nbytes}, "weight_map": dict(sorted(weight_map.items()))}
+    _write_json(folder / "model.safetensors.index.json", index)
     _write_json(folder / "hf_quant_config.json", _quantisation())
     _write_json(folder / "config.json", _config(layers, experts))
     scalars = sum(item.value is not None for item in tensors)
@@ -156,7 +158,7 @@ def _config(layers: int, experts: int) -> dict:
 
 
 def _write_json(path: Path, content: dict) -> None:
-    path.write_text(json.dumps(content, indent=2 if len(content) > 2 else None), encoding="utf-8")
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:

@@ -211,11 +211,16 @@ def _alike(text: bytes, start: int, size: int, begin: Ints, length: Ints) -> tup
     """
     if length.max() > _WIDTH:
         return None
-    rows: Words = np.ndarray((size - _WIDTH + 1, _WORDS), "<u8", text, start, (1, 8))[begin] & _INSIDE[length]
-    group, left = np.zeros(len(rows), np.int64), np.ones(len(rows), np.bool_)
+    # Column by column: a row's four words in four arrays are compared in half the time of four words side by side.
+    every: Words = np.ndarray((size - 7,), "<u8", text, start, (1,))
+    inside = _INSIDE[length]
+    columns = [every[begin + 8 * k] & inside[:, k] for k in range(_WORDS)]
+    group, left = np.zeros(len(begin), np.int64), np.ones(len(begin), np.bool_)
     firsts = [0]
     while len(firsts) <= _MOST:
-        same = (rows == rows[firsts[-1]]).all(1)
+        same = columns[0] == columns[0][firsts[-1]]
+        for column in columns[1:]:
+            same &= column == column[firsts[-1]]
         group[same] = len(firsts) - 1
         left &= ~same
         first = int(left.argmax())

@@ -1,8 +1,14 @@
-"""The index: which shard holds which tensor, and whether the shards agree."""
+"""The index: which shard holds which tensor, and whether the shards agree.
+
+As a rule they do.  So an index is first taken as text and crossed off against the names that the headers have given
+already, a piece at a time: no map of 178,176 texts comes to be, and nothing of a piece outlives it.  Only an index that
+is not exactly the shards' becomes a map, and then every difference is looked for.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,11 +29,14 @@ class Index:
     file, nbytes
         The index's own name and size.
     weight_map
-        Shard by tensor name; entries whose shard name is not confined to the folder are left out.
+        Shard by tensor name; entries whose shard name is not confined to the folder are left out.  Empty where the
+        index is ``agreed``.
     problems
         What is wrong with it.
     alone
         It was asked for by name: files that it does not name do not belong to the checkpoint.
+    agreed
+        It names exactly the tensors of the shards, each in its shard: the headers say all that it says.
     """
 
     file: str
@@ -35,6 +44,7 @@ class Index:
     weight_map: dict[str, str]
     problems: tuple[ContainerProblem, ...] = ()
     alone: bool = False
+    agreed: bool = False
 
     def agrees_with(self, tables: dict[str, TensorTable]) -> bool:
         """Does it name exactly the tensors of these shards, each in its shard?  Then no name occurs in two of them."""
@@ -44,16 +54,31 @@ class Index:
         return all(found.count(shard) == len(found) for shard, found in homes)
 
 
-def read_index(source: Source, files: list[str]) -> Index | None:
-    """The index that was asked for, or the folder's; None where it has none."""
-    asked: str | None = getattr(source, "index", None)
+def asked_index(source: Source) -> str | None:
+    """The index that was asked for by name."""
+    return getattr(source, "index", None)
+
+
+def read_index(source: Source, files: list[str], tables: Mapping[str, TensorTable] | None = None) -> Index | None:
+    """The index that was asked for, or the folder's; None where it has none.
+
+    Parameters
+    ----------
+    files
+        Of the source.
+    tables
+        The shards' tensors, where their headers have been read already.
+    """
+    asked = asked_index(source)
     found = [name for name in files if name.endswith(INDEX_SUFFIX)]
     if source.only is not None or not (asked or found):
         return None
     # A repo may carry a second one (a consolidated or diffusers copy); this is the one that loaders take.
     file = asked or ("model" + INDEX_SUFFIX if "model" + INDEX_SUFFIX in found else found[0])
     shards = [name for name in files if name.endswith(".safetensors")]
-    side = read_side_file(source, file, "container.index-invalid", lambda data: _decode(data, shards))
+    side = read_side_file(source, file, "container.index-invalid", lambda data: _decode(data, shards, tables or {}))
+    if isinstance(side.content, _Agreed):
+        return Index(file, side.nbytes, {}, side.problems, asked is not None, agreed=True)
     problems = list(side.problems)
     weight_map: dict[str, str] = {}
     if side.content is not None:
@@ -75,11 +100,17 @@ class _Decoded(dict[str, Any]):
     """Content whose map is known to be one of texts."""
 
 
-def _decode(data: bytes, shards: list[str]) -> dict[str, Any]:
+class _Agreed(dict[str, Any]):
+    """Stands for content that says what the headers say."""
+
+
+def _decode(data: bytes, shards: list[str], tables: Mapping[str, TensorTable]) -> dict[str, Any]:
     """The index's map by the shortest way that takes it.
 
     As a rule it names the shards that are here: a name that is known is not made again for every tensor.
     """
+    if says_the_same(data, tables):
+        return _Agreed()
     known: Any = dict[str, Literal[tuple(shards)]] if shards else dict[str, str]  # type: ignore[misc]
     for fields in ([("weight_map", known)], [("weight_map", dict[str, str])]):
         try:
@@ -89,6 +120,67 @@ def _decode(data: bytes, shards: list[str]) -> dict[str, Any]:
             continue
     content: Any = msgspec.json.decode(data)
     return content  # type: ignore[no-any-return]
+
+
+_MAP = re.compile(rb'"weight_map"\s*:\s*\{')
+# Bytes of a piece: its thousand names stay in the processor's cache, and their memory serves the next piece.
+_PIECE = 1 << 16
+# Stands for the map where the rest of the index is read.
+_MARK = 7_770_001
+
+
+def says_the_same(data: bytes, tables: Mapping[str, TensorTable]) -> bool:
+    """Does this index name exactly the tensors of these shards, each once and in its shard?
+
+    True is proven; False may also mean that the text is unusual (a brace in a name, say), and that another way has to
+    tell.
+    """
+    match = _MAP.search(data)
+    if match is None or not all(map(len, tables.values())) or not tables:
+        return False
+    begin, end = match.end(), data.find(b"}", match.end())
+    rest = msgspec.defstruct("_Rest", [("weight_map", Literal[_MARK])])
+    wanted, open_sets = dict(tables), dict[str, set[str]]()
+    try:
+        # Not the map of something deeper, nor one that a second one of its name replaces.
+        msgspec.json.decode(b"%b%d%b" % (data[: begin - 1], _MARK, data[end + 1 :]), type=rest)
+        for piece in _pieces(data, begin, end, tuple(tables)):
+            shards = set(piece.values())
+            for shard in shards:
+                if shard in wanted:
+                    open_sets[shard] = set(wanted.pop(shard).names)
+                left = open_sets.get(shard, set())
+                names = piece.keys() if len(shards) == 1 else {name for name, at in piece.items() if at == shard}
+                before = len(left)
+                left.difference_update(names)
+                if before - len(left) != len(names):
+                    return False
+    except msgspec.DecodeError:
+        return False
+    return not wanted and not any(open_sets.values())
+
+
+def _pieces(data: bytes, begin: int, end: int, shards: tuple[str, ...]) -> Iterator[dict[str, str]]:
+    """The map's entries, some hundred at a time.
+
+    Where the text is cut does not matter: if both sides of a comma are the members of an object, the whole is one too.
+
+    Raises
+    ------
+    msgspec.DecodeError
+        A piece is not some members of an object whose values are known shards.
+    """
+    decoder = msgspec.json.Decoder(dict[str, Literal[shards]])  # type: ignore[valid-type]
+    at = begin
+    while at <= end:
+        comma = data.find(b'",', at + _PIECE, end) + 1
+        cut = comma or end
+        piece = decoder.decode(b"{%b}" % data[at:cut])
+        if not piece:
+            # A comma too many.
+            raise msgspec.DecodeError
+        yield piece
+        at = cut + 1
 
 
 _NUMBERED = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5,6})-of-(?P<count>\d{5,6})\.safetensors$")

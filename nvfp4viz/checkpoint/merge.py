@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from nvfp4viz.checkpoint.header import Header
 from nvfp4viz.checkpoint.index import Index, missing_by_number
 from nvfp4viz.checkpoint.problems import printable, problem
-from nvfp4viz.checkpoint.table import TensorTable
+from nvfp4viz.checkpoint.table import Homes, TensorTable
 
 if TYPE_CHECKING:
     from nvfp4viz.checkpoint.open import Checkpoint
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 def merge_shards(checkpoint: Checkpoint, shards: list[str], index: Index | None) -> None:
     """Fill ``tensors``, ``unreadable``, ``blind_files`` and ``problems`` of an opened checkpoint."""
+    if index and index.agreed:
+        checkpoint.tensors = TensorTable.joined([header.entries for header in checkpoint.files], unique=True)
+        for header in checkpoint.files:
+            checkpoint.unreadable.update(dict.fromkeys(header.unreadable, header.file))
+        checkpoint.index = Homes(checkpoint.tensors)
+        return
     weight_map = index.weight_map if index else {}
     indexed = set(weight_map.values())
     # Where no indexed shard is here, the index is stale or foreign: then all shards are looked at.

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from nvfp4viz.checkpoint.dtypes import DTYPES
 from nvfp4viz.checkpoint.header import Header, TensorEntry, TensorTable, read_header
-from nvfp4viz.checkpoint.index import Index, read_index
+from nvfp4viz.checkpoint.index import asked_index, read_index
 from nvfp4viz.checkpoint.merge import merge_shards
 from nvfp4viz.checkpoint.problems import ContainerProblem, from_error, printable
 from nvfp4viz.checkpoint.quantconfig import QuantConfig, read_quant_config
@@ -53,18 +53,17 @@ class Checkpoint:
         Bytes fetched from shards on opening; see also `bytes_read` and `side_bytes`.
     """
 
-    def __init__(self, source: Source, shards: list[str], index: Index | None) -> None:
+    def __init__(self, source: Source, shards: list[str]) -> None:
         self.source = source
         self.name = printable(source.name)
         self._shards = shards
         self._asked = 0
-        self._side_asked = index.nbytes if index else 0
+        self._side_asked = 0
         _call(source, "prefetch", shards)
         self.files = tuple(self._header(file) for file in shards)
-        _call(source, "forget")
         self.opening_bytes = self.bytes_read
-        self.index: dict[str, str] | None = index.weight_map if index else None
-        self.index_file = index.file if index else None
+        self.index: Mapping[str, str] | None = None
+        self.index_file: str | None = None
         self.tensors: TensorTable = TensorTable.empty()
         self.unreadable: dict[str, str] = {}
         self.blind_files: tuple[str, ...] = ()
@@ -340,16 +339,22 @@ def inspect(
     if progress is not None and hasattr(place, "progress"):
         place.progress = progress
     names = place.files()
-    index = read_index(place, names)
     shards = [place.only] if place.only else [name for name in names if name.endswith(".safetensors")]
+    # An index that was asked for says which shards to open; any other is read after them and compared.
+    index = read_index(place, names) if asked_index(place) or not shards else None
     if index is not None and index.alone and index.weight_map:
         named = set(index.weight_map.values())
         shards = [name for name in shards if name in named]
     if not shards and index is None:
         raise CheckpointError("source.no-safetensors", name=printable(place.name), **_pickled(names))
-    checkpoint = Checkpoint(place, shards, index)
+    checkpoint = Checkpoint(place, shards)
+    if index is None:
+        index = read_index(place, names, {header.file: header.entries for header in checkpoint.files})
     if index:
         checkpoint.problems += index.problems
+        checkpoint.index, checkpoint.index_file = index.weight_map, index.file
+        checkpoint._side_asked += index.nbytes
+    _call(place, "forget")
     for header in checkpoint.files:
         checkpoint.problems += header.problems
     _raise_if_cut_off(checkpoint)

@@ -177,3 +177,23 @@ class _Values(ValuesView[TensorEntry]):
 
     def __iter__(self) -> Iterator[TensorEntry]:
         return self._mapping.entries()
+
+
+class Homes(Mapping[str, str]):
+    """Shard by tensor name, out of a table: what an index says that agrees with it."""
+
+    __slots__ = ("_table",)
+
+    def __init__(self, table: TensorTable) -> None:
+        self._table = table
+
+    def __getitem__(self, name: str) -> str:
+        table = self._table
+        place: int = table.file[table.rows[name]]
+        return table.files[place]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table.names)
+
+    def __len__(self) -> int:
+        return len(self._table)
