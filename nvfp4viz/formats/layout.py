@@ -100,6 +100,20 @@ def interleave_gate_up(w: npt.NDArray[Any], group: int = 8) -> npt.NDArray[Any]:
     return np.ascontiguousarray(np.swapaxes(halves, -4, -3)).reshape(array.shape)
 
 
+def deinterleave_gate_up(w: npt.NDArray[Any], group: int = 8) -> npt.NDArray[Any]:
+    """Gate rows first, then up rows, from rows mixed in groups; inverse of :func:`interleave_gate_up`, same errors.
+
+    >>> deinterleave_gate_up(np.array([[0], [1], [10], [11], [2], [3], [12], [13]]), group=2).ravel().tolist()
+    [0, 1, 2, 3, 10, 11, 12, 13]
+    """
+    array = np.asarray(w)
+    rows = array.shape[-2] if array.ndim >= 2 else 0
+    if group < 1 or rows == 0 or rows % (2 * group):
+        raise FormatError("format.interleave", shape=array.shape, multiple=2 * group)
+    groups = array.reshape(*array.shape[:-2], rows // (2 * group), 2, group, array.shape[-1])
+    return np.ascontiguousarray(np.swapaxes(groups, -4, -3)).reshape(array.shape)
+
+
 def pack_ue8m0(scales: npt.ArrayLike) -> npt.NDArray[np.uint32]:
     """Four UE8M0 bytes to a word: ``(…, C)`` to ``(…, C//4)``, byte j of four at bits 8j to 8j+7.
 
@@ -116,3 +130,44 @@ def pack_ue8m0(scales: npt.ArrayLike) -> npt.NDArray[np.uint32]:
         raise FormatError("format.pack-odd", shape=array.shape, multiple=4)
     words: npt.NDArray[np.uint32] = np.ascontiguousarray(array).view("<u4").astype(np.uint32)
     return words
+
+
+def unpack_ue8m0(words: npt.ArrayLike) -> U8:
+    """Bytes ``(…, 4·W)`` of words ``(…, W)``; inverse of :func:`pack_ue8m0`."""
+    array = np.ascontiguousarray(words, "<u4")
+    return np.array(array.view(np.uint8).reshape(*array.shape[:-1], -1))
+
+
+UTCCP_ROWS = 128
+"""Rows of scales that one ``tcgen05.cp.32x128b.warpx4`` brings to tensor memory."""
+
+
+def utccp_transpose(words: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Rows ``(…, M, C)`` in the order that UTCCP wants: inside each 128, row ``32j + i`` moves to ``4i + j``.
+
+    The copy writes 32 lanes of 128 bits; a lane then holds the words of rows i, i+32, i+64 and i+96.  For one column
+    of words the bytes are those of the 128×4 layout.  Source: DeepGEMM (`numerics-vllm.md` section 10).
+
+    Raises
+    ------
+    FormatError
+        ``format.utccp``: the rows are not a multiple of 128.
+
+    >>> utccp_transpose(np.arange(128)[:, None]).ravel()[:6].tolist()
+    [0, 32, 64, 96, 1, 33]
+    """
+    return _regroup_rows(words, 4, 32)
+
+
+def utccp_untranspose(words: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Rows in their own order again; inverse of :func:`utccp_transpose`, same errors."""
+    return _regroup_rows(words, 32, 4)
+
+
+def _regroup_rows(words: npt.NDArray[Any], outer: int, inner: int) -> npt.NDArray[Any]:
+    array = np.asarray(words)
+    rows = array.shape[-2] if array.ndim >= 2 else 0
+    if rows == 0 or rows % UTCCP_ROWS:
+        raise FormatError("format.utccp", shape=array.shape, multiple=UTCCP_ROWS)
+    tiles = array.reshape(*array.shape[:-2], rows // UTCCP_ROWS, outer, inner, array.shape[-1])
+    return np.ascontiguousarray(np.swapaxes(tiles, -3, -2)).reshape(array.shape)

@@ -144,10 +144,12 @@ def _numba(a: U8, a_scales: U8, b: U8, b_scales: U8, c: F32, elements: tuple[Ele
 
 def _numpy(a: U8, a_scales: U8, b: U8, b_scales: U8, start: F32, elements: tuple[Element, Element]) -> F32:
     _, scale_exponents, scale_nan = scale_tables("mxfp4")
-    sa, ea, xa = (table[a] for table in element_tables(elements[0]))
-    sb, eb, xb = (table[b] for table in element_tables(elements[1]))
+    a_tables, b_tables = element_tables(elements[0]), element_tables(elements[1])
+    sa, ea, xa = a_tables[0][a], a_tables[1][a], a_tables[2][a]
+    sb, eb, xb = b_tables[0][b], b_tables[1][b], b_tables[2][b]
     acc = start.copy()
-    nan = np.isnan(start) | scale_nan[a_scales].any(axis=1)[:, None] | scale_nan[b_scales].any(axis=1)
+    bad_a, bad_b = (np.asarray(scale_nan[scales]).any(axis=1) for scales in (a_scales, b_scales))
+    nan = np.isnan(start) | bad_a[:, None] | bad_b
     for step in range(a_scales.shape[1]):
         ks = range(step * STEP_K32, (step + 1) * STEP_K32)
         scale = scale_exponents[a_scales[:, step], None] + scale_exponents[b_scales[:, step]]

@@ -55,7 +55,8 @@ def _step(a_significand, a_exponent, b_significand, b_exponent, scale, m, n, at,
     for k in range(at, at + _STEP):
         here = np.int32(a_exponent[m, k] + b_exponent[n, k] + scale)
         top = here if here > top else top
-    down = min(top - e, 63)
+    down = np.int64(top - e)
+    down = down if down < 63 else np.int64(63)
     size = (size << (_PLACES - 23)) >> down
     total = -size if bits < 0 else size
     for k in range(at, at + _STEP):

@@ -104,3 +104,40 @@ def test_four_exponents_make_a_word() -> None:
     with pytest.raises(FormatError) as error:
         formats.pack_ue8m0(scales[..., :6])
     assert error.value.code == "format.pack-odd"
+
+
+@pytest.mark.parametrize(("shape", "group"), [((16, 3), 8), ((2, 48, 5), 8), ((3, 2, 12, 1), 2)])
+def test_mixing_rows_and_back_keeps_every_byte(shape: tuple[int, ...], group: int) -> None:
+    w = np.arange(int(np.prod(shape))).reshape(shape)
+    np.testing.assert_array_equal(formats.deinterleave_gate_up(formats.interleave_gate_up(w, group), group), w)
+    np.testing.assert_array_equal(formats.interleave_gate_up(formats.deinterleave_gate_up(w, group), group), w)
+    with pytest.raises(FormatError) as error:
+        formats.deinterleave_gate_up(w[..., :-1, :], group)
+    assert error.value.code == "format.interleave"
+
+
+def test_words_give_their_four_exponents_back() -> None:
+    scales = np.random.default_rng(3).integers(0, 256, (3, 2, 8), dtype=np.uint8)
+    np.testing.assert_array_equal(formats.unpack_ue8m0(formats.pack_ue8m0(scales)), scales)
+
+
+def test_utccp_rows_lie_where_the_formula_says() -> None:
+    """Inside each 128, row 32j + i goes to 4i + j; and the way back."""
+    words = np.arange(2 * 256 * 3).reshape(2, 256, 3)
+    moved = formats.utccp_transpose(words)
+    for tile in range(2):
+        for j in range(4):
+            for i in range(32):
+                np.testing.assert_array_equal(moved[:, 128 * tile + 4 * i + j], words[:, 128 * tile + 32 * j + i])
+    np.testing.assert_array_equal(formats.utccp_untranspose(moved), words)
+    for function in (formats.utccp_transpose, formats.utccp_untranspose):
+        for wrong in (words[:, :130], words[0, :, 0], words[:, :0]):
+            with pytest.raises(FormatError) as error:
+                function(wrong)
+            assert error.value.code == "format.utccp"
+
+
+def test_packed_and_transposed_exponents_are_the_bytes_of_the_128x4_layout() -> None:
+    scales = np.random.default_rng(4).integers(0, 256, (128, 4), dtype=np.uint8)
+    words = formats.utccp_transpose(formats.pack_ue8m0(scales))
+    np.testing.assert_array_equal(words.astype("<u4").view(np.uint8).ravel(), formats.swizzle_128x4(scales))
