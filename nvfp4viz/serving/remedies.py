@@ -109,6 +109,10 @@ class RemedyResult:
     losses
         Nats per character by domain, NaN included.
     load_seconds, generate_seconds, loss_seconds
+    bytes
+        Of the tensors in the checkpoint that was served; 0 where it was refused.
+    computed_on
+        What computed the experts, ``"cpu"`` or ``"cuda"``.
     """
 
     id: str
@@ -118,6 +122,13 @@ class RemedyResult:
     load_seconds: float = 0.0
     generate_seconds: float = 0.0
     loss_seconds: float = 0.0
+    bytes: int = 0
+    computed_on: str = "cpu"
+
+    @property
+    def tokens(self) -> int:
+        """Generated, over all prompts."""
+        return sum(len(reply.token_ids) for reply in self.replies)
 
 
 def run_remedy(
@@ -155,7 +166,8 @@ def run_remedy(
     """
     start = perf_counter()
     try:
-        served = serve_remedy(remedy_id, broken=broken, calibrated=calibrated, allocator=allocator, seed=seed)
+        checkpoint = remedied(remedy_id, broken=broken, calibrated=calibrated)
+        served = _serve(REMEDIES[remedy_id], checkpoint, allocator, seed)
     except ServingError as refusal:
         if refusal.code != "serving.guard":
             raise
@@ -165,7 +177,10 @@ def run_remedy(
     answered = perf_counter()
     losses = {domain: evaluate(served, found) for domain, found in (texts or {}).items()}
     done = perf_counter()
-    return RemedyResult(remedy_id, None, replies, losses, loaded - start, answered - loaded, done - answered)
+    size = sum(entry.end - entry.begin for entry in checkpoint.tensors.values())
+    return RemedyResult(
+        remedy_id, None, replies, losses, loaded - start, answered - loaded, done - answered, size, served.computes_on
+    )
 
 
 def serve_remedy(
@@ -183,20 +198,29 @@ def serve_remedy(
     ServingError
         ``serving.remedy``, or the refusal that is the remedy (``serving.guard``).
     """
+    checkpoint = remedied(remedy_id, broken=broken, calibrated=calibrated)
+    return _serve(REMEDIES[remedy_id], checkpoint, allocator, seed)
+
+
+def remedied(remedy_id: str, *, broken: Source, calibrated: Source | None = None) -> Checkpoint:
+    """The checkpoint that a remedy serves: changed in memory, or another one.
+
+    Raises
+    ------
+    ServingError
+        ``serving.remedy``.
+    """
     if remedy_id not in REMEDIES:
         raise ServingError("serving.remedy", remedy=remedy_id, known=", ".join(REMEDIES))
     remedy = REMEDIES[remedy_id]
     source = calibrated if remedy.calibrated else broken
     assert source is not None, "this remedy serves the calibrated checkpoint"
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
-    return load(
-        change_checkpoint(checkpoint, remedy.change),
-        allocator,
-        seed,
-        remedy.backend,
-        remedy.guard,
-        per_token=remedy.per_token,
-    )
+    return change_checkpoint(checkpoint, remedy.change)
+
+
+def _serve(remedy: Remedy, checkpoint: Checkpoint, allocator: str, seed: int) -> ServedModel:
+    return load(checkpoint, allocator, seed, remedy.backend, remedy.guard, per_token=remedy.per_token)
 
 
 def judge(result: RemedyResult, reference: RemedyResult, margin: float = MARGIN) -> Verdict:
@@ -223,6 +247,11 @@ def wrong_domains(result: RemedyResult, reference: RemedyResult, margin: float =
         for domain, loss in result.losses.items()
         if not loss <= reference.losses.get(domain, float("nan")) + margin
     )
+
+
+def excess(result: RemedyResult, reference: RemedyResult) -> dict[str, float]:
+    """Nats per character above the reference, by domain; NaN where either is."""
+    return {domain: loss - reference.losses.get(domain, float("nan")) for domain, loss in result.losses.items()}
 
 
 def change_checkpoint(checkpoint: Checkpoint, change: Change) -> Checkpoint:

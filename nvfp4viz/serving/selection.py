@@ -6,7 +6,6 @@ Source: `serving-vllm.md` 5.1 and 4.4, read from vLLM 0.33.0 (``fused_moe/oracle
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -397,28 +396,3 @@ def _later(request: MoeRequest, winner: Row) -> ServingError | None:
     if winner.enum == "MARLIN" and request.marlin_8bit:
         return ServingError("serving.moe-marlin-dtype")
     return None
-
-
-# ------------------------------------------------------------------ what a choice costs
-
-
-def padded(
-    row: MoeBackend, hidden: int, intermediate: int, *, gated: bool = True, per_token: bool = False
-) -> tuple[int, int]:
-    """The sizes that a backend stores for a rank's experts; only FlashInfer's TRTLLM pads (4.4).
-
-    >>> trtllm = MOE[0]
-    >>> padded(trtllm, 2816, 352), padded(trtllm, 128, 64)
-    ((2816, 384), (256, 64))
-    """
-    if row.layout != "trtllm":
-        return hidden, intermediate
-    across = 512 if per_token and not gated else 256
-    down = 64 if gated else 128
-    return math.ceil(hidden / across) * across, math.ceil(intermediate / down) * down
-
-
-def input_scale_slots(row: MoeBackend, experts: int, ranks: int, parallel: str) -> int:
-    """First dimension of the input scales on one rank: every expert's on FlashInfer's, the rank's own elsewhere."""
-    local = experts if parallel == "tp" else math.ceil(experts / ranks)
-    return experts if row.enum.startswith("FLASHINFER") else local

@@ -13,6 +13,7 @@ from nvfp4viz.serving.remedies import (
     RemedyReply,
     RemedyResult,
     change_checkpoint,
+    excess,
     judge,
     run_remedy,
     wrong_domains,
@@ -138,3 +139,23 @@ def test_a_refusal_is_its_own_verdict():
     refused = dataclasses.replace(result_with({}), refusal=ServingError("serving.guard", count=1, groups="x"))
     assert judge(refused, result_with({})) == "refused"
     assert wrong_domains(result_with({"a": 3.0, "b": 1.0}), result_with({"a": 1.0, "b": 1.0})) == ("a",)
+
+
+def test_a_result_says_what_it_took(holed, full):
+    """Bytes of what was served: the same weights, and only the scalars differ."""
+    found = {
+        name: run_remedy(name, PROMPTS, broken=holed, calibrated=full, n=4)
+        for name in ("calibrate", "peer-max", "weight-only", "other-backend")
+    }
+    scalars = 4 * 3 * 2 * 8
+    assert found["peer-max"].bytes == found["calibrate"].bytes
+    assert found["weight-only"].bytes == found["calibrate"].bytes - scalars
+    assert found["other-backend"].bytes == found["calibrate"].bytes - 4 * 3 * len(HOLES)
+    assert all(result.tokens == sum(len(reply.token_ids) for reply in result.replies) for result in found.values())
+    assert {result.computed_on for result in found.values()} <= {"cpu", "cuda"}
+    assert run_remedy("load-guard", PROMPTS, broken=holed).bytes == 0
+
+
+def test_excess_is_the_difference_by_domain():
+    reference = RemedyResult("calibrate", None, (), {"a": 1.0, "b": 2.0})
+    assert excess(RemedyResult("x", None, (), {"a": 1.5, "b": 2.0}), reference) == {"a": 0.5, "b": 0.0}

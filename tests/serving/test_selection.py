@@ -5,8 +5,9 @@ from itertools import product
 
 import pytest
 
-from nvfp4viz.errors import ServingError, error_texts
+from nvfp4viz.errors import FormatError, ServingError, error_texts
 from nvfp4viz.serving import selection as moe
+from nvfp4viz.serving import selection_cost as cost
 from nvfp4viz.serving import selection_linear as linear
 from nvfp4viz.serving import selection_mxfp4 as mx
 
@@ -198,16 +199,37 @@ def test_every_error_fills_in_both_languages(language):
         assert all("{" not in text for text in error.text(language).values())
 
 
-def test_padding_and_slots():
-    rows = {row.enum: row for row in moe.MOE}
-    assert moe.padded(rows["FLASHINFER_TRTLLM"], 2816, 704) == (2816, 704)
-    assert moe.padded(rows["FLASHINFER_TRTLLM"], 2816, 176) == (2816, 192)
-    assert moe.padded(rows["FLASHINFER_TRTLLM"], 2816, 176, gated=False) == (2816, 256)
-    assert moe.padded(rows["FLASHINFER_TRTLLM"], 2816, 176, gated=False, per_token=True) == (3072, 256)
-    assert moe.padded(rows["VLLM_CUTLASS"], 2816, 176) == (2816, 176)
-    assert moe.input_scale_slots(rows["FLASHINFER_TRTLLM"], 128, 4, "ep") == 128
-    assert moe.input_scale_slots(rows["VLLM_CUTLASS"], 128, 4, "ep") == 32
-    assert moe.input_scale_slots(rows["VLLM_CUTLASS"], 128, 4, "tp") == 128
+ROWS = {row.enum: row for row in moe.MOE}
+
+
+def test_only_trtllm_pads():
+    trtllm = ROWS["FLASHINFER_TRTLLM"]
+    assert cost.padded(trtllm, 2816, 704) == (2816, 704)
+    assert cost.padded(trtllm, 2816, 176) == (2816, 192)
+    assert cost.padded(trtllm, 2816, 176, gated=False) == (2816, 256)
+    assert cost.padded(trtllm, 2816, 176, gated=False, per_token=True) == (3072, 256)
+    assert cost.padded(ROWS["VLLM_CUTLASS"], 2816, 176) == (2816, 176)
+
+
+def test_bytes_of_a_rank_by_hand():
+    """64 experts of tiny-moe: three matrices of 64 x 128."""
+    found = cost.rank_bytes(ROWS["VLLM_CUTLASS"], 64, 128, 64)
+    assert (found.codes, found.block_scales) == (64 * 3 * 64 * 128 // 2, 64 * 3 * 64 * 128 // 16)
+    # (E, 2) and (E,) twice, in float32
+    assert found.scalars == 4 * (64 * 2 + 64) * 2
+    assert found.padding == 0
+    wide = cost.rank_bytes(ROWS["FLASHINFER_TRTLLM"], 64, 128, 64)
+    assert wide.padding == found.codes + found.block_scales  # hidden 128 becomes 256
+
+
+def test_flashinfer_keeps_every_rank_s_input_scales():
+    own = cost.rank_bytes(ROWS["VLLM_CUTLASS"], 64, 128, 64, ranks=4, parallel="ep")
+    every = cost.rank_bytes(ROWS["FLASHINFER_CUTLASS"], 64, 128, 64, ranks=4, parallel="ep")
+    assert own.experts == every.experts == 16
+    assert every.scalars - own.scalars == 4 * 3 * 48
+    assert cost.rank_bytes(ROWS["VLLM_CUTLASS"], 64, 128, 64, ranks=4).intermediate == 16
+    with pytest.raises(FormatError):
+        cost.rank_bytes(ROWS["VLLM_CUTLASS"], 64, 128, 64, ranks=8)
 
 
 # ------------------------------------------------------------------ linear

@@ -21,6 +21,7 @@ import pytest
         "serving.sampling",
         "serving.scales",
         "serving.selection",
+        "serving.selection_cost",
         "serving.selection_linear",
         "serving.selection_mxfp4",
     ],
