@@ -20,12 +20,14 @@ import msgspec
 from nvfp4viz.checkpoint.header import HEADER_LIMIT
 from nvfp4viz.checkpoint.problems import printable
 from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG, INDEX_SUFFIX, is_confined
-from nvfp4viz.checkpoint.transport import Answer, Transport, Wanted
+from nvfp4viz.checkpoint.transport import Answer, Transport, Wanted, host_of, reason_of
 from nvfp4viz.errors import CheckpointError
 
 # Bytes of a file that are asked for at first sight.
 FIRST = 1 << 16
 INDEX = "model" + INDEX_SUFFIX
+# Errors that are the host's, and so every file's.
+NOBODY = ("source.connection", "source.no-answer")
 # Told of a stage's name, how many files are done, and of how many.
 Progress = Callable[[str, int, int], None]
 Ranges = list[tuple[int, int]]
@@ -278,6 +280,9 @@ class HttpSource(RemoteSource):
     def _listing(self) -> list[str]:
         """Names in the page that a server shows for a folder; empty where it shows none."""
         page = self._transport.fetch([Wanted(self._address(f"{self._folder}/"), "", 0, 1 << 20)])[0]
+        if isinstance(page, CheckpointError) and page.code in NOBODY:
+            # Each file would be asked for in vain too.
+            raise page
         if isinstance(page, CheckpointError) or page.data.lstrip()[:1] != b"<":
             return []
         links = re.findall(rb"""href=["']?(?:\./)?([^"'?#/<> ]+)["'?#> ]""", page.data, re.IGNORECASE)
@@ -293,7 +298,7 @@ class HubSource(RemoteSource):
     ------
     CheckpointError
         ``source.hub-name``, ``source.hub-repository``, ``source.hub-revision``, ``source.hub-gated``,
-        ``source.hub-offline``, ``source.connection``.
+        ``source.hub-offline``, ``source.connection``, ``source.no-answer``.
     """
 
     def __init__(self, repository: str, revision: str | None = None, timeout: float = 30.0, parallel: int = 16) -> None:
@@ -329,7 +334,10 @@ class HubSource(RemoteSource):
             raise CheckpointError("source.status", name=self.name, status=status) from None
         except Exception as error:
             # The hub's client has changed its HTTP library before; whatever it raises, nobody answered.
-            raise CheckpointError("source.connection", name=self.name, reason=type(error).__name__) from None
+            host = host_of(api.endpoint)
+            if "timeout" in type(error).__name__.lower():
+                raise CheckpointError("source.no-answer", name=host, seconds=f"{timeout:g}") from None
+            raise CheckpointError("source.connection", name=host, reason=reason_of(error)) from None
 
     def files(self) -> list[str]:
         return list(self._names)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 from nvfp4viz.checkpoint.problems import printable
 from nvfp4viz.errors import CheckpointError
@@ -157,8 +158,12 @@ class Transport:
                 expected, total = _expected(name, begin, item.end, response.status, response.headers)
                 version = version_of(response.headers)
                 await self._receive(item, response, expected, got)
+        except aiohttp.ConnectionTimeoutError:
+            seconds = f"{self._timeout:g}"
+            raise CheckpointError("source.no-answer", name=host_of(item.url), seconds=seconds) from None
         except TimeoutError:
-            raise CheckpointError("source.timeout", name=name, seconds=f"{self._timeout:g}") from None
+            host, seconds = host_of(item.url), f"{self._timeout:g}"
+            raise CheckpointError("source.timeout", name=name, host=host, seconds=seconds) from None
         except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, ConnectionResetError):
             raise _Interrupted(CheckpointError("source.cut", name=name, received=len(got))) from None
         except aiohttp.TooManyRedirects:
@@ -166,7 +171,10 @@ class Transport:
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
             raise CheckpointError("source.not-an-address", name=name) from None
         except (aiohttp.ClientError, OSError) as error:
-            raise _Interrupted(CheckpointError("source.connection", name=name, reason=_reason(error))) from None
+            # Behind a redirect it is another host than the address's that is missing.
+            known: Any = error if getattr(error, "host", None) else None
+            name = printable(f"{known.host}:{known.port}") if known else host_of(item.url)
+            raise _Interrupted(CheckpointError("source.connection", name=name, reason=reason_of(error))) from None
         # Without any length the end of the answer is the end of the file.
         return (item.begin + len(got) if expected is None else total), version
 
@@ -215,8 +223,24 @@ def _expected(
     raise _Interrupted(error) if status == 429 or status >= 500 else error
 
 
-def _reason(error: Exception) -> str:
+def host_of(url: str) -> str:
+    """The host and port of an address, for messages: neither path nor query, and no password.
+
+    >>> host_of("https://user:secret@example.org:8443/model?sig=1"), host_of("http://example.org/model")
+    ('example.org:8443', 'example.org:80')
+    """
+    parts = urlsplit(url)
+    return printable(f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}")
+
+
+def reason_of(error: BaseException) -> str:
     """The system's words for a connection that does not come about; never an address with what it may hold."""
-    inner = getattr(error, "os_error", None) or error
-    words = getattr(inner, "strerror", None) or getattr(inner, "verify_message", None) or type(error).__name__
-    return printable(str(words), 120)
+    seen: BaseException | None = error
+    while seen is not None:
+        # aiohttp keeps the system's error in a field; requests and httpx only among the causes.
+        for inner in (seen, getattr(seen, "os_error", None), getattr(seen, "certificate_error", None)):
+            words = getattr(inner, "verify_message", None) or getattr(inner, "strerror", None)
+            if isinstance(words, str) and words:
+                return printable(words, 120)
+        seen = seen.__cause__ or seen.__context__
+    return printable(type(error).__name__, 120)

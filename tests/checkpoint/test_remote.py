@@ -1,7 +1,9 @@
 """Checkpoints behind HTTP: sound servers, unsound ones, and a stand-in for the hub."""
 
 import contextlib
+import errno
 import mmap
+import os
 import socket
 import tomllib
 from pathlib import Path
@@ -208,6 +210,7 @@ def test_a_silent_server_is_given_up():
         open_checkpoint(HttpSource(f"{site.address}/model.safetensors", timeout=0.2))
     assert caught.value.code == "source.timeout"
     assert "0.2 seconds" in str(caught.value)
+    assert site.address.removeprefix("http://") in str(caught.value)
 
 
 def test_a_redirect_in_circles():
@@ -225,14 +228,67 @@ def test_a_redirect_out_of_the_web():
     assert caught.value.code == "source.not-an-address"
 
 
-def test_nobody_listens():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+# A folder, one file, an index: the host is down for all of them alike.
+ASKED = ["", "/", "/m", "/m/model.safetensors", "/m/model.safetensors.index.json"]
+
+
+def says_the_host(caught, code, host):
+    assert caught.value.code == code
+    assert caught.value.params["name"] == host
+    for language in ("en", "zh"):
+        words = " ".join(caught.value.text(language).values())
+        assert host in words
+        for hidden in ("safetensors", "config.json", "secret", "{"):
+            assert hidden not in words
+
+
+@pytest.fixture
+def free():
+    """A port where nobody listens."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+    return port
+
+
+@pytest.mark.parametrize("path", ASKED)
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_nobody_listens(scheme, path, free):
     with pytest.raises(CheckpointError) as caught:
-        open_checkpoint(f"http://user:secret@127.0.0.1:{port}/m/model.safetensors?token=secret")
-    assert caught.value.code == "source.connection"
-    assert "secret" not in str(caught.value)
+        open_checkpoint(f"{scheme}://user:secret@127.0.0.1:{free}{path}?token=secret")
+    says_the_host(caught, "source.connection", f"127.0.0.1:{free}")
+    assert caught.value.params["reason"] == os.strerror(errno.ECONNREFUSED)
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_no_such_host(path):
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(f"http://nowhere.invalid{path}")
+    says_the_host(caught, "source.connection", "nowhere.invalid:80")
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_a_server_that_does_not_speak_tls(path):
+    with serve(Site({})) as site, pytest.raises(CheckpointError) as caught:
+        open_checkpoint(site.address.replace("http:", "https:") + path)
+    says_the_host(caught, "source.connection", site.address.removeprefix("http://"))
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_a_connection_that_never_comes_about(path):
+    """The port is open, and nobody takes part in the handshake."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        host = f"127.0.0.1:{mute.getsockname()[1]}"
+        with pytest.raises(CheckpointError) as caught:
+            open_checkpoint(HttpSource(f"https://{host}{path}", timeout=0.2))
+    says_the_host(caught, "source.no-answer", host)
+    assert "0.2" in str(caught.value)
+
+
+def test_behind_a_redirect_it_is_the_other_host(free):
+    with serve(Site({}, redirect=f"http://127.0.0.1:{free}/")) as site, pytest.raises(CheckpointError) as caught:
+        open_checkpoint(f"{site.address}/model.safetensors")
+    says_the_host(caught, "source.connection", f"127.0.0.1:{free}")
 
 
 @pytest.mark.parametrize("address", ["http://", "https:///x", "http://[::1", "http://a b/", "http://host:99999/x"])
@@ -365,11 +421,38 @@ def test_every_text_of_a_remote_error_has_its_test():
     assert [code for code in texts if f'"{code}"' not in here] == []
 
 
-def test_no_hub_at_all(monkeypatch):
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_no_hub_at_all(scheme, free, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", f"{scheme}://127.0.0.1:{free}")
     with pytest.raises(CheckpointError) as caught:
         HubSource("owner/model")
-    assert caught.value.code == "source.connection"
+    says_the_host(caught, "source.connection", f"127.0.0.1:{free}")
+    assert caught.value.params["reason"] == os.strerror(errno.ECONNREFUSED)
+
+
+def test_a_hub_of_no_such_host(monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "https://nowhere.invalid")
+    with pytest.raises(CheckpointError) as caught:
+        HubSource("owner/model")
+    says_the_host(caught, "source.connection", "nowhere.invalid:443")
+
+
+def test_a_hub_that_does_not_speak_tls(monkeypatch):
+    with serve(Site({})) as site:
+        monkeypatch.setenv("HF_ENDPOINT", site.address.replace("http:", "https:"))
+        with pytest.raises(CheckpointError) as caught:
+            HubSource("owner/model")
+    says_the_host(caught, "source.connection", site.address.removeprefix("http://"))
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_hub_that_does_not_answer(scheme, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        host = f"127.0.0.1:{mute.getsockname()[1]}"
+        monkeypatch.setenv("HF_ENDPOINT", f"{scheme}://{host}")
+        with pytest.raises(CheckpointError) as caught:
+            HubSource("owner/model", timeout=0.2)
+    says_the_host(caught, "source.no-answer", host)
 
 
 def test_a_page_of_the_hub_is_its_repository(monkeypatch):

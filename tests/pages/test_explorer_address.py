@@ -200,7 +200,7 @@ def test_a_machine_without_a_network_says_so(open_page, lang, typed, monkeypatch
     shown = plain(send(at_address(open_page, lang), typed))
     text = i18n.t("ui.error.code", code="source.connection")
     assert text in shown
-    named = "model.safetensors.index.json" if typed.startswith("http") else f"hf://{typed.removeprefix('hf://')}"
+    named = "127.0.0.1:9"
     assert CheckpointError("source.connection", name=named, reason="").text(lang)["what"] in shown
     assert CheckpointError("source.connection", name=named, reason="").text(lang)["next"] in shown
 
