@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,14 @@ class RoutingLog:
     @property
     def documents(self) -> int:
         return len(self.tokens)
+
+    @classmethod
+    def read(cls, path: Path, name: str) -> RoutingLog:
+        """One log out of a file of several (``sample_checkpoints/routing.npz``); read-only."""
+        with np.load(path, allow_pickle=False) as parts:
+            log = cls(parts[f"{name}.tokens"], parts[f"{name}.counts"])
+        log.tokens.flags.writeable = log.counts.flags.writeable = False
+        return log
 
     def part(self, start: int, stop: int) -> RoutingLog:
         """The documents from ``start`` up to ``stop``."""
@@ -79,7 +88,7 @@ def joined(logs: Sequence[RoutingLog]) -> RoutingLog:
     return RoutingLog(tokens.reshape(-1), counts.reshape(-1, *counts.shape[2:]))
 
 
-def record_routing(model: TinyMoe, experts: Experts, texts: Iterable[str]) -> RoutingLog:
+def record_routing(model: TinyMoe, experts: Experts, texts: Iterable[str], *, ended: bool = True) -> RoutingLog:
     """Send each text through the model with natural routing and count where its tokens went.
 
     Parameters
@@ -87,12 +96,19 @@ def record_routing(model: TinyMoe, experts: Experts, texts: Iterable[str]) -> Ro
     model, experts
         The dense part and its routed experts, as for `generate`.
     texts
-        Documents; each is read whole, with its end mark, as in `calibrate`.
+        Documents; each is read whole, as in `calibrate`.
+    ended
+        Whether an end mark follows each: yes for a document, no for a prompt.
+
+    Raises
+    ------
+    ModelError
+        ``prompt.empty``, ``prompt.too-long``, ``prompt.unknown-characters``.
     """
     tokenizer, c = Tokenizer(), model.config
     tokens, counts = [], []
     for text in texts:
-        ids = [*tokenizer.encode(text), EOS]
+        ids = [*tokenizer.encode(text), EOS] if ended else tokenizer.encode(text)
         record = ForwardRecord()
         model.forward(ids, experts, record=record)
         tokens.append(len(ids))

@@ -1,0 +1,73 @@
+"""One token through every router: who is picked, and what is said to have decided it."""
+
+import numpy as np
+import pytest
+
+from nvfp4viz.moe.router_comparison import ROUTERS, compare_routers
+
+TABLE = np.array([[5, 1, 0], [2, 3, 4]])
+LOGITS = [2.0, -1.0, 0.5, 1.5, -0.5, 1.0, 0.0, -2.0]
+BIAS = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.75, 0.0]
+
+
+def _compare(logits=LOGITS, bias=BIAS, token=0, **more):
+    return compare_routers(logits, 3, bias=bias, token=token, table=TABLE, groups=4, top_groups=2, **more)
+
+
+def test_every_router_answers():
+    picked = _compare()
+    assert tuple(picked) == ROUTERS
+    assert picked["softmax"].ids == picked["gemma4"].ids == (0, 3, 5)
+    assert picked["sigmoid"].ids == (6, 0, 3)
+    assert picked["grouped"].groups == (1, 3)
+    assert set(picked["grouped"].ids) <= {2, 3, 6, 7}
+    assert picked["hash"].ids == (5, 1, 0)
+    assert _compare(token=1)["hash"].ids == (2, 3, 4)
+
+
+def test_what_decided_is_named():
+    picked = _compare()
+    for name, one in picked.items():
+        if name == "hash":
+            assert (one.last_in, one.first_out) == (-1, -1)
+            continue
+        assert one.last_in == one.ids[-1]
+        assert one.first_out not in one.ids
+        assert one.compared[one.last_in] >= one.compared[one.first_out]
+        assert not any(one.compared[e] > one.compared[one.first_out] for e in range(8) if e not in one.ids)
+        assert not one.tied
+    tied = _compare([1.0] * 8, [0.0] * 8)
+    assert all(one.tied for name, one in tied.items() if name != "hash")
+    assert tied["softmax"].first_out == 3
+
+
+def test_a_softmax_of_all_and_a_softmax_of_the_chosen_agree_after_renormalising():
+    picked = _compare()
+    np.testing.assert_allclose(picked["softmax"].weights, picked["gemma4"].weights, rtol=1e-6)  # a few ulps each
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_bad_logit_is_told_apart(bad):
+    logits = list(LOGITS)
+    logits[4] = bad
+    picked = _compare(logits)
+    assert picked["softmax"].fell_back
+    assert picked["softmax"].ids == (0, 1, 2)
+    assert picked["gemma4"].ids[0] == 4
+    assert picked["gemma4"].fell_back
+    assert not picked["sigmoid"].fell_back
+    assert not picked["hash"].fell_back
+
+
+def test_too_few_whole_groups_are_a_fall_back():
+    logits = [float("nan")] * 5 + [1.0, 2.0, 0.0]
+    picked = _compare(logits)
+    assert picked["grouped"].fell_back
+    assert picked["grouped"].ids == (0, 1, 2)
+
+
+def test_scaling_multiplies_all_but_gemma4():
+    one, two = _compare(), _compare(scaling=2.5)
+    for name in ROUTERS:
+        factor = 1.0 if name == "gemma4" else 2.5
+        np.testing.assert_allclose(two[name].weights, np.multiply(one[name].weights, factor), rtol=1e-6)  # ulps
