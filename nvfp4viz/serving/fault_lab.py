@@ -50,7 +50,7 @@ class FaultEffect:
     read
         Tokens that both were compared on, T of them.
     visits : int
-        How many of these tokens are routed to the broken expert in the broken layer.
+        How many of these tokens are routed to the broken expert in the broken layer; 0 without a spot.
     layer_error : (layers,) float32
         Root-mean-square difference of the residual after each layer over the healthy one's root mean square, over the
         positions where both are numbers; NaN where there is none.
@@ -161,8 +161,8 @@ def break_checkpoint(checkpoint: Checkpoint, spot: FaultSpot) -> Checkpoint:
     )
 
 
-def compare(healthy: ServedModel, faulty: ServedModel, spot: FaultSpot, prompt: str, n: int = 32) -> FaultEffect:
-    """Run both models on a prompt.
+def compare(healthy: ServedModel, faulty: ServedModel, spot: FaultSpot | None, prompt: str, n: int = 32) -> FaultEffect:
+    """Run both models on a prompt.  Without a spot the fault is anywhere: nothing is said of visits or block scales.
 
     Raises
     ------
@@ -176,7 +176,7 @@ def compare(healthy: ServedModel, faulty: ServedModel, spot: FaultSpot, prompt: 
         healthy=answer,
         faulty=faulty.generate(prompt, n),
         read=tuple(read),
-        visits=int((good.routes[spot.layer] == spot.expert).any(axis=-1).sum()),
+        visits=0 if spot is None else int((good.routes[spot.layer] == spot.expert).any(axis=-1).sum()),
         layer_error=np.array([_relative_error(a, b) for a, b in zip(good.hidden, bad.hidden, strict=True)], np.float32),
         layer_nan=np.array([np.isnan(b).any(axis=-1).mean() for b in bad.hidden], np.float32),
         first_broken=next(

@@ -21,6 +21,8 @@ from typing import Any
 
 from nvfp4viz.errors import ServingError
 
+VLLM = "0.33.0"
+"""The version whose rules these are."""
 MODELOPT_ALGOS = (
     "FP8",
     "FP8_PER_CHANNEL_PER_TOKEN",

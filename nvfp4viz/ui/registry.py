@@ -37,6 +37,8 @@ PAGES = (
     PageEntry("blocks", "formats"),
     PageEntry("tensor_core", "formats"),
     PageEntry("mxfp4", "formats"),
+    PageEntry("dataflow", "moe"),
+    PageEntry("loading", "serving"),
     PageEntry("explorer", "checkpoint", kernels=False),
     PageEntry("fault_lab", "checkpoint"),
     PageEntry("kernel_lab", "kernels"),

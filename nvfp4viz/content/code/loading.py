@@ -1,0 +1,22 @@
+from nvfp4viz.checkpoint import canonical, open_checkpoint
+from nvfp4viz.model.corpus import DEMO_PROMPTS
+from nvfp4viz.serving import load_parameters
+from nvfp4viz.serving.config_lines import read_configs
+from nvfp4viz.serving.fates import complete_with, run_fates
+from nvfp4viz.serving.spread import spread_value
+from sample_checkpoints import ensure
+
+broken, full = (open_checkpoint(ensure(f"tiny-moe-nvfp4-{name}")) for name in ("holes", "full"))
+
+# one file, several fates
+for fate in run_fates(broken, complete_with(broken, full), DEMO_PROMPTS[$prompt], backend=$backend, seed=$seed):
+    print(f"{fate.allocator}: {fate.text[:24]!r}, NaN {fate.nan_share:.1%}, first broken layer {fate.first_broken}")
+
+# one value in one slot, as each backend reads it
+layers, _ = load_parameters(full, canonical(full))
+for spread in spread_value(layers[$layer], $projection, $expert, $value):
+    print(f"{spread.backend}: {spread.reached} experts compute with another scale")
+
+# the weight-only rule, and the line that decided
+found = read_configs('{"quantization_config": {"quant_algo": "NVFP4",\n"config_groups": {"group_0": {}}}}')
+print(found.resolved.algo, found.resolved.promoted, found.step.id, found.line)

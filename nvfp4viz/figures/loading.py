@@ -1,0 +1,242 @@
+"""Figures about loading: one file's fates layer by layer, and how far one slot's value reaches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvfp4viz.figures.layout import base_layout
+from nvfp4viz.figures.palette import MARKS, Theme, role, surface
+from nvfp4viz.figures.words import words
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from nvfp4viz.serving.fates import Fate
+    from nvfp4viz.serving.spread import Spread
+
+SIDE = 8
+"""Experts in a row of a backend's square; tiny-moe has 64 in all."""
+_GAP = 1.4
+SHORT = {
+    "vllm-cutlass": "CUTLASS",
+    "vllm-flashinfer-cutlass": "FlashInfer<br>CUTLASS",
+    "vllm-flashinfer-trtllm": "FlashInfer<br>TRT-LLM",
+    "vllm-marlin": "Marlin",
+    "vllm-emulation": "Emulation",
+}
+
+
+def fates_figure(fates: Sequence[Fate], *, theme: Theme, lang: str) -> go.Figure:
+    """A row for each fate, a column for each layer: equal bits, an error, or a share of NaN."""
+    import plotly.graph_objects as go
+
+    ink, nan_role = surface(theme), role("sign", theme)
+    names = [words(lang, f"figures.loading.fate.{fate.allocator}") for fate in fates]
+    layers = len(fates[0].effect.layer_error)
+    error = np.array([fate.effect.layer_error for fate in fates], np.float64)
+    share = np.array([fate.effect.layer_nan for fate in fates], np.float64)
+    drawn = np.where((error > 0) & (share == 0), np.log10(np.where(error > 0, error, 1)), np.nan)
+    nans = np.argwhere(share > 0)
+    columns = [f"L{layer}" for layer in range(layers)]
+    heat: dict[str, Any] = {
+        "type": "heatmap",
+        "x": list(range(layers)),
+        "y": list(range(len(fates))),
+        "z": drawn,
+        "zmin": -3,
+        "zmax": 0,
+        "colorscale": "Cividis",
+        "xgap": 3,
+        "ygap": 3,
+        "hoverinfo": "skip",
+        "colorbar": {
+            "title": {"text": words(lang, "figures.loading.error"), "side": "right"},
+            "tickvals": [-3, -2, -1, 0],
+            "ticktext": ["0.1 %", "1 %", "10 %", "100 %"],
+            "thickness": 12,
+            "outlinewidth": 0,
+        },
+    }
+    hatched: dict[str, Any] = {
+        "type": "bar",
+        "orientation": "h",
+        "base": [int(layer) - 0.48 for _, layer in nans],
+        "x": [0.96] * len(nans),
+        "y": [int(row) for row, _ in nans],
+        "width": 0.92,
+        "marker": {
+            "color": ink.panel,
+            "line": {"color": nan_role.text, "width": 1.5},
+            "pattern": {"shape": "/", "fgcolor": ink.line, "size": 8},
+        },
+        "hoverinfo": "skip",
+    }
+    text: dict[str, Any] = {
+        "type": "scatter",
+        "mode": "text",
+        "x": [layer for _ in fates for layer in range(layers)],
+        "y": [row for row in range(len(fates)) for _ in range(layers)],
+        "text": [_cell(error[row, k], share[row, k]) for row in range(len(fates)) for k in range(layers)],
+        "textfont": {
+            "size": 14,
+            # Cividis is dark below and light above its middle; empty and hatched cells show the page.
+            "color": [
+                ink.ink if not np.isfinite(value) else "#FFFFFF" if value < -1.3 else "#0C1118"
+                for value in drawn.ravel().tolist()
+            ],
+        },
+        "hoverinfo": "skip",
+    }
+    layout = base_layout(
+        theme,
+        height=60 + 62 * len(fates),
+        showlegend=False,
+        xaxis={"tickvals": list(range(layers)), "ticktext": columns, "showgrid": False, "zeroline": False},
+        yaxis={
+            "tickvals": list(range(len(fates))),
+            "ticktext": names,
+            "autorange": "reversed",
+            "showgrid": False,
+            "zeroline": False,
+        },
+    )
+    return go.Figure([heat, hatched, text], layout)
+
+
+def _cell(error: float, share: float) -> str:
+    if share > 0:
+        return f"<b>{MARKS['nan']}</b> {100 * share:.0f} %"
+    return "=" if error == 0 else f"{100 * error:.2g} %"
+
+
+def describe_fates(fates: Sequence[Fate], lang: str) -> str:
+    """How many different answers one file gives, and how many of them hold NaN."""
+    answers = {fate.effect.faulty.token_ids for fate in fates}
+    first = [fate.first_broken for fate in fates if fate.first_broken is not None]
+    if not first:
+        return words(lang, "figures.loading.describe_untouched", fates=len(fates))
+    return words(
+        lang,
+        "figures.loading.describe_fates",
+        answers=len(answers),
+        fates=len(fates),
+        nan=sum(fate.nan_share > 0 for fate in fates),
+        first=min(first),
+    )
+
+
+def fate_rows(fates: Sequence[Fate]) -> list[dict[str, object]]:
+    """Every fate and layer."""
+    return [
+        {
+            "allocator": fate.allocator,
+            "backend": fate.backend,
+            "layer": layer,
+            "relative_error": float(error),
+            "nan_share": float(share),
+            "first_broken_layer": fate.first_broken,
+            "answer": fate.text,
+        }
+        for fate in fates
+        for layer, (error, share) in enumerate(zip(fate.effect.layer_error, fate.effect.layer_nan, strict=True))
+    ]
+
+
+def mark_of(value: float) -> str:
+    """The sign of a value that no scale should have; empty for an ordinary one."""
+    if np.isnan(value):
+        return MARKS["nan"]
+    if np.isinf(value):
+        return MARKS["inf"] if value > 0 else MARKS["neginf"]
+    return MARKS["zero"] if value == 0 else MARKS["negative"] if value < 0 else ""
+
+
+def spread_figure(spreads: Sequence[Spread], *, theme: Theme, lang: str) -> go.Figure:
+    """A square of experts for each backend; reached ones are filled and carry the mark of what they read."""
+    import plotly.graph_objects as go
+
+    ink, reached = surface(theme), role("global_scale", theme)
+    experts = len(spreads[0].changed)
+    rows = -(-experts // SIDE)
+    step = SIDE + _GAP
+    traces: list[dict[str, Any]] = []
+    notes = []
+    for k, spread in enumerate(spreads):
+        x = [k * step + e % SIDE for e in range(experts)]
+        y = [e // SIDE for e in range(experts)]
+        marks = ["" if spread.after is None else mark_of(float(spread.after[e])) or "!" for e in range(experts)]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers+text",
+                "x": x,
+                "y": y,
+                "text": [mark if spread.changed[e] else "" for e, mark in enumerate(marks)],
+                "textfont": {"size": 10, "color": reached.on_fill},
+                "marker": {
+                    "symbol": "square",
+                    "size": 13,
+                    "color": [reached.fill if hit else ink.panel for hit in spread.changed.tolist()],
+                    "line": {"color": [ink.ink if hit else ink.line for hit in spread.changed.tolist()], "width": 1},
+                },
+                "customdata": [
+                    [e, "–" if spread.after is None else f"{spread.after[e]:.4g}", f"{spread.alpha[e]:.4g}"]
+                    for e in range(experts)
+                ],
+                "hovertemplate": spread.backend + "<br>expert %{customdata[0]}<br>a %{customdata[1]}"
+                "<br>alpha %{customdata[2]}<extra></extra>",
+            }
+        )
+        notes.append(
+            {
+                "text": f"{SHORT[spread.backend]}<br><b>{spread.reached} / {experts}</b>",
+                "x": k * step + (SIDE - 1) / 2,
+                "y": -0.8,
+                "yanchor": "bottom",
+                "showarrow": False,
+                "font": {"size": 11, "color": ink.ink},
+            }
+        )
+    layout = base_layout(
+        theme,
+        height=280,
+        showlegend=False,
+        annotations=notes,
+        xaxis={"visible": False, "range": [-1, len(spreads) * step - _GAP]},
+        yaxis={"visible": False, "range": [rows - 0.2, -3.6]},
+    )
+    return go.Figure(traces, layout)
+
+
+def describe_spread(spreads: Sequence[Spread], lang: str) -> str:
+    """How many experts each backend computes with another scale."""
+    reached = {spread.backend: spread.reached for spread in spreads}
+    return words(
+        lang,
+        "figures.loading.describe_spread",
+        cutlass=reached["vllm-cutlass"],
+        flashinfer=reached["vllm-flashinfer-cutlass"],
+        marlin=reached["vllm-marlin"],
+        experts=len(spreads[0].changed),
+    )
+
+
+def spread_rows(spreads: Sequence[Spread]) -> list[dict[str, object]]:
+    """Every backend and expert."""
+    return [
+        {
+            "backend": spread.backend,
+            "product": spread.product,
+            "expert": e,
+            "input_scale_before": None if spread.before is None else float(spread.before[e]),
+            "input_scale_read": None if spread.after is None else float(spread.after[e]),
+            "encode_scale": None if spread.gscale is None else float(spread.gscale[e]),
+            "alpha": float(spread.alpha[e]),
+            "changed": bool(spread.changed[e]),
+        }
+        for spread in spreads
+        for e in range(len(spread.changed))
+    ]

@@ -1,0 +1,220 @@
+"""Two parts of the page on loading: how the cause is found, and the guard that makes it unnecessary."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import streamlit as st
+
+from nvfp4viz.errors import ServingError
+from nvfp4viz.model.corpus import DEMO_PROMPTS
+from nvfp4viz.serving.loader import ALLOCATORS
+from nvfp4viz.serving.quant_config import VLLM
+from nvfp4viz.ui import caches, errors, predict, snippets
+from nvfp4viz.ui.i18n import t
+from nvfp4viz.ui.loading_parts import BACKENDS, HOLED, PAGE, PROMPT, TOKENS, complete, fates, quoted
+from nvfp4viz.ui.numbers import percent
+
+if TYPE_CHECKING:
+    from nvfp4viz.serving.bisect import Bisection
+    from nvfp4viz.serving.fates import MeasureResult
+    from nvfp4viz.ui.lesson import Lesson
+
+SEEDS = (0, 1, 2)
+GUARDED = ("tiny-moe-nvfp4-holes", "tiny-moe-nvfp4-full")
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _bisection(allocator: str, prompt: str, seed: int, identity: caches.Stamp) -> Bisection:
+    from nvfp4viz.serving import load
+    from nvfp4viz.serving.bisect import bisect_experts
+
+    suspect = caches.served(caches.Build(HOLED, allocator=allocator, seed=seed))
+    return bisect_experts(suspect, load(complete(), device="cpu"), DEMO_PROMPTS[prompt])
+
+
+def bisection_of(page: Lesson) -> Bisection:
+    """The search on the page's settings."""
+    return _bisection(page.view["a"], page.view["p"], page.view["seed"], caches.stamp(caches.sample_path(HOLED)))
+
+
+def cause_part(page: Lesson) -> None:
+    """Three instruments, in the order in which they narrow it down."""
+    if not _how_many_runs(page):
+        return
+    view = page.view
+    left, middle, right = st.columns(3)
+    left.selectbox(
+        page.t("fates.prompt"), tuple(DEMO_PROMPTS), format_func=lambda n: page.t(f"prompt.{n}"), **view.widget("p")
+    )
+    middle.selectbox(
+        page.t("chain.memory"), ALLOCATORS, format_func=lambda name: page.t(f"memory.{name}"), **view.widget("a")
+    )
+    right.number_input(page.t("fates.seed"), 0, 9, **view.widget("seed"))
+    _harness(page)
+    _allocator_off(page)
+    _halving(page)
+
+
+def _harness(page: Lesson) -> None:
+    """Is it the file's weights?  The same bytes through a path that shares nothing with the suspect."""
+    page.heading("cause.harness")
+    prompt, allocator, seed = DEMO_PROMPTS[page.view["p"]], page.view["a"], page.view["seed"]
+    rows = []
+    for backend in ("vllm-cutlass", "vllm-marlin"):
+        timed = caches.generation(
+            caches.Build(HOLED, backend=backend, allocator=allocator, seed=seed if allocator == "random" else 0),
+            prompt,
+            TOKENS,
+        )
+        rows.append((page.t(f"harness.{backend.replace('-', '_')}"), quoted(timed.generation.text)))
+    page.table(("path", "answer"), rows)
+    page.prose("cause.harness_text")
+
+
+def _allocator_off(page: Lesson) -> None:
+    """Does it depend on memory?  The same file and code, with and without recycled blocks."""
+    page.heading("cause.caching")
+    prompt = page.view["p"]
+    rows = [("PYTORCH_NO_CUDA_MEMORY_CACHING=1", page.t("memory.zeros"), fates(prompt, BACKENDS[0], 0)[0])]
+    for seed in SEEDS:
+        fate = next(f for f in fates(prompt, BACKENDS[0], seed) if f.allocator == "random")
+        rows.append((page.t("cause.cached", seed=seed), page.t("memory.random"), fate))
+    page.table(
+        ("setting", "memory", "answer", ">nan"),
+        [(name, memory, quoted(fate.text), percent(round(fate.nan_share, 4))) for name, memory, fate in rows],
+    )
+    answers = len({fate.effect.faulty.token_ids for _, _, fate in rows})
+    page.finding("cause.memory_seen", answers=answers, loads=len(rows))
+
+
+def _halving(page: Lesson) -> None:
+    """Which expert?  Halve the layers, then the experts of one layer."""
+    page.heading("cause.bisection")
+    found = bisection_of(page)
+    page.table(
+        (">run", "over", "suspect", "differs", "nan_logits"),
+        [
+            (
+                str(number),
+                page.t("over.layers") if step.over == "layers" else page.t("over.experts", layer=step.layer),
+                f"{step.first}–{step.last}",
+                page.t("yes" if step.differs else "no"),
+                page.t("yes" if step.nan else "no"),
+            )
+            for number, step in enumerate(found.steps, start=1)
+        ],
+    )
+    if found.layer is None or found.expert is None:
+        page.finding("cause.untouched")
+        return
+    view = caches.served(caches.Build(HOLED)).view
+    slot = view.slot(found.layer, found.expert, "down", "input_scale")
+    page.finding(
+        "cause.found" if slot.entry is None else "cause.found_present",
+        layer=found.layer,
+        expert=found.expert,
+        runs=len(found.steps),
+        name=slot.name,
+    )
+
+
+def _how_many_runs(page: Lesson) -> bool:
+    """Asked: how many runs of the prompt find one expert among all?"""
+    found = _bisection("zeros", PROMPT, 0, caches.stamp(caches.sample_path(HOLED)))
+    layers = caches.served(caches.Build(HOLED)).parameters
+    experts = sum(parameters.experts for parameters in layers)
+    runs = len(found.steps)
+    answer = "few" if runs <= 2 * experts.bit_length() else "half" if runs <= experts // 2 else "each"
+    return predict.ask(
+        f"{PAGE}.predict.cause",
+        ("few", "half", "each"),
+        answer=answer,
+        experts=experts,
+        half=experts // 2,
+        some=experts.bit_length(),
+        runs=runs,
+        layer=found.layer,
+        expert=found.expert,
+    )
+
+
+# ------------------------------------------------------------------ the guard
+
+
+@st.cache_resource(max_entries=8, show_spinner=False)
+def _measures(seed: int, identity: caches.Stamp) -> tuple[MeasureResult, ...]:
+    from nvfp4viz.serving.fates import measures
+
+    return measures(caches.checkpoint(HOLED), caches.served(caches.Build(HOLED)).view, seed)
+
+
+def measures_of(seed: int) -> tuple[MeasureResult, ...]:
+    """What each measure finds in the holed file."""
+    return _measures(seed, caches.stamp(caches.sample_path(HOLED)))
+
+
+def guard_part(page: Lesson) -> None:
+    """Three measures compared, the function, and what it says."""
+    if not _values_alone(page):
+        return
+    found = measures_of(page.view["seed"])
+    by = {(result.measure, result.allocator): result for result in found}
+    names = tuple(dict.fromkeys(result.measure for result in found))
+    page.table(
+        ("memory", *(f">{name}" for name in names)),
+        [
+            (
+                page.t(f"memory.{allocator}"),
+                *(f"{by[name, allocator].found} / {by[name, allocator].expected}" for name in names),
+            )
+            for allocator in ALLOCATORS
+        ],
+    )
+    page.prose("guard.measures", vllm=VLLM)
+    page.heading("guard.function")
+    page.prose("guard.use")
+    source = snippets.fill("loading_guard", {"expert": 2})
+    st.code(source, language="python")
+    st.caption(t("ui.code.output"))
+    st.code(snippets.run(source), language=None, wrap_lines=True)
+    page.heading("guard.real")
+    view = page.view
+    left, right = st.columns(2)
+    left.selectbox(page.t("guard.file"), GUARDED, **view.widget("file"))
+    right.selectbox(page.t("fates.backend"), BACKENDS, **view.widget("b"))
+    try:
+        _guarded(view["file"], view["b"])
+    except ServingError as error:
+        errors.show(error)
+        return
+    page.finding("guard.passes", file=view["file"], backend=view["b"])
+
+
+def _guarded(sample: str, backend: str) -> None:
+    """Load with the guard on; it reads nothing that a backend does not read.
+
+    Raises
+    ------
+    ServingError
+        ``serving.guard``.
+    """
+    from nvfp4viz.serving import load
+
+    load(caches.checkpoint(sample), backend=backend, guard=True, device="cpu")
+
+
+def _values_alone(page: Lesson) -> bool:
+    """Asked: is a look at the loaded values enough?"""
+    found = [result for result in measures_of(0) if result.measure == "values"]
+    missed = [result for result in found if result.found < result.expected]
+    answer = "all" if not missed else "none" if len(missed) == len(found) else "some"
+    return predict.ask(
+        f"{PAGE}.predict.guard",
+        ("all", "some", "none"),
+        answer=answer,
+        slots=found[0].expected,
+        fates=len(found),
+        whole=len(found) - len(missed),
+        nothing=sum(result.found == 0 for result in found),
+    )

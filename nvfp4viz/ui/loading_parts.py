@@ -1,0 +1,245 @@
+"""Two parts of the page on loading: one file's fates, and where one bad value spreads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import streamlit as st
+
+from nvfp4viz.figures import loading as figures
+from nvfp4viz.model.corpus import DEMO_PROMPTS
+from nvfp4viz.serving.loader import ALLOCATORS
+from nvfp4viz.serving.spread import Spread, spread_value
+from nvfp4viz.ui import caches, predict
+from nvfp4viz.ui.blas import use_one_thread
+from nvfp4viz.ui.i18n import lang
+from nvfp4viz.ui.numbers import exact, four, percent
+from nvfp4viz.ui.theme import theme
+
+if TYPE_CHECKING:
+    from nvfp4viz.checkpoint import Checkpoint
+    from nvfp4viz.serving.fates import Fate
+    from nvfp4viz.serving.loader import LayerParameters
+    from nvfp4viz.ui.lesson import Lesson
+
+PAGE = "loading"
+PARTS = ("fates", "maxima", "promotion", "chain", "cause", "guard")
+HOLED, FULL = "tiny-moe-nvfp4-holes", "tiny-moe-nvfp4-full"
+BACKENDS = ("vllm-cutlass", "vllm-flashinfer-cutlass", "vllm-marlin")
+PROMPTS = tuple(DEMO_PROMPTS)
+PROMPT = "logs"
+TOKENS = 16
+SLOTS = ("gate", "up", "down")
+VALUES = ("zero", "nan", "inf", "one", "huge", "thousand", "thousandth", "negative", "own")
+_FIXED = {"zero": 0.0, "nan": float("nan"), "inf": float("inf"), "one": 1.0, "huge": 1e38}
+_FACTORS = {"thousand": 1000.0, "thousandth": 0.001, "negative": -1.0}
+
+
+# ------------------------------------------------------------------ one file, several fates
+
+
+def complete() -> Checkpoint:
+    """The holed file with its missing tensors from the full export: a twin that differs in those slots alone."""
+    paths = caches.sample_path(HOLED), caches.sample_path(FULL)
+    return _complete(*((str(path), caches.stamp(path)) for path in paths))
+
+
+@st.cache_resource(max_entries=2, show_spinner=False)
+def _complete(holed: tuple[str, caches.Stamp], full: tuple[str, caches.Stamp]) -> Checkpoint:
+    from nvfp4viz.serving.fates import complete_with
+
+    return complete_with(caches.checkpoint(HOLED), caches.checkpoint(FULL))
+
+
+def fates(prompt: str, backend: str, seed: int) -> tuple[Fate, ...]:
+    """Every fate of the holed file, from the cache where it has been run."""
+    return tuple(
+        _fate(allocator, prompt, backend, seed if allocator == "random" else 0, caches.stamp(caches.sample_path(HOLED)))
+        for allocator in ALLOCATORS
+    )
+
+
+@st.cache_resource(max_entries=200, show_spinner=False)
+def _fate(allocator: str, prompt: str, backend: str, seed: int, identity: caches.Stamp) -> Fate:
+    from nvfp4viz.serving.fates import run_fates
+
+    use_one_thread()
+    (fate,) = run_fates(
+        caches.checkpoint(HOLED),
+        complete(),
+        DEMO_PROMPTS[prompt],
+        backend=backend,
+        seed=seed,
+        n=TOKENS,
+        allocators=(allocator,),
+    )
+    return fate
+
+
+def shown_fates(page: Lesson) -> tuple[Fate, ...]:
+    """The fates that the page's settings ask for."""
+    return fates(page.view["p"], page.view["b"], page.view["seed"])
+
+
+def quoted(text: str, most: int = 60) -> str:
+    """An answer as a cell of a table: one line, in the mono face."""
+    line = text.replace("\n", "⏎").replace("`", "ˋ")
+    return f"`{line[:most]}{'…' if len(line) > most else ''}`"
+
+
+def fates_part(page: Lesson) -> None:
+    """The same file loaded five times: what its empty slots held decides the answer."""
+    if not _which_fates(page):
+        return
+    view = page.view
+    stage, side = page.stage()
+    with side:
+        st.selectbox(
+            page.t("fates.prompt"), PROMPTS, format_func=lambda name: page.t(f"prompt.{name}"), **view.widget("p")
+        )
+        st.selectbox(page.t("fates.backend"), BACKENDS, **view.widget("b"))
+        st.number_input(page.t("fates.seed"), 0, 9, **view.widget("seed"))
+        found = shown_fates(page)
+        slots = found[0].unwritten
+        page.finding(
+            "fates.seen",
+            slots=len(slots),
+            answers=len({fate.effect.faulty.token_ids for fate in found}),
+            fates=len(found),
+            same=sum(fate.same_text for fate in found),
+        )
+        page.glossary("uninitialised_memory", "input_scale")
+    with stage:
+        page.figure(
+            figures.fates_figure(found, theme=theme(), lang=lang()),
+            alt=page.t("fates.alt"),
+            finding=figures.describe_fates(found, lang()),
+            rows=lambda: figures.fate_rows(found),
+        )
+    twin = found[0].effect.healthy.text
+    page.table(
+        ("memory", ">slot", "answer", "same", ">nan", ">first"),
+        [
+            (page.t("complete"), "–", quoted(twin), page.t("yes"), percent(0), "–"),
+            *(
+                (
+                    page.t(f"memory.{fate.allocator}"),
+                    exact(fate.unwritten[0].value or 0.0),
+                    quoted(fate.text),
+                    page.t("yes" if fate.same_text else "no"),
+                    percent(round(fate.nan_share, 4)),
+                    "–" if fate.first_broken is None else f"L{fate.first_broken}",
+                )
+                for fate in found
+            ),
+        ],
+    )
+    first = found[0].unwritten[0]
+    ones = next(fate for fate in found if fate.allocator == "ones")
+    page.prose("fates.text", name=first.name, error=percent(round(float(ones.effect.layer_error[-1]), 4)))
+
+
+def _which_fates(page: Lesson) -> bool:
+    """Asked: which contents of the empty slots leave the answer as it was?"""
+    asked = fates(PROMPT, BACKENDS[0], 0)
+    kept = tuple(fate.allocator for fate in asked if fate.same_text)
+    answers = {(): "none", ("ones",): "ones", ("ones", "neighbour"): "finite", ALLOCATORS: "all"}
+    ones = next(fate for fate in asked if fate.allocator == "ones")
+    return predict.ask(
+        f"{PAGE}.predict.fates",
+        tuple(answers.values()),
+        answer=answers[kept],
+        slots=len(asked[0].unwritten),
+        error=percent(round(float(ones.effect.layer_error[-1]), 4)),
+    )
+
+
+# ------------------------------------------------------------------ per-backend maxima
+
+
+def parameters_of(layer: int) -> LayerParameters:
+    """A layer of the fully calibrated export, as loaded."""
+    return caches.served(caches.Build(FULL)).parameters_of(layer)
+
+
+def value_of(page: Lesson) -> float:
+    """The value that the page's settings put into the slot."""
+    view = page.view
+    name = view["v"]
+    if name == "own":
+        return float(view["own"])
+    if name in _FIXED:
+        return _FIXED[name]
+    stored = parameters_of(view["layer"]).values("input_scale", view["projection"])[view["expert"]]
+    return float(stored) * _FACTORS[name]
+
+
+def spreads_of(page: Lesson) -> tuple[Spread, ...]:
+    """Every backend's reading of the changed layer."""
+    view = page.view
+    return spread_value(parameters_of(view["layer"]), view["projection"], view["expert"], value_of(page))
+
+
+def maxima_part(page: Lesson) -> None:
+    """One slot's value, and the experts that compute with another scale because of it."""
+    if not _who_notices(page):
+        return
+    view = page.view
+    stage, side = page.stage()
+    with side:
+        left, right = st.columns(2)
+        left.number_input(page.t("pick.layer"), 0, 3, **view.widget("layer"))
+        right.number_input(page.t("pick.expert"), 0, 63, **view.widget("expert"))
+        st.segmented_control(page.t("pick.projection"), SLOTS, required=True, **view.widget("projection"))
+        st.selectbox(
+            page.t("maxima.value"), VALUES, format_func=lambda name: page.t(f"value.{name}"), **view.widget("v")
+        )
+        if view["v"] == "own":
+            st.number_input(page.t("maxima.own"), format="%.6g", **view.widget("own"))
+        found = spreads_of(page)
+        stored = parameters_of(view["layer"]).values("input_scale", view["projection"])[view["expert"]]
+        page.finding("maxima.seen", stored=exact(stored), value=exact(value_of(page)), expert=view["expert"])
+        page.glossary("input_scale", "alpha")
+    with stage:
+        page.figure(
+            figures.spread_figure(found, theme=theme(), lang=lang()),
+            alt=page.t("maxima.alt"),
+            finding=figures.describe_spread(found, lang()),
+            rows=lambda: figures.spread_rows(found),
+        )
+    expert = view["expert"]
+    page.table(
+        ("backend", ">before", ">read", ">encode", ">alpha", ">reached"),
+        [
+            (
+                spread.backend,
+                "–" if spread.before is None else four(spread.before[expert]),
+                "–" if spread.after is None else four(spread.after[expert]),
+                "–" if spread.gscale is None else four(spread.gscale[expert]),
+                four(spread.alpha[expert]),
+                str(spread.reached),
+            )
+            for spread in found
+        ],
+    )
+    page.prose("maxima.text")
+
+
+def _who_notices(page: Lesson) -> bool:
+    """Asked: one zero, and one NaN, in a slot of down: how many experts does a per-layer maximum hand them to?"""
+    layer = parameters_of(0)
+    zero = {spread.backend: spread.reached for spread in spread_value(layer, "down", 0, 0.0)}
+    nan = {spread.backend: spread.reached for spread in spread_value(layer, "down", 0, float("nan"))}
+    hidden = {spread.backend: spread.reached for spread in spread_value(layer, "gate", 0, 0.0)}
+    shared = "vllm-flashinfer-cutlass"
+    answers = {(0, layer.experts): "hides", (1, 1): "one", (layer.experts, layer.experts): "all"}
+    return predict.ask(
+        f"{PAGE}.predict.maxima",
+        tuple(answers.values()),
+        answer=answers[zero[shared], nan[shared]],
+        experts=layer.experts,
+        zero=zero[shared],
+        nan=nan[shared],
+        alone=zero["vllm-cutlass"],
+        gate=hidden["vllm-cutlass"],
+    )

@@ -1,0 +1,53 @@
+"""Loading: one file and its fates, per-backend maxima, the weight-only rule, the stages, the cause, the guard."""
+
+from nvfp4viz.figures import loading as figures
+from nvfp4viz.serving.loader import ALLOCATORS
+from nvfp4viz.ui import lesson, state
+from nvfp4viz.ui import loading_cause as cause
+from nvfp4viz.ui import loading_config as config
+from nvfp4viz.ui import loading_parts as parts
+from nvfp4viz.ui.shell import ensure_shell
+
+ensure_shell()
+page = lesson.open_page(
+    "loading",
+    part=state.choice(parts.PARTS, default=parts.PARTS[0]),
+    p=state.choice(parts.PROMPTS, default=parts.PROMPT),
+    b=state.choice(parts.BACKENDS, default=parts.BACKENDS[0]),
+    seed=state.integer(0, 9, default=0),
+    layer=state.integer(0, 3, default=0),
+    expert=state.integer(0, 63, default=9),
+    projection=state.choice(parts.SLOTS, default="down"),
+    v=state.choice(parts.VALUES, default="nan"),
+    own=state.real(default=0.001),
+    cfg=state.choice(tuple(config.EXAMPLES), default="null"),
+    a=state.choice(ALLOCATORS, default="zeros"),
+    file=state.choice(cause.GUARDED, default=cause.GUARDED[0]),
+)
+view = page.view
+
+PARTS = {
+    "fates": parts.fates_part,
+    "maxima": parts.maxima_part,
+    "promotion": config.promotion_part,
+    "chain": config.chain_part,
+    "cause": cause.cause_part,
+    "guard": cause.guard_part,
+}
+PARTS[page.parts("part", parts.PARTS)](page)
+
+page.foot(
+    code={
+        "prompt": view["p"],
+        "backend": view["b"],
+        "seed": view["seed"],
+        "layer": view["layer"],
+        "projection": view["projection"],
+        "expert": view["expert"],
+        "value": parts.value_of(page),
+    },
+    data={
+        "fates": lambda: figures.fate_rows(parts.shown_fates(page)),
+        "spread": lambda: figures.spread_rows(parts.spreads_of(page)),
+    },
+)

@@ -1,0 +1,155 @@
+"""The page on loading as a reader in either language meets it."""
+
+import pytest
+
+from nvfp4viz.ui.loading_parts import PARTS
+
+from .conftest import clean, shown_code_output, texts
+
+PAGE = "loading"
+LANGUAGES = ["en", "zh"]
+TITLES = {"en": "Loading", "zh": "加载"}
+QUESTIONS = dict(zip(PARTS, ("fates", "maxima", "promotion", "chain", "cause", "guard"), strict=True))
+
+
+def revealed(open_page, part, lang="en", **query):
+    """A part with its question skipped."""
+    at = open_page(PAGE, lang=lang, part=part, **query)
+    at.button(key=f"predict.skip.{PAGE}.predict.{QUESTIONS[part]}").click().run()
+    return clean(at)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_asks_first_and_then_shows(open_page, lang, part):
+    at = open_page(PAGE, lang=lang, part=part)
+    assert at.title[0].value == TITLES[lang]
+    assert not at.get("plotly_chart")
+    at = revealed(open_page, part, lang)
+    assert len(at.get("plotly_chart")) <= 1
+    assert "| " in texts(at)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"part": "nowhere"},
+        {"p": "poem"},
+        {"b": "vllm-emulation"},
+        {"seed": "10"},
+        {"layer": "4"},
+        {"expert": "64"},
+        {"projection": "gate_up"},
+        {"v": "two"},
+        {"own": "much"},
+        {"cfg": "mine"},
+        {"a": "ghosts"},
+        {"file": "gemma"},
+    ],
+    ids=lambda query: " ".join(f"{name}={value}" for name, value in query.items()),
+)
+def test_a_bad_link_is_named_and_leaves_the_page_usable(open_page, lang, query):
+    at = open_page(PAGE, lang=lang, **query)
+    assert at.title[0].value == TITLES[lang]
+    (name,) = query
+    assert f"`{name}=" in texts(at)
+
+
+def test_five_fates_of_one_file(open_page):
+    at = open_page(PAGE)
+    at.radio(key=f"predict.asked.{PAGE}.predict.fates").set_value("finite").run()
+    seen = texts(clean(at))
+    assert "Your guess: ones and the neighbour's bytes" in seen
+    assert "159 slots have no tensor in the file. **3 different replies** came of 5 loads; 1 of them" in seen
+    assert "` auth#9 C:\\tmpri`" in seen
+    assert seen.count("`<pad><pad>") == 3
+
+
+def test_a_prompt_that_visits_no_hole_says_so(open_page):
+    seen = texts(revealed(open_page, "fates", p="news"))
+    assert "this prompt visits no expert with an unfilled slot" in seen
+    assert "**1 different reply** came of 5 loads; 5 of them" in seen
+
+
+def test_a_maximum_hides_a_zero_and_spreads_a_nan(open_page):
+    seen = texts(revealed(open_page, "maxima"))
+    assert "The zero reaches 0 experts and the NaN 64 of 64. On the per-expert path the same zero reaches 1" in seen
+    assert "in a gate slot it would reach 0" in seen
+    assert "the value changes 1 on the per-expert path, 64 under one maximum" in seen
+    seen = texts(revealed(open_page, "maxima", v="own", own="nan"))
+    assert "now it holds **NaN**" in seen
+
+
+@pytest.mark.parametrize(
+    ("example", "promoted", "line"),
+    [
+        ("null", True, "line 13"),
+        ("absent", True, "line 7"),
+        ("two_groups", False, "line 21"),
+        ("sidecar", False, "line 1"),
+        ("empty", False, "line 6"),
+        ("empty_object", False, "line 13"),
+        ("w4a4", False, "line 13"),
+        ("w4a16", False, "line 5"),
+    ],
+)
+def test_each_example_is_decided_on_its_line(open_page, example, promoted, line):
+    seen = texts(revealed(open_page, "promotion", cfg=example))
+    assert ("The rule fires" in seen) is promoted
+    assert line in seen
+
+
+def test_what_a_reader_writes_is_traced_and_its_mistakes_are_named(open_page):
+    at = revealed(open_page, "promotion", cfg="w4a4")
+    assert "does not fire" in texts(at)
+    config = at.text_area(key="loading.text.config")
+    at = clean(config.set_value(config.value.replace('"NVFP4"', '"NVFP4",,')).run())
+    assert "config.json is not JSON: line 5, column" in texts(at)
+    at = clean(at.text_area(key="loading.text.config").set_value("[1]").run())
+    assert "config.json is JSON, but not an object" in texts(at)
+    at = clean(at.text_area(key="loading.text.config").set_value("").run())
+    assert "Served as **UNQUANTISED**" in texts(at)
+    at = clean(at.text_area(key="loading.text.config").set_value('{"quantization_config": {"quant_algo": "x"}}').run())
+    assert 'names the algorithm "x"' in texts(at)
+    at = clean(at.selectbox(key="loading.cfg").set_value("absent").run())
+    assert "The rule fires" in texts(at)
+
+
+def test_the_stages_of_a_hole_and_of_a_healthy_expert(open_page):
+    seen = texts(revealed(open_page, "chain"))
+    assert "Calibration routed **0 tokens**" in seen
+    assert "no such key" in seen
+    seen = texts(revealed(open_page, "chain", expert="0"))
+    assert "no such key" not in seen
+
+
+def test_the_cause_is_found_in_a_few_runs(open_page):
+    seen = texts(revealed(open_page, "cause"))
+    assert "Layer **0**, expert **9**, after 9 runs" in seen
+    assert "` api#9 GET /v1/s`" in seen
+    seen = texts(revealed(open_page, "cause", p="news"))
+    assert "No bit of the logits differs" in seen
+
+
+def test_the_guard_refuses_the_holes_and_passes_what_does_not_read_them(open_page):
+    at = revealed(open_page, "guard")
+    seen = texts(at)
+    assert "For 2 of 5. For 2 it finds not a single one" in seen
+    assert "The load guard refused this model: 159 scale slots are unusable." in seen
+    assert "layers.0.experts.{2}.{gate,up,down}.input_scale: never written" in at.code[1].value
+    assert "passes: every slot that this backend reads" in texts(revealed(open_page, "guard", b="vllm-marlin"))
+    assert "passes" in texts(revealed(open_page, "guard", file="tiny-moe-nvfp4-full"))
+
+
+def test_the_shown_code_gives_the_page_s_numbers(open_page):
+    output = shown_code_output(open_page(PAGE), PAGE)
+    assert "zeros: '<pad>" in output
+    assert "vllm-flashinfer-cutlass: 64 experts" in output
+    assert "W4A16_NVFP4 True no-input-activations 2" in output
+
+
+def test_settings_travel_in_the_link(open_page):
+    at = open_page(PAGE, part="maxima", layer="2", expert="7", projection="gate", v="huge")
+    asked = {"part": "maxima", "layer": "2", "expert": "7", "projection": "gate", "v": "huge"}
+    assert {name: at.query_params[name] for name in asked} == asked
