@@ -8,6 +8,7 @@ read.  A connection that breaks is taken up again where it stopped.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -240,6 +241,9 @@ def reason_of(error: BaseException) -> str:
         # aiohttp keeps the system's error in a field; requests and httpx only among the causes.
         for inner in (seen, getattr(seen, "os_error", None), getattr(seen, "certificate_error", None)):
             words = getattr(inner, "verify_message", None) or getattr(inner, "strerror", None)
+            # asyncio puts its own words in that place, with an address in them.
+            number = inner.errno if isinstance(inner, ConnectionError) else None
+            words = os.strerror(number) if number else words
             if isinstance(words, str) and words:
                 return printable(words, 120)
         seen = seen.__cause__ or seen.__context__
