@@ -239,11 +239,11 @@ def reason_of(error: BaseException) -> str:
     seen: BaseException | None = error
     while seen is not None:
         # aiohttp keeps the system's error in a field; requests and httpx only among the causes.
-        for inner in (seen, getattr(seen, "os_error", None), getattr(seen, "certificate_error", None)):
+        for inner in (getattr(seen, "os_error", None), getattr(seen, "certificate_error", None), seen):
             words = getattr(inner, "verify_message", None) or getattr(inner, "strerror", None)
             # asyncio puts its own words in that place, with an address in them.
-            number = inner.errno if isinstance(inner, ConnectionError) else None
-            words = os.strerror(number) if number else words
+            if type(inner) is OSError or isinstance(inner, ConnectionError):
+                words = os.strerror(inner.errno) if inner.errno else words
             if isinstance(words, str) and words:
                 return printable(words, 120)
         seen = seen.__cause__ or seen.__context__
