@@ -21,6 +21,7 @@ from nvfp4viz.moe.experts import (
     run_w4a4_experts,
 )
 from nvfp4viz.moe.experts_quant import per_token_scales, quantize_rows
+from nvfp4viz.moe.mega_kernel import MegaExperts, MegaRun, prepare_mega_experts, run_mega_kernel
 from nvfp4viz.moe.routing import Routing, route_gemma4
 
 __all__ = [
@@ -29,6 +30,8 @@ __all__ = [
     "EmulationExperts",
     "ExpertsResult",
     "ExpertsTrace",
+    "MegaExperts",
+    "MegaRun",
     "Operand",
     "Routing",
     "W4A4Experts",
@@ -39,12 +42,14 @@ __all__ = [
     "per_token_scales",
     "plan_dispatch",
     "prepare_emulation",
+    "prepare_mega_experts",
     "prepare_w4a16",
     "quantize_rows",
     "round_bf16",
     "route_gemma4",
     "run_bf16_experts",
     "run_emulation_experts",
+    "run_mega_kernel",
     "run_w4a4_experts",
     "run_w4a16_experts",
     "shuffle_rows",

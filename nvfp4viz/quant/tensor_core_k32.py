@@ -148,8 +148,8 @@ def _numpy(a: U8, a_scales: U8, b: U8, b_scales: U8, start: F32, elements: tuple
     sa, ea, xa = a_tables[0][a], a_tables[1][a], a_tables[2][a]
     sb, eb, xb = b_tables[0][b], b_tables[1][b], b_tables[2][b]
     acc = start.copy()
-    bad_a, bad_b = (np.asarray(scale_nan[scales]).any(axis=1) for scales in (a_scales, b_scales))
-    nan = np.isnan(start) | bad_a[:, None] | bad_b
+    bad_a, bad_b = (np.any(scale_nan[scales], axis=1, keepdims=True) for scales in (a_scales, b_scales))
+    nan = np.isnan(start) | bad_a | bad_b.T
     for step in range(a_scales.shape[1]):
         ks = range(step * STEP_K32, (step + 1) * STEP_K32)
         scale = scale_exponents[a_scales[:, step], None] + scale_exponents[b_scales[:, step]]

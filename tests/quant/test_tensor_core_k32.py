@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nvfp4viz.errors import FormatError
-from nvfp4viz.formats import decode_e2m1, decode_e4m3, pack_nibbles
+from nvfp4viz.formats import decode_e2m1, decode_e4m3, pack_nibbles, widen_e2m1
 from nvfp4viz.quant.tensor_core import mma_matmul
 from nvfp4viz.quant.tensor_core_k32 import element_tables, mma_k32
 from nvfp4viz.quant.tensor_core_k32_step import (
@@ -240,6 +240,16 @@ def test_the_result_is_truncated_and_subnormals_are_kept():
     a, sa = constant(0, 40)
     a[0, 0] = 0x39  # 1.125 * 2^(40 + 65 - 254) = 1.125 * 2^-149: cut to one unit
     assert assert_all_paths_agree(a, sa, *constant(0x2, 65)) == 1
+
+
+def test_widening_fp4_keeps_values_but_not_every_bit():
+    """0.5 is subnormal in E2M1 (exponent 0) and normal in E4M3 (exponent -1): the step's exponent is another."""
+    a, sa = constant(0)
+    b, sb = constant(0)
+    a[0, :2], b[0, :2] = (0x38, 0xB8), 1  # 0.5 - 0.5
+    c = f32(0x3E000001)[None]  # 2^-3, and one last place more
+    assert assert_all_paths_agree(a, sa, b, sb, c) == 0x3E000000
+    assert assert_all_paths_agree(a, sa, widen_e2m1(b), sb, c, ("e4m3", "e4m3")) == 0x3E000001
 
 
 # ------------------------------------------------------------------------------------------ equal bits, in bulk
