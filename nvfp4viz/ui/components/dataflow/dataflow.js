@@ -1,0 +1,544 @@
+// A layer in nine steps: rows move between the lanes of their tokens and the groups of their experts, in a healthy run and a faulty one.
+// All bits come from the library at once; this script places rows, looks numbers up, and keeps step and route in the address.  It never
+// asks the server for anything.
+const FLOWS = new WeakMap();
+const DWELL = 1500;
+const QUANTIZED = new Set([3, 6]);
+const LANES = new Set([1, 8, 9]);
+const fill = (text, values) => text.replace(/\{(\w+)\}/g, (all, name) => values[name] ?? all);
+
+function box(kind, className, text) {
+  const made = document.createElement(kind);
+  made.className = className;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+function button(className, text, label) {
+  const made = box("button", className, text);
+  made.type = "button";
+  if (label) made.setAttribute("aria-label", label);
+  return made;
+}
+
+class Flow {
+  constructor(root) {
+    this.root = root;
+    this.block = 0;
+    this.given = {};
+    this.width = 0;
+    this.path = window.location.pathname;
+    this.still = window.matchMedia("(prefers-reduced-motion: reduce)");
+    new ResizeObserver(([entry]) => {
+      if (Math.abs(entry.contentRect.width - this.width) < 1) return;
+      this.width = entry.contentRect.width;
+      if (this.picture) this.place();
+    }).observe(this.find(".boards"));
+    root.addEventListener("click", (event) => this.click(event));
+    root.addEventListener("keydown", (event) => this.key(event));
+    root.addEventListener("keyup", (event) => {
+      // Firefox would click a button at the end of a Space that has played already.
+      if (event.key === " " && !event.target.closest?.("select")) event.preventDefault();
+    });
+    this.find(".scrub").addEventListener("input", (event) => this.choose({ step: Number(event.target.value) }));
+  }
+
+  find(selector) {
+    return this.root.querySelector(selector);
+  }
+
+  get flow() {
+    return this.find(".flow");
+  }
+
+  take({ data }) {
+    const fresh = JSON.stringify([data.picture, data.text]) !== this.drawn;
+    this.text = data.text;
+    this.defaults = data.defaults;
+    if (fresh) {
+      this.drawn = JSON.stringify([data.picture, data.text]);
+      this.picture = data.picture;
+      this.runs = { healthy: this.read(data.picture.healthy), faulty: data.picture.faulty && this.read(data.picture.faulty) };
+      this.build();
+    }
+    // The address is where step and route are kept: a link, the browser's Back and the page's reset all write there.
+    if (this.pending) this.write();
+    const asked = new URLSearchParams(window.location.search);
+    for (const [name, low, high] of [["step", 1, this.picture.steps.length], ["route", 0, this.picture.routes.length - 1]]) {
+      // What the address leaves out stands at its default, unless the server has just brought it from another page.
+      const brought = data[name] !== this.given[name] ? data[name] : null;
+      this[name] = this.within(asked.get(name), low, high) ?? (brought !== null && brought <= high ? brought : this.defaults[name]);
+      this.given[name] = data[name];
+    }
+    this.draw();
+  }
+
+  within(text, low, high) {
+    return /^\d+$/.test(text ?? "") && Number(text) >= low && Number(text) <= high ? Number(text) : null;
+  }
+
+  read(run) {
+    const kinds = { x: "bf16", packed1: "u8", scales1: "u8", acc1: "f32", c1: "bf16", c2: "bf16", packed2: "u8", scales2: "u8", acc2: "f32", c3: "bf16", out: "bf16" };
+    return Object.fromEntries(Object.entries(kinds).map(([name, kind]) => [name, { kind, words: words(run[name], kind) }]));
+  }
+
+  // A permuted row's piece of a tensor.  Rows that the faulty run shares with the healthy one are only sent once.
+  row(side, name, row) {
+    const { picture } = this;
+    let run = this.runs[side];
+    let at = row;
+    let rows = name === "out" ? picture.tokens.length : picture.routes.length;
+    if (side === "faulty" && name !== "out") {
+      at = picture.faulty.rows.indexOf(row);
+      rows = picture.faulty.rows.length;
+      if (at < 0) [run, at, rows] = [this.runs.healthy, row, picture.routes.length];
+    }
+    const { kind, words: all } = run[name];
+    const size = all.length / rows;
+    return { kind, words: all.subarray(at * size, (at + 1) * size) };
+  }
+
+  // ---- what is there once
+  build() {
+    const { text, picture } = this;
+    const transport = this.find(".transport");
+    transport.setAttribute("aria-label", text.scrub);
+    transport.replaceChildren(...[["first", "⇤"], ["back", "←"], ["play", ""], ["forward", "→"]].map(([name, sign]) => button(name, sign, text[name])));
+    const scrub = this.find(".scrub");
+    scrub.max = picture.steps.length;
+    scrub.setAttribute("aria-label", text.scrub);
+    const steps = this.find(".steps");
+    steps.setAttribute("aria-label", text.steps);
+    steps.replaceChildren(
+      ...picture.steps.map((step, index) => {
+        const tab = button("step", "", "");
+        tab.role = "tab";
+        tab.dataset.step = index + 1;
+        tab.append(box("b", "", index + 1), box("span", "label", step.name));
+        const notes = [];
+        if (picture.first === index + 1) notes.push(["≠", text.first_difference]);
+        if (picture.firstNan === index + 1) notes.push(["N", text.first_nan]);
+        for (const [sign, note] of notes) {
+          const mark = box("span", `note ${sign === "N" ? "nan" : ""}`, sign);
+          mark.title = note;
+          tab.append(mark);
+        }
+        tab.setAttribute("aria-label", [`${index + 1} ${step.name}`, ...notes.map(([, note]) => note)].join(", "));
+        return tab;
+      }),
+    );
+    this.find(".boards").replaceChildren(...["healthy", "faulty"].map((side) => this.board(side)));
+    this.legend();
+    this.find(".inspector").setAttribute("aria-label", text.inspector);
+    this.place();
+  }
+
+  board(side) {
+    const { text, picture } = this;
+    const figure = box("figure", `board ${side}`);
+    const field = box("div", "field");
+    figure.append(box("figcaption", "", text[side]), field);
+    if (side === "faulty" && picture.covered) {
+      field.append(box("p", "cover", text.covered));
+      return figure;
+    }
+    field.setAttribute("role", "group");
+    if (side === "faulty") field.setAttribute("aria-hidden", "true");
+    picture.tokens.forEach((token, index) => {
+      const lane = button("lane", "", fill(text.token, { text: token.text, position: index }));
+      lane.dataset.token = index;
+      lane.append(this.name(token));
+      field.append(lane);
+    });
+    picture.experts.forEach((expert, index) => {
+      const label = fill(text.expert_rows, { id: expert.id, first: expert.offset, last: expert.end - 1 });
+      const group = button(`group${side === "faulty" && expert.missing ? " missing" : ""}`, "", expert.missing ? `${label}, ${text.expert_missing}` : label);
+      group.dataset.expert = index;
+      group.append(box("span", "head", `E${expert.id}${side === "faulty" && expert.missing ? " ∅" : ""}`));
+      field.append(group);
+    });
+    picture.routes.forEach((route, number) => {
+      const chip = button(`chip hue${route.token % 8}`, "");
+      chip.dataset.route = number;
+      chip.append(box("span", "name"), box("span", "mark"));
+      field.append(chip);
+    });
+    // The same rows stand in the healthy board; there each says what the faulty run makes of it.
+    if (side === "faulty") for (const part of field.querySelectorAll("button")) part.tabIndex = -1;
+    return figure;
+  }
+
+  name(token) {
+    const made = box("span", "token");
+    const long = token.text.length > 1;
+    made.append(box("span", long ? "long" : "", token.text), box("sub", "", long ? "" : token.sub));
+    return made;
+  }
+
+  legend() {
+    const { text, picture } = this;
+    const parts = [["", text.legend_same]];
+    if (!picture.covered) parts.push(["≠ differs", text.legend_differs], ["0 zero", text.legend_zero], ["N nan", text.legend_nan], ["∅ missing", text.legend_missing]);
+    this.find(".legend").replaceChildren(
+      ...parts.map(([kind, words]) => {
+        const [sign, name = ""] = kind.split(" ");
+        const item = box("span", "item");
+        item.append(box("span", `key ${name}`, sign), words);
+        return item;
+      }),
+      box("span", "keys", text.keys),
+    );
+  }
+
+  // ---- where everything lies
+  place() {
+    const field = this.find(".field");
+    const width = field.clientWidth;
+    if (!width) return;
+    this.groups = groupPlaces(this.picture, width);
+    this.lanes = lanePlaces(this.picture, width, this.groups.height);
+    const height = Math.max(this.lanes.height, this.groups.height);
+    for (const part of this.root.querySelectorAll(".field")) part.style.height = `${height}px`;
+    for (const part of this.root.querySelectorAll(".lane")) this.put(part, this.lanes.lanes[part.dataset.token]);
+    for (const part of this.root.querySelectorAll(".group")) this.put(part, this.groups.groups[part.dataset.expert]);
+    // A new width is no step of the reader's, and nothing glides.
+    this.flow.classList.add("at-once");
+    this.move();
+    requestAnimationFrame(() => this.flow.classList.remove("at-once"));
+  }
+
+  put(part, at) {
+    part.style.transform = `translate(${at.x}px, ${at.y}px)`;
+    if (at.width) part.style.width = `${at.width}px`;
+    if (at.height) part.style.height = `${at.height}px`;
+  }
+
+  move() {
+    if (!this.lanes || !this.step) return;
+    const { chips } = LANES.has(this.step) ? this.lanes : this.groups;
+    const at = this.step === this.picture.steps.length ? this.lanes.sums : chips;
+    for (const chip of this.root.querySelectorAll(".chip")) this.put(chip, at[chip.dataset.route]);
+  }
+
+  // ---- what a step shows
+  choose(change) {
+    Object.assign(this, change);
+    this.draw();
+    clearTimeout(this.pending);
+    this.pending = setTimeout(() => this.write(), 150);
+  }
+
+  // Without an entry in the browser's history: Back leads to the page before, not through every step that was played.
+  write() {
+    clearTimeout(this.pending);
+    this.pending = 0;
+    if (!this.root.isConnected || window.location.pathname !== this.path) return;
+    const address = new URL(window.location.href);
+    for (const name of ["step", "route"]) {
+      if (this[name] === this.defaults[name]) address.searchParams.delete(name);
+      else address.searchParams.set(name, this[name]);
+    }
+    if (address.href !== window.location.href) window.history.replaceState(window.history.state, "", address);
+  }
+
+  draw() {
+    const { text, picture } = this;
+    const step = picture.steps[this.step - 1];
+    this.flow.dataset.step = this.step;
+    this.flow.classList.toggle("in-lanes", LANES.has(this.step));
+    this.flow.classList.toggle("summed", this.step === picture.steps.length);
+    this.flow.classList.toggle("quantized", QUANTIZED.has(this.step));
+    for (const tab of this.find(".steps").children) {
+      const chosen = Number(tab.dataset.step) === this.step;
+      tab.setAttribute("aria-selected", chosen);
+      tab.tabIndex = chosen ? 0 : -1;
+    }
+    const scrub = this.find(".scrub");
+    scrub.value = this.step;
+    scrub.setAttribute("aria-valuetext", fill(text.step_of, { n: this.step, all: picture.steps.length, name: step.name }));
+    const play = this.find(".play");
+    play.textContent = this.timer ? "❚❚" : "▶";
+    play.setAttribute("aria-label", this.timer ? text.pause : text.play);
+    this.find(".words").textContent = step.words;
+    this.find(".shape").textContent = step.shape;
+    this.drawRows();
+    this.move();
+    const status = this.find(".status");
+    const said = fill(text.status, { n: this.step, all: picture.steps.length, name: step.name, said: step.said });
+    if (status.textContent !== said) status.textContent = said;
+    this.inspect();
+  }
+
+  drawRows() {
+    const { text, picture } = this;
+    const lanes = LANES.has(this.step);
+    const marks = picture.marks?.[this.step - 1];
+    for (const figure of this.root.querySelectorAll(".board")) {
+      const faulty = figure.classList.contains("faulty");
+      figure.querySelector(".field").setAttribute("aria-label", fill(text.board, { twin: text[faulty ? "faulty" : "healthy"], step: picture.steps[this.step - 1].name }));
+      for (const part of figure.querySelectorAll(".lane")) part.disabled = !lanes;
+      for (const part of figure.querySelectorAll(".group")) part.disabled = lanes;
+      for (const chip of figure.querySelectorAll(".chip")) {
+        const number = Number(chip.dataset.route);
+        const route = picture.routes[number];
+        const expert = picture.experts[route.expert];
+        const token = picture.tokens[route.token];
+        const mark = marks?.[number] ?? ".";
+        const name = chip.querySelector(".name");
+        if (this.step === picture.steps.length) name.textContent = "Σ";
+        else if (lanes) name.textContent = `E${expert.id}`;
+        else name.replaceChildren(...this.name(token).childNodes);
+        if (faulty) {
+          chip.classList.toggle("differs", mark === "≠");
+          chip.classList.toggle("zero", mark === "0");
+          chip.classList.toggle("nan", mark === "N");
+          chip.querySelector(".mark").textContent = mark === "." ? "" : mark;
+        } else {
+          const values = { text: token.text, position: route.token, id: expert.id, rank: route.rank + 1, k: picture.topK, row: route.row };
+          const state = { "≠": text.state_differs, 0: text.state_zero, N: text.state_nan }[mark] ?? text.state_same;
+          chip.setAttribute("aria-label", fill(text.chip, values) + (marks ? `; ${text.faulty}: ${state}` : ""));
+          chip.setAttribute("aria-pressed", number === this.route);
+          chip.tabIndex = number === this.route ? 0 : -1;
+        }
+        chip.classList.toggle("chosen", number === this.route);
+        chip.classList.toggle("kin", route.token === picture.routes[this.route].token);
+      }
+    }
+  }
+
+  // ---- the chosen row in numbers
+  inspect() {
+    const { text, picture } = this;
+    const route = picture.routes[this.route];
+    const expert = picture.experts[route.expert];
+    const head = box("p", "head", fill(text.chip, { text: picture.tokens[route.token].text, position: route.token, id: expert.id, rank: route.rank + 1, k: picture.topK, row: route.row }));
+    const blocks = this.blocks();
+    const sides = picture.covered ? ["healthy"] : ["healthy", "faulty"];
+    const table = document.createElement("table");
+    const names = table.createTHead().insertRow();
+    for (const side of sides) {
+      const cell = box("th", "", text[side]);
+      cell.scope = "col";
+      names.append(cell);
+    }
+    for (const [name, made] of this.quantities(route, expert)) {
+      const body = table.createTBody();
+      const title = box("th", "", name);
+      title.scope = "rowgroup";
+      title.colSpan = sides.length;
+      body.insertRow().append(title);
+      const cells = sides.map((side) => made(side));
+      cells.forEach((cell, at) => {
+        cell.dataset.label = text[sides[at]];
+        [...cell.children].forEach((part, index) => part.classList.toggle("other", at === 1 && part.textContent !== cells[0].children[index].textContent));
+      });
+      body.insertRow().append(...cells);
+    }
+    const focused = this.root.activeElement?.classList?.contains("block");
+    this.find(".inspector").replaceChildren(head, this.kin(route), ...blocks, table);
+    if (focused) this.find(".block")?.focus();
+  }
+
+  // Other rows of the token, other rows of the expert.
+  kin(route) {
+    const { text, picture } = this;
+    const line = box("div", "kin-line");
+    const rows = (label, wanted, name) => {
+      const part = box("span", "kin-part");
+      part.append(box("span", "label", label));
+      picture.routes.forEach((other, number) => {
+        if (!wanted(other)) return;
+        const made = button(`row${number === this.route ? " chosen" : ""}`, name(other));
+        made.dataset.route = number;
+        part.append(made);
+      });
+      return part;
+    };
+    line.append(
+      rows(text.siblings, (other) => other.token === route.token, (other) => `E${picture.experts[other.expert].id}`),
+      rows(text.group, (other) => other.expert === route.expert, (other) => picture.tokens[other.token].text + picture.tokens[other.token].sub),
+    );
+    return line;
+  }
+
+  blocks() {
+    const { text } = this;
+    const length = { 2: "x", 3: "x", 4: "c1", 5: "c2", 6: "c2", 7: "c3", 8: "c3", 9: "out" }[this.step];
+    if (!length) return [];
+    const all = this.row("healthy", length, 0).words.length / 16;
+    this.shown = Math.min(this.block, all - 1);
+    const label = box("label", "block-line", text.block);
+    const select = box("select", "block");
+    for (let n = 0; n < all; n++) {
+      const option = box("option", "", fill(text.block_of, { n: n + 1, all, first: n * 16, last: n * 16 + 15 }));
+      option.value = n;
+      select.append(option);
+    }
+    select.value = this.shown;
+    select.addEventListener("change", () => {
+      this.block = Number(select.value);
+      this.inspect();
+    });
+    label.append(select);
+    return [label];
+  }
+
+  quantities(route, expert) {
+    const { picture } = this;
+    const names = Object.fromEntries(
+      Object.entries(this.text.names).map(([name, text]) => [name, fill(text, { row: route.row, route: this.route, id: expert.id })]),
+    );
+    const said = (name, of) => [names[name], (side) => this.said(of(side))];
+    const floats = (name, tensor, start = this.shown * 16) => [names[name], (side) => this.floats(this.row(side, tensor, tensor === "out" ? route.token : route.row), start)];
+    const constant = (name) => said(name, (side) => expert[side][name]);
+    const experts = picture.routes.filter((other) => other.token === route.token).map((other) => picture.experts[other.expert].id);
+    const half = this.row("healthy", "c1", 0).words.length / 2;
+    const quantized = (which) => [
+      [names.scales, (side) => this.scales(this.row(side, `scales${which}`, route.row).words)],
+      [names.codes, (side) => this.codes(this.row(side, `packed${which}`, route.row).words)],
+    ];
+    switch (this.step) {
+      case 1:
+        return [said("experts", () => experts.join(" · ")), said("weight", () => route.weight)];
+      case 2:
+        return [
+          said("a_map", () => route.token),
+          said("c_map", () => route.row),
+          said("offsets", () => `${expert.offset}, ${expert.end}`),
+          said("scale_offset", () => expert.scaleOffset),
+          said("sizes1", () => expert.sizes1),
+          said("sizes2", () => expert.sizes2),
+          floats("x", "x"),
+        ];
+      case 3:
+        return [constant("a1_gscale"), ...quantized(1)];
+      case 4:
+        return [said("sizes1", () => expert.sizes1), constant("g1_alphas"), floats("acc", "acc1"), floats("c1", "c1")];
+      case 5:
+        return [floats("gate", "c1"), floats("up", "c1", half + this.shown * 16), floats("c2", "c2")];
+      case 6:
+        return [constant("a2_gscale"), ...quantized(2)];
+      case 7:
+        return [said("sizes2", () => expert.sizes2), constant("g2_alphas"), floats("acc", "acc2"), floats("c3", "c3")];
+      case 8:
+        return [said("c_map", () => route.row), floats("c3", "c3")];
+      default:
+        return [said("rounded", () => route.rounded), floats("c3", "c3"), floats("out", "out")];
+    }
+  }
+
+  said(text) {
+    const cell = box("td", "said");
+    cell.append(box("span", "one", text));
+    return cell;
+  }
+
+  floats({ kind, words: bits }, start) {
+    const cell = box("td", kind === "f32" ? "strip wide" : "strip");
+    for (const word of bits.subarray(start, start + 16)) {
+      const value = floatOf(word, kind);
+      const part = box("span", `cell${Number.isNaN(value) ? " nan" : ""}`);
+      part.append(box("span", "number", four(value)), box("span", "hex", hex(word, kind === "bf16" ? 4 : 8)));
+      cell.append(part);
+    }
+    return cell;
+  }
+
+  scales(bytes) {
+    const cell = box("td", "strip");
+    bytes.forEach((byte, index) => {
+      const part = box("span", `cell scale${(byte & 127) === 127 ? " nan" : ""}${index === this.shown ? " shown" : ""}`);
+      part.append(box("span", "number", this.picture.values.e4m3[byte]), box("span", "hex", hex(byte, 2)), this.bits(byte, [1, 4, 3]));
+      cell.append(part);
+    });
+    return cell;
+  }
+
+  codes(packed) {
+    const cell = box("td", "strip");
+    for (const code of codesOf(packed, this.shown * 16, 16)) {
+      const part = box("span", "cell");
+      part.append(box("span", "number", this.picture.values.e2m1[code]), box("span", "hex", hex(code, 1)), this.bits(code, [1, 2, 1]));
+      cell.append(part);
+    }
+    return cell;
+  }
+
+  // Sign, exponent, mantissa.
+  bits(word, widths) {
+    const text = word.toString(2).padStart(widths.reduce((sum, width) => sum + width), "0");
+    const made = box("span", "bits");
+    let at = 0;
+    ["sign", "exponent", "mantissa"].forEach((role, index) => {
+      made.append(box("span", role, text.slice(at, at + widths[index])));
+      at += widths[index];
+    });
+    return made;
+  }
+
+  // ---- playing and choosing
+  play() {
+    if (this.timer) return this.pause();
+    if (this.step === this.picture.steps.length) this.choose({ step: 1 });
+    this.timer = setInterval(() => this.tick(), this.still.matches ? 2 * DWELL : DWELL);
+    this.draw();
+  }
+
+  tick() {
+    if (!this.root.isConnected || document.hidden || this.step >= this.picture.steps.length) return this.pause();
+    this.choose({ step: this.step + 1 });
+    if (this.step === this.picture.steps.length) this.pause();
+  }
+
+  pause() {
+    clearInterval(this.timer);
+    this.timer = 0;
+    if (this.root.isConnected) this.draw();
+  }
+
+  go(step) {
+    if (this.timer) this.pause();
+    this.choose({ step: Math.min(Math.max(step, 1), this.picture.steps.length) });
+  }
+
+  click(event) {
+    const hit = event.target.closest?.("button");
+    if (!hit) return;
+    const { step, route, token, expert } = hit.dataset;
+    const first = (wanted) => this.picture.routes.findIndex(wanted);
+    if (step) this.go(Number(step));
+    else if (route) this.choose({ route: Number(route) });
+    else if (token) this.choose({ route: first((other) => other.token === Number(token)) });
+    else if (expert) this.choose({ route: this.picture.routes.findIndex((other) => other.row === this.picture.experts[expert].offset) });
+    else if (hit.classList.contains("play")) this.play();
+    else if (hit.classList.contains("first")) this.go(1);
+    else if (hit.classList.contains("back")) this.go(this.step - 1);
+    else if (hit.classList.contains("forward")) this.go(this.step + 1);
+  }
+
+  key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("select")) return;
+    const to = { ArrowLeft: this.step - 1, ArrowRight: this.step + 1, Home: 1, End: this.picture.steps.length }[event.key];
+    const along = { ArrowUp: -1, ArrowDown: 1 }[event.key];
+    if (event.key === " ") this.play();
+    else if (to !== undefined) {
+      this.go(to);
+      if (event.target.closest?.(".step")) this.find(`.step[data-step="${this.step}"]`).focus();
+    } else if (along && event.target.closest?.(".chip")) {
+      // Through the rows as they lie at this step.
+      const order = this.picture.routes.map((_, number) => number);
+      if (!LANES.has(this.step)) order.sort((a, b) => this.picture.routes[a].row - this.picture.routes[b].row);
+      const at = order.indexOf(this.route);
+      this.choose({ route: order[(at + along + order.length) % order.length] });
+      this.find(`.healthy .chip[data-route="${this.route}"]`).focus({ preventScroll: true });
+    } else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+}
+
+export default function (component) {
+  const root = component.parentElement;
+  if (!FLOWS.has(root)) FLOWS.set(root, new Flow(root));
+  FLOWS.get(root).take(component);
+}
