@@ -1,8 +1,8 @@
 """How many slots a longer calibration will still leave unseen, predicted from a short recorded one.
 
-The unit is the document.  For each (layer, expert) slot let ``y`` be the number of pilot documents, out of n, that route
-a token there.  Slots with ``y = 0`` are unseen.  What rarely happened tells about what has not happened yet, as in Good
-and Turing's estimate, so only slots with ``1 ≤ y ≤ K`` are looked at, K = n/8 and at least 3:
+The unit is the document.  For each (layer, expert) slot let ``y`` be the number of pilot documents, out of n, that
+route a token there.  Slots with ``y = 0`` are unseen.  What rarely happened tells about what has not happened yet, as
+in Good and Turing's estimate, so only slots with ``1 ≤ y ≤ K`` are looked at, K = n/8 and at least 3:
 
 1. A rare slot is reached by a document with probability p, and p follows ``Beta(a, b)``.  The rare slots' own
    frequencies give a posterior over a grid of (a, b), flat in ``log a`` and ``log b``; values that would imply more

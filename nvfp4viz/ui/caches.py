@@ -24,11 +24,14 @@ if TYPE_CHECKING:
     from nvfp4viz.audit import NaiveCheck, Report
     from nvfp4viz.checkpoint import Checkpoint
     from nvfp4viz.model import Generation
+    from nvfp4viz.model.routing_log import RoutingLog
     from nvfp4viz.serving import ServedModel
     from nvfp4viz.serving.chain import ChainTrace
     from nvfp4viz.serving.remedies import RemedyResult
 
 Stamp = tuple[tuple[str, int, int], ...]
+Texts = tuple[tuple[str, tuple[str, ...]], ...]
+"""Held-out texts by domain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class Ask:
     """What every remedy is asked: prompts, held-out texts by domain, tokens a reply."""
 
     prompts: tuple[str, ...]
-    texts: tuple[tuple[str, tuple[str, ...]], ...]
+    texts: Texts
     tokens: int
 
 
@@ -154,6 +157,20 @@ def _calibration_counts(path: str, identity: Stamp) -> NDArray[np.int32]:
     return counts
 
 
+def routing_log(name: str) -> RoutingLog:
+    """A recorded log of ``sample_checkpoints/routing.npz``; read-only."""
+    from sample_checkpoints import ROUTING
+
+    return _routing_log(name, str(ROUTING), stamp(ROUTING))
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _routing_log(name: str, path: str, identity: Stamp) -> RoutingLog:
+    from nvfp4viz.model.routing_log import RoutingLog
+
+    return RoutingLog.read(Path(path), name)
+
+
 def chain(build: Build, healthy: Build, prompt: str, n: int) -> tuple[ChainTrace | None, ChainTrace | None]:
     """The first route of a prompt into an unwritten slot, and the same place in a healthy build."""
     paths = sample_path(build.sample), sample_path(healthy.sample)
@@ -224,3 +241,44 @@ def _report(path: str, identity: Stamp) -> Report:
     from nvfp4viz.audit import audit
 
     return audit(path)
+
+
+def repair_losses(policy: str, value: float | None, texts: Texts) -> dict[str, float]:
+    """What the broken sample loses on texts once a repair policy has mended it, in nats per character by domain.
+
+    Raises
+    ------
+    InputError
+        ``repair.*``.
+    """
+    path = sample_path("tiny-moe-nvfp4-holes")
+    return _repair_losses(policy, value, texts, str(path), stamp(path))
+
+
+def losses(build: Build, texts: Texts) -> dict[str, float]:
+    """What a build loses on texts, in nats per character by domain."""
+    path = sample_path(build.sample)
+    return _losses(build, texts, str(path), stamp(path))
+
+
+@st.cache_resource(max_entries=32, show_spinner=False)
+def _repair_losses(policy: str, value: float | None, texts: Texts, path: str, identity: Stamp) -> dict[str, float]:
+    from nvfp4viz.audit.repair import plan_repair, repaired_checkpoint
+    from nvfp4viz.serving import load
+    from nvfp4viz.serving.evaluation import evaluate
+    from nvfp4viz.serving.remedies import REMEDIES
+
+    use_one_thread()
+    mended = repaired_checkpoint(plan_repair(_checkpoint(path, identity), policy, value=value))
+    # Each as the story's remedy of that name is served.
+    backend = REMEDIES["weight-only" if policy == "weight-only" else "peer-max"].backend
+    served = load(mended, backend=backend)
+    return {domain: evaluate(served, found) for domain, found in texts}
+
+
+@st.cache_resource(max_entries=8, show_spinner=False)
+def _losses(build: Build, texts: Texts, path: str, identity: Stamp) -> dict[str, float]:
+    from nvfp4viz.serving.evaluation import evaluate
+
+    served = _served(build, path, identity)
+    return {domain: evaluate(served, found) for domain, found in texts}

@@ -1,0 +1,404 @@
+"""Figures about routing: who receives tokens, how holes close, what a plan promises.
+
+Records come from :mod:`nvfp4viz.model.routing_log` and :mod:`nvfp4viz.model.planner`.
+A slot without a token is hatched; it never has a colour of the scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import plotly.graph_objects as go
+
+from nvfp4viz.figures.layout import base_layout
+from nvfp4viz.figures.palette import SEQUENTIAL, Theme, role, surface
+from nvfp4viz.figures.words import words
+from nvfp4viz.model.planner import HeldOut, Plan
+from nvfp4viz.model.routing_log import RoutingLog
+
+I64 = npt.NDArray[np.int64]
+PANEL = 150
+"""Height of one map, in pixels."""
+
+
+# ------------------------------------------------------------------ maps
+
+
+def map_figure(maps: Mapping[str, I64], *, theme: Theme, lang: str) -> go.Figure:
+    """Layer × expert maps below each other, ``{title: (layers, experts) routed tokens}``.
+
+    With two maps, the second one's empty slots that the first one uses are framed.
+    """
+    ink = surface(theme)
+    figure = go.Figure()
+    part = 1 / len(maps)
+    layout: dict[str, Any] = {"barmode": "overlay", "showlegend": False}
+    for at, (title, counts) in enumerate(maps.items()):
+        n = "" if at == 0 else str(at + 1)
+        axes = {"xaxis": f"x{n}", "yaxis": f"y{n}"}
+        top, bottom = 1 - at * part, 1 - (at + 1) * part
+        domain = [bottom + 0.1 * part, top - 0.14 * part]
+        layers, experts = counts.shape
+        figure.add_trace(_counts(counts, domain, ink.ink, lang) | axes)
+        figure.add_trace(_holes(counts, ink.muted, ink.line, lang) | axes)
+        figure.add_annotation(
+            text=title, showarrow=False, x=0, xref="paper", xanchor="left", y=domain[1], yref="paper",
+            yanchor="bottom", yshift=3, font={"size": 13, "color": ink.ink},
+        )  # fmt: skip
+        layout[f"xaxis{n}"] = {
+            "range": [-0.5, experts - 0.5],
+            "showgrid": False,
+            "zeroline": False,
+            "anchor": f"y{n}",
+            "tickvals": [*range(0, experts, 16), experts - 1],
+        }
+        layout[f"yaxis{n}"] = {
+            "range": [layers - 0.5, -0.5],
+            "domain": domain,
+            "showgrid": False,
+            "zeroline": False,
+            "tickvals": list(range(layers)),
+            "ticktext": [f"L{layer}" for layer in range(layers)],
+            "ticks": "",
+        }
+        layout[f"xaxis{n}"]["title"] = words(lang, "figures.routing.expert") if at == len(maps) - 1 else ""
+    if len(maps) == 2:
+        used, seen = maps.values()
+        rows, columns = np.nonzero((used > 0) & (seen == 0))
+        figure.add_scatter(
+            x=columns, y=rows, xaxis="x2", yaxis="y2", mode="markers",
+            marker={"symbol": "square-open", "size": 11, "color": role("route", theme).text, "line": {"width": 2.5}},
+            customdata=used[rows, columns],
+            hovertemplate=words(lang, "figures.routing.hit_hover"),
+        )  # fmt: skip
+    figure.update_layout(base_layout(theme, height=60 + (PANEL + 30) * len(maps), **layout))
+    return figure
+
+
+def _counts(counts: I64, domain: Sequence[float], ink: str, lang: str) -> dict[str, Any]:
+    most = int(counts.max())
+    ticks = [10**power for power in range(len(str(max(most, 1))))]
+    return {
+        "type": "heatmap",
+        "z": np.where(counts > 0, np.log10(counts + 1.0), np.nan),
+        "customdata": counts,
+        "colorscale": SEQUENTIAL,
+        "zmin": 0,
+        "zmax": float(np.log10(most + 1.0)) or 1.0,
+        "xgap": 1,
+        "ygap": 1,
+        "hovertemplate": words(lang, "figures.routing.cell_hover"),
+        "colorbar": {
+            "tickvals": [float(np.log10(tick + 1.0)) for tick in ticks],
+            "ticktext": [f"{tick:,}" for tick in ticks],
+            "y": sum(domain) / 2,
+            "len": domain[1] - domain[0],
+            "thickness": 10,
+            "outlinewidth": 0,
+            "tickfont": {"color": ink, "size": 11},
+        },
+    }
+
+
+def _holes(counts: I64, hatch: str, line: str, lang: str) -> dict[str, Any]:
+    rows, columns = np.nonzero(counts == 0)
+    return {
+        "type": "bar",
+        "x": columns,
+        "y": np.full(len(rows), 0.92),
+        "base": rows - 0.46,
+        "width": 0.92,
+        "marker": {
+            "color": "rgba(0,0,0,0)",
+            "line": {"color": line, "width": 1},
+            "pattern": {"shape": "/", "fgcolor": hatch, "size": 4, "solidity": 0.3},
+        },
+        "customdata": rows,
+        "hovertemplate": words(lang, "figures.routing.hole_hover"),
+    }
+
+
+def blind_routes(used: I64, seen: I64) -> tuple[int, int]:
+    """How many routes of ``used`` lead to slots that ``seen`` left without a token, and to how many slots.
+
+    >>> blind_routes(np.array([[3, 0, 2]]), np.array([[9, 0, 0]]))
+    (2, 1)
+    """
+    blind = (used > 0) & (seen == 0)
+    return int(used[blind].sum()), int(blind.sum())
+
+
+def describe_maps(used: I64, seen: I64, lang: str) -> str:
+    """How much of what is used calibration has not seen."""
+    routes, slots = blind_routes(used, seen)
+    return words(
+        lang,
+        "figures.routing.describe_maps" if routes else "figures.routing.describe_maps_none",
+        used=int((used > 0).sum()),
+        slots=slots,
+        routes=f"{routes:,}",
+        all=f"{int(used.sum()):,}",
+        share=share(routes, int(used.sum())),
+        holes=int((seen == 0).sum()),
+        of=seen.size,
+    )
+
+
+def share(part: int, whole: int) -> str:
+    """A share with three significant digits.
+
+    >>> share(1, 3), share(5, 928920)
+    ('33.3 %', '0.000538 %')
+    """
+    return f"{100 * part / max(whole, 1):.3g} %"
+
+
+def map_rows(maps: Mapping[str, I64]) -> list[dict[str, object]]:
+    """One row a slot, one column a map."""
+    layers, experts = next(iter(maps.values())).shape
+    return [
+        {"layer": layer, "expert": expert} | {name: int(counts[layer, expert]) for name, counts in maps.items()}
+        for layer in range(layers)
+        for expert in range(experts)
+    ]
+
+
+# ------------------------------------------------------------------ holes against tokens
+
+
+def holes_figure(log: RoutingLog, documents: int, *, theme: Theme, lang: str) -> go.Figure:
+    """Slots without a token against calibration tokens, and where the slider stands."""
+    ink = surface(theme)
+    tokens, holes = log.tokens_after(), log.holes_after()
+    figure = go.Figure()
+    figure.add_scatter(
+        x=tokens[1:], y=holes[1:], mode="lines", line={"color": ink.muted, "width": 2, "shape": "hv"},
+        customdata=np.arange(1, log.documents + 1), hovertemplate=words(lang, "figures.routing.holes_hover"),
+        showlegend=False,
+    )  # fmt: skip
+    at = max(documents, 1)
+    if documents:
+        figure.add_scatter(
+            x=[tokens[at]], y=[holes[at]], mode="markers+text", text=[str(holes[at])], textposition="top right",
+            textfont={"color": ink.ink, "size": 13}, hoverinfo="skip", showlegend=False, cliponaxis=False,
+            marker={"symbol": "diamond", "size": 11, "color": role("route", theme).fill,
+                    "line": {"color": ink.ink, "width": 1}},
+        )  # fmt: skip
+    figure.update_layout(
+        base_layout(
+            theme,
+            height=260,
+            xaxis={"title": words(lang, "figures.routing.tokens"), "type": "log", "dtick": 1, "showgrid": False},
+            yaxis={"title": words(lang, "figures.routing.holes"), "rangemode": "tozero"},
+        )
+    )
+    return figure
+
+
+def describe_holes(log: RoutingLog, documents: int, lang: str) -> str:
+    """What half of the text already reached, and what all of it leaves."""
+    holes, tokens = log.holes_after(), log.tokens_after()
+    half = log.documents // 2
+    return words(
+        lang,
+        "figures.routing.describe_holes",
+        holes=int(holes[documents]),
+        documents=documents,
+        tokens=f"{int(tokens[documents]):,}",
+        first=int(holes[0] - holes[1]),
+        later=int(holes[half] - holes[-1]),
+        half=half,
+        left=int(holes[-1]),
+        of=int(holes[0]),
+    )
+
+
+def hole_rows(log: RoutingLog) -> list[dict[str, object]]:
+    """The curve: one row a document that closed a hole, and the last document."""
+    tokens, holes = log.tokens_after(), log.holes_after()
+    return [
+        {"documents": at, "tokens": int(tokens[at]), "slots_without_a_token": int(holes[at])}
+        for at in range(log.documents + 1)
+        if at in (0, log.documents) or holes[at] != holes[at - 1]
+    ]
+
+
+def closings(log: RoutingLog, documents: int, count: int) -> list[tuple[int, int, int]]:
+    """The last ``count`` holes that closed by then, newest first: (document, layer, expert); documents count from 1."""
+    first = log.seen_by()
+    found = [
+        (int(first[layer, expert]) + 1, int(layer), int(expert))
+        for layer, expert in np.argwhere((first >= 0) & (first < documents))
+    ]
+    return sorted(found, key=lambda one: (-one[0], one[1], one[2]))[:count]
+
+
+# ------------------------------------------------------------------ the plan
+
+
+def plan_figure(log: RoutingLog, plans: Sequence[Plan], reveal: bool, *, theme: Theme, lang: str) -> go.Figure:
+    """What was recorded, what is predicted with its interval, and, once asked for, what came."""
+    ink, shade = surface(theme), role("route", theme)
+    tokens, holes = log.tokens_after(), log.holes_after()
+    pilot, last = plans[0].pilot, plans[-1].documents
+    ahead = [plan.tokens for plan in plans]
+    figure = go.Figure()
+    figure.add_scatter(
+        x=[*ahead, *reversed(ahead)],
+        y=[*(plan.high for plan in plans), *(plan.low for plan in reversed(plans))],
+        mode="lines", fill="toself", fillcolor=_faint(shade.fill), line={"color": shade.text, "width": 1},
+        hoverinfo="skip", name=words(lang, "figures.routing.interval", level=f"{100 * plans[0].level:.0f} %"),
+    )  # fmt: skip
+    figure.add_scatter(
+        x=ahead, y=[plan.expected for plan in plans], mode="lines",
+        line={"color": shade.text, "width": 2, "dash": "dash"},
+        customdata=[(plan.documents, plan.low, plan.high) for plan in plans],
+        hovertemplate=words(lang, "figures.routing.plan_hover"),
+        name=words(lang, "figures.routing.predicted"),
+    )  # fmt: skip
+    figure.add_scatter(
+        x=tokens[1 : pilot + 1], y=holes[1 : pilot + 1], mode="lines",
+        line={"color": ink.ink, "width": 2.5, "shape": "hv"},
+        hovertemplate="%{x:,} · %{y}<extra></extra>", name=words(lang, "figures.routing.recorded"),
+    )  # fmt: skip
+    if reveal:
+        figure.add_scatter(
+            x=tokens[pilot : last + 1], y=holes[pilot : last + 1], mode="lines",
+            line={"color": ink.ink, "width": 2.5, "shape": "hv", "dash": "dot"},
+            hovertemplate="%{x:,} · %{y}<extra></extra>", name=words(lang, "figures.routing.came"),
+        )  # fmt: skip
+    figure.update_layout(
+        base_layout(
+            theme,
+            height=380,
+            margin={"l": 8, "r": 8, "t": 64, "b": 8},
+            xaxis={"title": words(lang, "figures.routing.tokens"), "type": "log", "dtick": 1, "showgrid": False},
+            yaxis={"title": words(lang, "figures.routing.holes"), "rangemode": "tozero"},
+        )
+    )
+    return figure
+
+
+def _faint(colour: str) -> str:
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.25)"
+
+
+def describe_plan(plan: Plan, lang: str) -> str:
+    """The prediction in a sentence."""
+    return words(
+        lang,
+        "figures.routing.describe_plan",
+        pilot=plan.pilot,
+        now=plan.unseen_now,
+        documents=plan.documents,
+        tokens=f"{plan.tokens:,}",
+        low=plan.low,
+        high=plan.high,
+        level=f"{100 * plan.level:.0f} %",
+    )
+
+
+def plan_rows(log: RoutingLog, plans: Sequence[Plan], reveal: bool) -> list[dict[str, object]]:
+    """Predictions as rows; with what came, once it was asked for."""
+    holes = log.holes_after()
+    return [
+        {
+            "documents": plan.documents,
+            "tokens_predicted": plan.tokens,
+            "unseen_expected": round(plan.expected, 2),
+            "low": plan.low,
+            "high": plan.high,
+        }
+        | ({"unseen": int(holes[plan.documents])} if reveal else {})
+        for plan in plans
+    ]
+
+
+# ------------------------------------------------------------------ the check
+
+
+def check_figure(checks: Sequence[HeldOut], names: Mapping[str, str], *, theme: Theme, lang: str) -> go.Figure:
+    """Every held-out run: its interval as a bar, what came as a filled circle, or as a cross where it fell outside."""
+    ink, shade = surface(theme), role("route", theme)
+    place = _places(checks)
+    figure = go.Figure()
+    figure.add_bar(
+        x=place,
+        y=[check.plan.high - check.plan.low + 0.6 for check in checks],
+        base=[check.plan.low - 0.3 for check in checks],
+        width=0.7,
+        marker={"color": _faint(shade.fill), "line": {"color": shade.text, "width": 1}},
+        hoverinfo="skip",
+        name=words(lang, "figures.routing.interval", level=f"{100 * checks[0].plan.level:.0f} %"),
+    )
+    for held, symbol, size in ((True, "circle", 7), (False, "x", 10)):
+        some = [(at, check) for at, check in zip(place, checks, strict=True) if check.held == held]
+        figure.add_scatter(
+            x=[at for at, _ in some],
+            y=[check.actual for _, check in some],
+            mode="markers",
+            marker={"symbol": symbol, "size": size, "color": ink.ink},
+            customdata=[(names[check.text], check.plan.low, check.plan.high) for _, check in some],
+            hovertemplate=words(lang, "figures.routing.check_hover"),
+            name=words(lang, "figures.routing.held" if held else "figures.routing.missed"),
+        )
+    texts = list(dict.fromkeys(check.text for check in checks))
+    middles = [
+        float(np.mean([at for at, check in zip(place, checks, strict=True) if check.text == text])) for text in texts
+    ]
+    figure.update_layout(
+        base_layout(
+            theme,
+            height=340,
+            margin={"l": 8, "r": 8, "t": 64, "b": 8},
+            barmode="overlay",
+            xaxis={"tickvals": middles, "ticktext": [names[text] for text in texts], "showgrid": False, "ticks": ""},
+            yaxis={"title": words(lang, "figures.routing.holes"), "rangemode": "tozero"},
+        )
+    )
+    return figure
+
+
+def _places(checks: Sequence[HeldOut]) -> list[float]:
+    """Side by side, with a gap between texts."""
+    places, at = [], 0.0
+    for before, check in zip([None, *checks], checks, strict=False):
+        at += 2.0 if before is not None and before.text != check.text else 1.0
+        places.append(at)
+    return places
+
+
+def describe_check(checks: Sequence[HeldOut], lang: str) -> str:
+    """In how many held-out runs the interval held."""
+    return words(
+        lang,
+        "figures.routing.describe_check",
+        held=sum(check.held for check in checks),
+        of=len(checks),
+        share=share(sum(check.held for check in checks), len(checks)),
+        level=f"{100 * checks[0].plan.level:.0f} %",
+        width=f"{np.mean([check.plan.high - check.plan.low for check in checks]):.1f}",
+    )
+
+
+def check_rows(checks: Sequence[HeldOut]) -> list[dict[str, object]]:
+    """Every run as a row."""
+    return [
+        {
+            "text": check.text,
+            "run": check.run,
+            "pilot_documents": check.plan.pilot,
+            "documents": check.plan.documents,
+            "unseen_in_pilot": check.plan.unseen_now,
+            "low": check.plan.low,
+            "expected": round(check.plan.expected, 2),
+            "high": check.plan.high,
+            "unseen": check.actual,
+            "held": check.held,
+        }
+        for check in checks
+    ]

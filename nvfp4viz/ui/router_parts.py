@@ -1,0 +1,173 @@
+"""The part of the routing page about routers: the same logits through all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import streamlit as st
+
+from nvfp4viz.errors import NvError
+from nvfp4viz.figures import routers as figures
+from nvfp4viz.moe.router_comparison import ROUTERS, Picked, compare_routers
+from nvfp4viz.ui import errors, predict
+from nvfp4viz.ui.i18n import lang
+from nvfp4viz.ui.lesson import Lesson
+from nvfp4viz.ui.theme import theme
+from nvfp4viz.ui.values import parse_values
+
+PAGE = "routing"
+EXPERTS, TOP, GROUPS, TOP_GROUPS, VOCABULARY = 8, 3, 4, 2, 16
+LOGITS = (2.0, -1.0, 0.5, 1.5, -0.5, 1.0, 0.0, -2.0)
+BIAS = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.75, 0.0)
+PRESETS = {
+    "spread": LOGITS,
+    "ties": (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0),
+    "nan": (2.0, -1.0, 0.5, 1.5, math.nan, 1.0, 0.0, -2.0),
+    "inf": (2.0, -1.0, 0.5, 1.5, math.inf, 1.0, 0.0, -2.0),
+}
+TABLE = np.stack([np.random.default_rng(at).permutation(EXPERTS)[:TOP] for at in range(VOCABULARY)])
+"""A hash router's table, made up: three experts for each of a few token ids."""
+
+
+def picked_of(page: Lesson, logits: Sequence[float] | None = None) -> dict[str, Picked]:
+    """The page's logits through every router."""
+    view = page.view
+    return compare_routers(
+        view["logits"] if logits is None else logits,
+        TOP,
+        bias=view["bias"],
+        token=view["token"],
+        table=TABLE,
+        groups=GROUPS,
+        top_groups=TOP_GROUPS,
+        scaling=view["scaling"],
+    )
+
+
+def routers_part(page: Lesson) -> None:
+    """The same logits through all of them; a NaN is asked about first."""
+    view = page.view
+    stage, side = page.stage()
+    names = {name: page.t(f"router.{name}") for name in ROUTERS}
+    with side:
+        st.selectbox(
+            page.t("routers.preset"),
+            tuple(PRESETS),
+            index=None,
+            format_func=lambda name: page.t(f"preset.{name}"),
+            key=f"{PAGE}.preset",
+            on_change=_take_preset,
+            args=(page,),
+        )
+        with st.expander(page.t("routers.own"), key=f"{PAGE}.open.own"):
+            for name in ("logits", "bias"):
+                st.text_input(page.t(f"routers.{name}"), key=f"{PAGE}.own_{name}", placeholder=_written(view[name]))
+            st.button(page.t("routers.apply"), on_click=_take_own, args=(page,), key=f"{PAGE}.apply")
+            if (problem := st.session_state.get(f"{PAGE}.problem")) is not None:
+                errors.show(problem)
+        left, right = st.columns(2)
+        left.number_input(page.t("routers.token"), 0, VOCABULARY - 1, **view.widget("token"))
+        right.number_input(page.t("routers.scaling"), 0.125, 16.0, step=0.125, **view.widget("scaling"))
+        picked = picked_of(page)
+        fallen = [names[name] for name, one in picked.items() if one.fell_back]
+        page.finding(
+            "routers.fallen" if fallen else "routers.seen",
+            who=", ".join(fallen),
+            choices=len({frozenset(one.ids) for one in picked.values()}),
+            routers=len(picked),
+        )
+        page.glossary("router", "tie", "correction_bias")
+    with stage:
+        page.figure(
+            figures.routers_figure(picked, names, theme=theme(), lang=lang()),
+            alt=page.t("routers.alt"),
+            finding=figures.describe_routers(picked, names, lang()),
+            rows=lambda: figures.router_rows(picked, view["logits"]),
+        )
+    page.table(
+        (">expert", ">logit", ">bias", "group"),
+        [
+            (str(e), _number(view["logits"][e]), _number(view["bias"][e]), str(e // (EXPERTS // GROUPS)))
+            for e in range(EXPERTS)
+        ],
+    )
+    page.table(
+        ("router", "chosen", "weights", "why"),
+        [(names[name], _ids(one.ids), _weights(one), _why(page, one)) for name, one in picked.items()],
+    )
+    if _ask_nan(page):
+        page.prose("routers.text", version="0.33.0", top=TOP, kept=TOP_GROUPS, groups=GROUPS)
+
+
+def _ask_nan(page: Lesson) -> bool:
+    made = picked_of(page, PRESETS["nan"])
+    bad = next(at for at, value in enumerate(PRESETS["nan"]) if math.isnan(value))
+    poisoned = tuple(name for name, one in made.items() if any(math.isnan(weight) for weight in one.weights))
+    answers = {(): "none", ("gemma4",): "gemma4", ROUTERS: "every"}
+    return predict.ask(
+        f"{PAGE}.predict.nan",
+        ("none", "softmax", "gemma4", "every"),
+        answer=answers[poisoned],
+        bad=bad,
+        first=_ids(made["softmax"].ids),
+        gemma=_ids(made["gemma4"].ids),
+    )
+
+
+def _why(page: Lesson, one: Picked) -> str:
+    said = page.t(f"why.{one.router}", groups=_ids(one.groups), token=page.view["token"])
+    if one.fell_back:
+        return f"{said} {page.t(f'why.fell.{one.router}')}"
+    if one.last_in < 0:
+        return said
+    decided = page.t(
+        "why.tied" if one.tied else "why.decided",
+        last=one.last_in,
+        at=_number(float(one.compared[one.last_in])),
+        out=one.first_out,
+        under=_number(float(one.compared[one.first_out])),
+    )
+    return f"{said} {decided}"
+
+
+def _ids(ids: Sequence[int]) -> str:
+    return ", ".join(map(str, ids))
+
+
+def _weights(one: Picked) -> str:
+    return ", ".join(_number(weight) for weight in one.weights)
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    return f"{value:.4g}".replace("-", "−")
+
+
+def _written(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
+def _take_preset(page: Lesson) -> None:
+    name = st.session_state[f"{PAGE}.preset"]
+    if name is not None:
+        page.view.put(logits=PRESETS[name])
+
+
+def _take_own(page: Lesson) -> None:
+    """What cannot be used is said and changes nothing."""
+    made = {}
+    for name in ("logits", "bias"):
+        text = st.session_state.get(f"{PAGE}.own_{name}", "").strip()
+        if text:
+            try:
+                made[name] = parse_values(text, EXPERTS)
+            except NvError as problem:
+                st.session_state[f"{PAGE}.problem"] = problem
+                return
+    st.session_state[f"{PAGE}.problem"] = None
+    page.view.put(**made)
