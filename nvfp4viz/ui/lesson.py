@@ -193,11 +193,13 @@ class Lesson:
         *,
         code: Mapping[str, Any],
         data: Mapping[str, Rows | Callable[[], Rows]],
+        snippet: str | None = None,
+        run: Callable[[str], str] = snippets.run,
     ) -> None:
         """Show me the code, Sources, Download data, Copy link, what computes; the address bar is brought up to date.
 
-        ``code`` fills the page's snippet ``content/code/<id>.py``; ``data`` maps a file's stem to its rows (or a
-        function that computes them when somebody downloads).
+        ``code`` fills the page's snippet ``content/code/<id>.py`` (or ``<snippet>.py``), which ``run`` runs; ``data``
+        maps a file's stem to its rows (or a function that computes them when somebody downloads).
         """
         # What the page itself has settled on arrival is no step of the reader's: the browser corrects the address
         # without an entry in its history, or Back would lead to the same page again.
@@ -209,10 +211,10 @@ class Lesson:
         box = st.expander(t("ui.code.label"), key=f"{self.id}.open.code", on_change="rerun", icon=":material/code:")
         if box.open:
             with box:
-                source = snippets.fill(self.id, code)
+                source = snippets.fill(snippet or self.id, code)
                 st.code(source, language="python")
                 st.caption(t("ui.code.output"))
-                st.code(snippets.run(source), language=None)
+                st.code(run(source), language=None)
         with st.container(horizontal=True, gap="small", vertical_alignment="center"):
             # Filled when they are opened: closed popovers would otherwise cost every reader a third of the first paint.
             sources = st.popover(
@@ -246,6 +248,8 @@ class Lesson:
                 del st.session_state[key]
         self.view.defaults()
         st.session_state["_notes"] = []
+        # A component may have put its own setting into the address; what it says now is no new link to follow.
+        st.session_state["_link"] = st.query_params.to_dict()
 
     def _downloads(self, data: Mapping[str, Rows | Callable[[], Rows]]) -> None:
         for stem, rows in data.items():
