@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from playwright.sync_api import expect
 
 from nvfp4viz import formats
 from nvfp4viz.ui.bit_editor import plain
@@ -26,17 +27,17 @@ def _bar(page, index: int):
 
 
 def test_it_opens_where_codes_and_both_scales_are_seen(page):
-    assert page.get_by_text("tensor: global scale G = 224").is_visible()
-    assert page.get_by_text("block scale 0x6B = 88").is_visible()
-    assert page.get_by_role("tab", name="7 round to E2M1").get_attribute("aria-selected") == "true"
+    expect(page.get_by_text("tensor: global scale G = 224")).to_be_visible()
+    expect(page.get_by_text("block scale 0x6B = 88")).to_be_visible()
+    expect(page.get_by_role("tab", name="7 round to E2M1")).to_have_attribute("aria-selected", "true")
 
 
 def test_steps_are_walked_by_keyboard(page):
     page.get_by_role("tab", name="7 round to E2M1").focus()
     for _ in range(6):
         page.keyboard.press("ArrowLeft")
-    assert page.get_by_role("tab", name="1 largest").get_attribute("aria-selected") == "true"
-    assert page.get_by_text("0x401A0000").is_visible()  # the bits of the largest magnitude
+    expect(page.get_by_role("tab", name="1 largest")).to_have_attribute("aria-selected", "true")
+    expect(page.get_by_text("0x401A0000")).to_be_visible()  # the bits of the largest magnitude
     page.wait_for_url(re.compile(r"step=0"))
 
 
@@ -84,21 +85,23 @@ def test_own_numbers_are_pasted(page):
     page.get_by_role("button", name="Use these numbers").click()
     page.get_by_text("You entered 3 numbers").wait_for(state="detached")
     page.wait_for_url(re.compile("x=nan"))
-    assert _bar(page, 0).get_attribute("aria-valuetext").startswith("NaN, code 0x7")
+    expect(_bar(page, 0)).to_have_attribute("aria-valuetext", re.compile("^" + re.escape("NaN, code 0x7")))
 
 
 def test_a_copied_link_restores_block_step_and_recipe(visit):
     x = ",".join(["0.5", *["1"] * 15])
     page = visit(f"{PATH}&x={x}&step=3&recipe=modelopt&amax=64")
     page.locator(".lab .bar").first.wait_for()
-    assert page.get_by_role("tab", name="4 clamp").get_attribute("aria-selected") == "true"
-    assert page.get_by_text("v = clamp(u, 2^−9, 448)").is_visible()  # as ModelOpt does
-    assert _bar(page, 0).get_attribute("aria-valuetext").startswith("0.5,")
+    expect(page.get_by_role("tab", name="4 clamp")).to_have_attribute("aria-selected", "true")
+    expect(page.get_by_text("v = clamp(u, 2^−9, 448)")).to_be_visible()  # as ModelOpt does
+    expect(_bar(page, 0)).to_have_attribute("aria-valuetext", re.compile("^" + re.escape("0.5,")))
     page.get_by_role("radio", name="中文").click()
     page.get_by_text("两级缩放").first.wait_for()
     settle(page)
     page.get_by_role("tab", name="4 限幅").wait_for()
-    assert page.get_by_role("slider", name="元素 0", exact=True).get_attribute("aria-valuetext").startswith("0.5，")
+    expect(page.get_by_role("slider", name="元素 0", exact=True)).to_have_attribute(
+        "aria-valuetext", re.compile("^" + re.escape("0.5，"))
+    )
 
 
 def test_a_dragged_value_becomes_bf16_as_in_the_library(browser):

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from playwright.sync_api import expect
 
 from nvfp4viz.formats import offset_8x4, offset_128x4
 from nvfp4viz.ui.components import read
@@ -40,15 +41,15 @@ def test_places_in_the_browser_are_the_library_s(browser, layout, rows, columns)
 
 def test_keys_walk_through_the_tensor_and_into_the_link(page):
     status = page.locator(".map .status")
-    assert "Row 33, column 1" in status.inner_text()
+    expect(status).to_contain_text("Row 33, column 1")
     page.locator(".map .panels").focus()
     page.keyboard.press("ArrowDown")
-    assert f"byte {offset_128x4(34, 1, 6)} (" in status.inner_text()
+    expect(status).to_contain_text(f"byte {offset_128x4(34, 1, 6)} (")
     page.keyboard.press("PageDown")
-    assert "Row 66, column 1" in status.inner_text()
+    expect(status).to_contain_text("Row 66, column 1")
     for _ in range(3):
         page.keyboard.press("ArrowRight")
-    assert f"byte {offset_128x4(66, 4, 6)} (" in status.inner_text()  # the next tile
+    expect(status).to_contain_text(f"byte {offset_128x4(66, 4, 6)} (")  # the next tile
     page.wait_for_url(re.compile(r"s_row=66&s_col=4|s_col=4&s_row=66"))
 
 
@@ -57,8 +58,8 @@ def test_pointing_at_memory_shows_the_tensor_s_place(page):
     # Line 2, byte 9: band 2 of 32 rows, column 1.
     page.mouse.move(box["x"] + 9.5 * box["width"] / 16, box["y"] + 2.5 * box["height"] / 32)
     status = page.locator(".map .status")
-    assert "Row 66, column 1" in status.inner_text()
-    assert f"byte {offset_128x4(66, 1, 6)} (" in status.inner_text()
+    expect(status).to_contain_text("Row 66, column 1")
+    expect(status).to_contain_text(f"byte {offset_128x4(66, 1, 6)} (")
     page.mouse.down()
     page.mouse.up()
     page.wait_for_url(re.compile(r"s_row=66"))
@@ -67,8 +68,8 @@ def test_pointing_at_memory_shows_the_tensor_s_place(page):
 def test_padding_is_named_and_cannot_be_chosen(page):
     box = page.locator(".map .physical svg").bounding_box()
     page.mouse.move(box["x"] + 13.5 * box["width"] / 16, box["y"] + 31.5 * box["height"] / 32)  # row 127
-    assert "Row 127, column 1 lies outside the tensor" in page.locator(".map .status").inner_text()
-    assert page.locator(".map .logical rect.padding").count() == 28 * 4
+    expect(page.locator(".map .status")).to_contain_text("Row 127, column 1 lies outside the tensor")
+    expect(page.locator(".map .logical rect.padding")).to_have_count(28 * 4)
     page.mouse.down()
     page.mouse.up()
     page.mouse.move(1, 1)

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from playwright.sync_api import expect
 
 from .conftest import settle
 
@@ -25,7 +26,7 @@ def _number(page) -> str:
 def test_it_opens_on_a_tie(page):
     assert _number(page) == "2.5"
     assert _code(page) == "0x4"
-    assert page.get_by_text("exactly halfway between 2 and 3").is_visible()
+    expect(page.get_by_text("exactly halfway between 2 and 3")).to_be_visible()
 
 
 def test_bits_are_toggled_by_keyboard_alone(page):
@@ -33,7 +34,7 @@ def test_bits_are_toggled_by_keyboard_alone(page):
     sign.focus()
     page.keyboard.press("Space")
     assert _code(page) == "0xC"
-    assert page.get_by_role("button", name="sign bit 0: 1").get_attribute("aria-pressed") == "true"
+    expect(page.get_by_role("button", name="sign bit 0: 1")).to_have_attribute("aria-pressed", "true")
     for _ in range(3):
         page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")  # the mantissa bit
@@ -46,12 +47,12 @@ def test_a_number_is_typed(page):
     box = page.get_by_label("Your number", exact=True)
     box.fill("1e9")
     assert _code(page) == "0x7"
-    assert page.get_by_text("it saturates to 6").is_visible()
+    expect(page.get_by_text("it saturates to 6")).to_be_visible()
     box.fill("nan")
     assert _code(page) == "0x7"
     box.fill("abc")
-    assert page.get_by_text("“abc” is not a number yet").is_visible()
-    assert box.get_attribute("aria-invalid") == "true"
+    expect(page.get_by_text("“abc” is not a number yet")).to_be_visible()
+    expect(box).to_have_attribute("aria-invalid", "true")
 
 
 def test_a_code_is_typed(page):
@@ -59,7 +60,7 @@ def test_a_code_is_typed(page):
     box.fill("b")
     assert _number(page) == "−1.5"
     box.fill("1f")
-    assert page.get_by_text("is not a code of 4 bits").is_visible()
+    expect(page.get_by_text("is not a code of 4 bits")).to_be_visible()
 
 
 def test_the_number_line_answers_to_keys(page):
@@ -158,13 +159,13 @@ def test_what_cannot_be_read_is_told_what_to_write(visit, lang):
     number, code = (page.get_by_label(name, exact=True) for name in FIELDS[lang])
     for text, words in WHAT_TO_WRITE[lang].items():
         number.fill(text)
-        assert words in said.inner_text(), text
+        expect(said).to_contain_text(words)
     for text in ("", "zz", "10"):
         code.fill(text)
         assert re.search("0x0.*0xF", said.inner_text()), text
     packed = page.get_by_label("uint32")
     packed.fill("xyz")
-    assert "0x1234ABCD" in page.locator(".said", has_text="xyz").inner_text()
+    expect(page.locator(".said", has_text="xyz")).to_contain_text("0x1234ABCD")
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
@@ -175,12 +176,12 @@ def test_a_number_that_float32_does_not_hold_is_not_called_exact(visit, lang):
     lost = {"en": "nothing is lost", "zh": "没有任何损失"}[lang]
     for text in ("1e-400", "-1e-400", "1e-60"):
         box.fill(text)
-        assert text in said.inner_text()
-        assert "float32" in said.inner_text()
-        assert lost not in said.inner_text()
+        expect(said).to_contain_text(text)
+        expect(said).to_contain_text("float32")
+        expect(said).not_to_contain_text(lost)
     box.fill("2.00000000001")
-    assert said.inner_text().startswith("2.00000000001")
-    assert "float32" in said.inner_text()
+    expect(said).to_have_text(re.compile("^" + re.escape("2.00000000001")))
+    expect(said).to_contain_text("float32")
     for text in ("0", "-0", "2", "0.000"):
         box.fill(text)
-        assert "float32" not in said.inner_text()
+        expect(said).not_to_contain_text("float32")

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from playwright.sync_api import expect
 
 from .conftest import settle
 
@@ -11,19 +12,19 @@ def test_another_target_changes_line_instruction_and_link(visit):
     page = visit("/kernel_lab?lang=en")
     machine = page.locator(".kernel-lab .machine")
     machine.get_by_text(re.compile("F2FP.SATFINITE.E2M1")).first.wait_for()
-    assert page.locator(".kernel-lab .line.on.hit").count() > 0
+    expect(page.locator(".kernel-lab .line.on.hit").first).to_be_attached()
     page.get_by_role("radio", name=re.compile("sm_90$")).click()
     page.wait_for_function("location.search.includes('target=sm_90')")
     settle(page)
     machine.get_by_text(re.compile("^sm_90: ")).wait_for()
-    assert machine.get_by_text(re.compile("F2FP.SATFINITE.E2M1")).count() == 0
-    assert page.locator(".kernel-lab .line.off.hit").count() > 0
+    expect(machine.get_by_text(re.compile("F2FP.SATFINITE.E2M1"))).to_have_count(0)
+    expect(page.locator(".kernel-lab .line.off.hit").first).to_be_attached()
 
 
 def test_the_reveal_brings_the_plain_targets(visit):
     page = visit("/kernel_lab?lang=en")
     plain = page.get_by_role("radio", name=re.compile("sm_100$"))
-    assert plain.count() == 0
+    expect(plain).to_have_count(0)
     page.get_by_text("Show me without a guess").click()
     plain.wait_for()
     plain.click()

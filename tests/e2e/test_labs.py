@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from playwright.sync_api import expect
 
 from .conftest import settle
 
@@ -34,8 +35,8 @@ def test_a_cell_picked_on_the_map_becomes_the_slot(visit):
 def test_findings_alike_open_from_one_card(visit):
     page = visit("/explorer?lang=en")
     card = page.locator("[class*=st-key-card_explorer]")
-    assert card.count() == 1
-    assert card.get_by_role("listitem").count() == 0
+    expect(card).to_have_count(1)
+    expect(card.get_by_role("listitem")).to_have_count(0)
     card.get_by_text("Show each of the").click()
     settle(page)
     card.get_by_role("listitem").first.wait_for()
@@ -109,7 +110,7 @@ def test_streamlit_s_own_words_are_in_the_reader_s_language(visit, tmp_path, lan
     page.locator("[data-testid=stNumberInput] [role=alert]", has_text=between).wait_for(state="attached")
     page.locator(".stTooltipErrorHoverTarget").first.hover()
     page.get_by_role("tooltip").filter(has_text=between).wait_for()
-    assert "range" not in page.get_by_role("tooltip").inner_text()
+    expect(page.get_by_role("tooltip")).not_to_contain_text("range")
 
     page = visit(f"/explorer?lang={lang}")
     page.get_by_text(re.compile("^(Your own files|你自己的文件)$")).first.click()
@@ -121,7 +122,7 @@ def test_streamlit_s_own_words_are_in_the_reader_s_language(visit, tmp_path, lan
         file.truncate(70 << 20)
     uploader.locator("input").set_input_files(big)
     uploader.get_by_text(larger).wait_for(state="attached")
-    assert "smaller" not in uploader.inner_text()
+    expect(uploader).not_to_contain_text("smaller")
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])

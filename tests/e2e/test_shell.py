@@ -5,6 +5,7 @@ from urllib.parse import parse_qs, urlparse
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
 
 from nvfp4viz.ui import blocks_parts, tensor_core_parts
 from nvfp4viz.ui.registry import PAGES
@@ -31,15 +32,15 @@ def query(page) -> dict[str, str]:
 
 def test_a_deep_link_opens_on_a_server_that_has_just_started(visit, new_server):
     page = visit("/e2m1?lang=zh&x=5.5", at=new_server)
-    assert page.get_by_role("heading", level=1).inner_text() == "E2M1"
-    assert page.get_by_role("link", name="两级缩放").is_visible()  # our menu, in the link's language
-    assert page.get_by_label("你的数", exact=True).input_value() == "5.5"
+    expect(page.get_by_role("heading", level=1)).to_have_text("E2M1")
+    expect(page.get_by_role("link", name="两级缩放")).to_be_visible()  # our menu, in the link's language
+    expect(page.get_by_label("你的数", exact=True)).to_have_value("5.5")
     assert query(page) == {"lang": "zh", "x": "5.5"}
 
 
 def test_the_default_page_lives_at_the_root(visit):
     page = visit("/")
-    assert page.get_by_text("Page not found").count() == 0
+    expect(page.get_by_text("Page not found")).to_have_count(0)
     assert urlparse(page.url).path == "/"
 
 
@@ -54,7 +55,7 @@ def test_switching_the_language_keeps_the_view(visit):
     page.get_by_role("radio", name="中文").click()
     page.wait_for_url(re.compile("lang=zh"))
     settle(page)
-    assert page.get_by_label("你的数", exact=True).input_value() == "5.5"
+    expect(page.get_by_label("你的数", exact=True)).to_have_value("5.5")
     assert query(page) == {"lang": "zh", "x": "5.5", "format": "e4m3"}
 
 
@@ -66,15 +67,15 @@ def test_a_copied_link_restores_the_view(visit):
     page.get_by_text("Copied.").wait_for()
     link = page.evaluate("navigator.clipboard.readText()")
     again = visit(link.removeprefix(page.url.split("/e2m1")[0]))
-    assert again.get_by_label("Your number", exact=True).input_value() == "−3.25"
-    assert again.get_by_label("Code", exact=True).input_value() == "0xD"
+    expect(again.get_by_label("Your number", exact=True)).to_have_value("−3.25")
+    expect(again.get_by_label("Code", exact=True)).to_have_value("0xD")
 
 
 def test_a_bad_link_is_named_and_mended(visit):
     page = visit("/e2m1?lang=en&format=int4&layer=-1&nonsense=1")
-    assert page.get_by_text("format=int4").is_visible()
-    assert page.get_by_text("layer=-1").is_visible()
-    assert page.get_by_text("nonsense=1").is_visible()
+    expect(page.get_by_text("format=int4")).to_be_visible()
+    expect(page.get_by_text("layer=-1")).to_be_visible()
+    expect(page.get_by_text("nonsense=1")).to_be_visible()
     assert query(page) == {"lang": "en"}
 
 
@@ -98,16 +99,16 @@ def test_back_undoes_one_step_at_a_time(visit):
     page.get_by_role("heading", level=1, name="E2M1").wait_for()
     settle(page)
     assert query(page)["x"] == "100"
-    assert said.input_value() == "100"
+    expect(said).to_have_value("100")
     page.go_back()
     page.wait_for_url(lambda url: "x=" not in url)
     settle(page)
-    assert said.input_value() == "2.5"
+    expect(said).to_have_value("2.5")
     assert query(page) == {"lang": "en"}
     page.go_forward()
     page.wait_for_url(re.compile("x=100"))
     settle(page)
-    assert said.input_value() == "100"
+    expect(said).to_have_value("100")
 
 
 @pytest.mark.parametrize("path", PATHS)

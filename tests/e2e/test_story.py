@@ -5,6 +5,7 @@ import time
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
 
 from nvfp4viz.serving.remedies import REMEDIES
 
@@ -31,16 +32,16 @@ def test_the_whole_story(visit):
     silent = page.locator(".reply.silent").first
     silent.wait_for()
     assert silent.bounding_box()["y"] + silent.bounding_box()["height"] < 900
-    assert "<pad>" in silent.inner_text()
-    assert "HTTP 200" in silent.inner_text()
+    expect(silent).to_contain_text("<pad>")
+    expect(silent).to_contain_text("HTTP 200")
     # 2: predict, then see.
     press(page, "n", 2)
     page.get_by_text("Which of them get an empty answer?").wait_for()
-    assert page.locator(".reply.silent").count() == 0
+    expect(page.locator(".reply.silent")).to_have_count(0)
     page.get_by_text("Arithmetic and code", exact=True).click()
     page.get_by_text("As you predicted").wait_for()
     settle(page)
-    assert page.locator(".reply.silent").count() == 2
+    expect(page.locator(".reply.silent")).to_have_count(2)
     page.get_by_text("HTTP/1.1 200 OK").wait_for()
     # 3: the map.
     press(page, "3")
@@ -50,16 +51,16 @@ def test_the_whole_story(visit):
     press(page, "4")
     links = page.locator(".chain button.row")
     links.first.wait_for()
-    assert links.count() == 9
+    expect(links).to_have_count(9)
     for index in range(9):
         links.nth(index).click()
         settle(page)
-        assert links.nth(index).get_attribute("aria-expanded") == "true"
+        expect(links.nth(index)).to_have_attribute("aria-expanded", "true")
     # 5: remedies, and the two checks.
     page.set_default_timeout(120_000)
     press(page, "5")
     page.get_by_text("Right:").first.wait_for()
-    assert page.locator(".story table tbody tr").count() == len(REMEDIES) + 1
+    expect(page.locator(".story table tbody tr")).to_have_count(len(REMEDIES) + 1)
     page.get_by_text("A naive check").wait_for()
     page.get_by_text("scale.missing").first.wait_for()
     # And back.
@@ -105,10 +106,10 @@ def test_the_map_by_keyboard(visit):
     page.keyboard.press("Home")
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
-    assert "expert 2," in said.inner_text()
+    expect(said).to_contain_text("expert 2,")
     page.keyboard.press("n")
-    assert "no scale stored" in said.inner_text()
-    assert "expert 2," not in said.inner_text()
+    expect(said).to_contain_text("no scale stored")
+    expect(said).not_to_contain_text("expert 2,")
     layer, expert = re.search(r"Layer (\d+), expert (\d+)", said.inner_text()).groups()
     page.keyboard.press("Enter")
     page.wait_for_url(re.compile(rf"layer={layer}&expert={expert}|expert={expert}.*layer={layer}"))
@@ -135,7 +136,7 @@ def test_quick_clicks_are_not_undone_by_their_own_echo(visit):
     for index in (0, 3, 5, 8):
         links.nth(index).click()
     for _ in range(10):
-        assert links.nth(8).get_attribute("aria-expanded") == "true"
+        expect(links.nth(8)).to_have_attribute("aria-expanded", "true")
         page.wait_for_timeout(200)
     page.wait_for_url(re.compile("link=token"))
 
@@ -145,9 +146,9 @@ def test_a_token_is_chosen(visit):
     tokens = page.get_by_role("group", name=re.compile("^Tokens of the prompt")).get_by_role("button")
     tokens.first.wait_for()
     tokens.nth(2).click()
-    assert tokens.nth(2).get_attribute("aria-pressed") == "true"
+    expect(tokens.nth(2)).to_have_attribute("aria-pressed", "true")
     page.keyboard.press("ArrowRight")
-    assert tokens.nth(3).get_attribute("aria-pressed") == "true"
+    expect(tokens.nth(3)).to_have_attribute("aria-pressed", "true")
 
 
 def test_roles_switch(visit):
@@ -159,15 +160,15 @@ def test_roles_switch(visit):
 def test_leftovers_change_the_outcome_and_the_link(visit):
     page = visit("/?lang=en&beat=4&link=slot")
     page.locator(".chain .panel").wait_for()
-    assert "0x00000000" in page.locator(".chain").inner_text()
+    expect(page.locator(".chain")).to_contain_text("0x00000000")
     page.get_by_role("radio", name="ones", exact=True).click()
     page.wait_for_url(re.compile("fate=ones"))
     settle(page)
-    assert "0x3F800000" in page.locator(".chain").inner_text()
-    assert page.locator(".chain .panel").count() == 1  # the link stays open
+    expect(page.locator(".chain")).to_contain_text("0x3F800000")
+    expect(page.locator(".chain .panel")).to_have_count(1)  # the link stays open
     again = visit("/" + page.url.split("/", 3)[3])
     again.locator(".chain .panel").wait_for()
-    assert "0x3F800000" in again.locator(".chain").inner_text()
+    expect(again.locator(".chain")).to_contain_text("0x3F800000")
 
 
 def test_an_own_prompt_with_unknown_characters(visit):
@@ -186,7 +187,7 @@ def test_workshop_mode_shows_fewer_panels(visit):
     page = visit("/?lang=en&mode=workshop&beat=4")
     page.locator(".chain.tall").wait_for()
     page.get_by_text("Facilitator notes").wait_for()
-    assert page.get_by_text("other leftovers in memory").count() == 0
+    expect(page.get_by_text("other leftovers in memory")).to_have_count(0)
 
 
 @pytest.mark.parametrize("beat", range(1, 6))

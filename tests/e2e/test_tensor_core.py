@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from playwright.sync_api import expect
 
 from nvfp4viz.figures import tensor_core as facts
 
@@ -23,7 +24,7 @@ def _digits(page, kind: str) -> int:
 
 
 def test_it_opens_on_the_last_rule_with_all_bits(page):
-    assert page.get_by_role("tab", name="7 Sum and cut").get_attribute("aria-selected") == "true"
+    expect(page.get_by_role("tab", name="7 Sum and cut")).to_have_attribute("aria-selected", "true")
     chart = facts.bit_chart(facts.explain(facts.DEFAULT).trace)
     assert _digits(page, "kept") == sum(len(row.kept) for row in chart.rows)
     assert _digits(page, "dropped") == sum(len(row.dropped) for row in chart.rows) > 0
@@ -33,11 +34,11 @@ def test_rules_are_walked_by_keyboard_and_linked(page):
     page.get_by_role("tab", name="7 Sum and cut").focus()
     for _ in range(4):
         page.keyboard.press("ArrowLeft")
-    assert page.get_by_role("tab", name="3 Exact dots").get_attribute("aria-selected") == "true"
+    expect(page.get_by_role("tab", name="3 Exact dots")).to_have_attribute("aria-selected", "true")
     page.get_by_text(re.compile(r"^d₃ = .* = −14\.5$")).wait_for()
     page.wait_for_url(re.compile(r"rule=3"))
     settle(page)
-    assert page.get_by_role("tab", name="3 Exact dots").get_attribute("aria-selected") == "true"
+    expect(page.get_by_role("tab", name="3 Exact dots")).to_have_attribute("aria-selected", "true")
 
 
 def test_terms_are_walked_by_keyboard_and_spoken(page):
@@ -52,7 +53,7 @@ def test_a_preset_changes_the_picture(page):
     page.get_by_text("huge accumulator").click()
     page.locator(".lab .status", has_text="nothing is left").wait_for()
     settle(page)
-    assert page.get_by_text("farther from zero").first.is_visible()
+    expect(page.get_by_text("farther from zero").first).to_be_visible()
 
 
 def test_a_nan_scale_leaves_no_bits(page):
