@@ -135,9 +135,11 @@ class MoveEffect:
         Slots of all layers, and those that got another expert.
     wrong
         Those whose activation scale is not their expert's afterwards.
+    empty
+        Those of `wrong` that never had a usable scale (``1 / 0`` and the like) and hold an expert that has one.
     worst
-        Largest factor, up or down, by which such a slot's output is scaled wrongly: input scale of the expert over that
-        of the slot's former one (or its inverse), of the first GEMM.
+        Largest factor, up or down, by which the first GEMM of another wrong slot is scaled: the expert's encode scale
+        over that of the slot's former one, or its inverse; 1 where none is wrong.
     before, moved, stayed
         Loss in nats a character: before, after a move with everything, and after one that left input scales behind.
     """
@@ -145,6 +147,7 @@ class MoveEffect:
     slots: int
     changed: int
     wrong: int
+    empty: int
     worst: float
     before: float
     moved: float
@@ -157,22 +160,30 @@ def move_effect(
     """Measure both moves on `texts`."""
     from nvfp4viz.serving.evaluation import evaluate
 
-    changed = wrong = 0
+    changed = wrong = empty = 0
     worst = 1.0
     for layer, (before, after) in enumerate(zip(old, new, strict=True)):
         experts = _w4a4(served, layer)
         changed += int((before.slots != after.slots).sum())
-        stale = np.zeros(len(after.slots), bool)
+        stale, dead = np.zeros((2, len(after.slots)), bool)
         for gscale in (experts.a1_gscale, experts.a2_gscale):
-            stale |= gscale[before.slots] != gscale[after.slots]
-        wrong += int(stale.sum())
-        ratio = experts.a1_gscale[before.slots] / experts.a1_gscale[after.slots]
-        worst = max(worst, float(np.maximum(ratio, 1 / ratio).max()))
+            has, needs = gscale[before.slots], gscale[after.slots]
+            stale |= has != needs
+            dead |= ~_usable(has) & _usable(needs)
+        wrong, empty = wrong + int(stale.sum()), empty + int(dead.sum())
+        has, needs = experts.a1_gscale[before.slots], experts.a1_gscale[after.slots]
+        both = _usable(has) & _usable(needs)
+        worst = max(worst, float(np.maximum(has[both] / needs[both], needs[both] / has[both]).max(initial=1)))
     losses = [
         evaluate(model, texts)
         for model in (served, moved(served, old, new), moved(served, old, new, scales_move=False))
     ]
-    return MoveEffect(sum(len(p.slots) for p in new), changed, wrong, worst, *losses)
+    return MoveEffect(sum(len(p.slots) for p in new), changed, wrong, empty, worst, *losses)
+
+
+def _usable(gscale: Array) -> npt.NDArray[np.bool_]:
+    """Encode scales that are finite numbers above zero."""
+    return np.asarray(np.isfinite(gscale) & (gscale > 0))
 
 
 # ------------------------------------------------------------------ command line

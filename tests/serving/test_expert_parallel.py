@@ -116,7 +116,20 @@ def test_scales_that_stay_behind_cost_loss_on_the_cutlass_path(served, plans):
     assert effect.moved == effect.before
     assert effect.stayed > effect.before
     assert 0 < effect.wrong <= effect.changed < effect.slots
-    assert effect.worst > 1.5
+    assert effect.worst > 1.4
+    assert effect.empty == 0
+
+
+def test_an_expert_in_a_slot_without_a_scale_silences_a_healthy_answer(plans):
+    """The holed export answers news; then a busy expert moves to where a scale was never written."""
+    holed = load(ensure("tiny-moe-nvfp4-holes"), device="cpu")
+    effect = ep.move_effect(holed, *plans, corpus.held_out_documents("news", 1))
+    assert effect.moved == effect.before < 0.5
+    assert effect.empty > 0
+    assert np.isnan(effect.stayed)
+    prompt = corpus.DEMO_PROMPTS["news"]
+    assert set(holed.generate(prompt, 4).token_ids) != {0}
+    assert set(ep.moved(holed, *plans, scales_move=False).generate(prompt, 4).token_ids) == {0}
 
 
 def test_a_scale_of_the_whole_layer_cannot_stay_behind(plans):

@@ -1,0 +1,366 @@
+"""Figures of expert parallelism: ranks and their experts, who sends to whom, when, and how even the load is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from nvfp4viz.figures.layout import base_layout
+from nvfp4viz.figures.palette import SEQUENTIAL, Theme, role, surface
+from nvfp4viz.figures.words import words
+from nvfp4viz.moe.overlap import Bar
+from nvfp4viz.moe.parallel import Exchange, Placement, imbalance
+from nvfp4viz.serving.route_trace import Balance
+
+Rows = list[dict[str, object]]
+WRITTEN = 8
+"""Up to this many ranks, cells of the matrix carry their number, and every rank has its lane."""
+
+
+def rank_name(rank: int, lang: str) -> str:
+    """``rank 3``."""
+    return words(lang, "figures.expert_parallel.rank", rank=rank)
+
+
+def _ranks_axis(ranks: int, lang: str, **more: Any) -> dict[str, Any]:
+    """Every rank's name while there is room, else every fourth."""
+    shown = range(0, ranks, 1 if ranks <= 2 * WRITTEN else 4)
+    return {
+        "tickvals": list(shown),
+        "ticktext": [rank_name(rank, lang) for rank in shown],
+        "showgrid": False,
+        "zeroline": False,
+        **more,
+    }
+
+
+# ------------------------------------------------------------------ ranks and their experts
+
+
+def ranks_figure(placement: Placement, layer: Exchange, *, theme: Theme, lang: str) -> go.Figure:
+    """A row of boxes for each rank: its slots, the expert in each, and the rows that it computes."""
+    rows = layer.slot_rows.reshape(placement.ranks, -1)
+    held = placement.slots.reshape(placement.ranks, -1)
+    copied = placement.replicas[held] > 1
+    names = np.char.add(held.astype(str), np.where(copied, "′", ""))
+    figure = go.Figure(
+        go.Heatmap(
+            z=rows.tolist(),
+            text=names.tolist(),
+            texttemplate="%{text}",
+            textfont={"size": 12},
+            customdata=rows.tolist(),
+            colorscale=SEQUENTIAL,
+            zmin=0,
+            xgap=2,
+            ygap=6,
+            colorbar=_bar(theme, words(lang, "figures.expert_parallel.rows")),
+            hovertemplate=words(lang, "figures.expert_parallel.slot_hover") + "<extra></extra>",
+        )
+    )
+    figure.update_layout(
+        base_layout(
+            theme,
+            height=max(240, 60 + 34 * placement.ranks),
+            xaxis={
+                "title": words(lang, "figures.expert_parallel.slot_axis"),
+                "showgrid": False,
+                "zeroline": False,
+                "tickvals": [],
+            },
+            yaxis=_ranks_axis(placement.ranks, lang, autorange="reversed"),
+        )
+    )
+    return figure
+
+
+def _bar(theme: Theme, title: str) -> dict[str, Any]:
+    ink = surface(theme)
+    return {
+        "title": {"text": title, "side": "top", "font": {"color": ink.ink, "size": 12}},
+        "orientation": "h",
+        "thickness": 10,
+        "len": 0.6,
+        "x": 0,
+        "xanchor": "left",
+        "y": 1.02,
+        "yanchor": "bottom",
+        "tickfont": {"color": ink.muted, "size": 11},
+        "outlinewidth": 0,
+        "nticks": 4,
+    }
+
+
+def describe_ranks(placement: Placement, layer: Exchange, lang: str) -> str:
+    """Which rank computes most, and how much more than the mean."""
+    load = layer.rank_rows
+    found = imbalance(load)
+    return words(
+        lang,
+        "figures.expert_parallel.describe_ranks",
+        rank=found.slowest,
+        most=f"{int(load.max()):,}",
+        mean=f"{load.mean():,.1f}",
+        ratio=f"{found.ratio:.2f}",
+    )
+
+
+def slot_rows(placement: Placement, layer: Exchange) -> Rows:
+    """Every slot as a row."""
+    return [
+        {"rank": int(rank), "slot": slot, "expert": int(expert), "rows": int(rows)}
+        for slot, (rank, expert, rows) in enumerate(
+            zip(placement.rank_of, placement.slots, layer.slot_rows, strict=True)
+        )
+    ]
+
+
+# ------------------------------------------------------------------ who sends to whom
+
+
+def matrix_figure(sent: np.ndarray, *, theme: Theme, lang: str) -> go.Figure:
+    """Bytes from home ranks (rows) to experts' ranks (columns); the diagonal stays in place and is empty."""
+    ranks = len(sent)
+    kilo = sent / 1000
+    text = [
+        [_kilo(value) if row != column else "·" for column, value in enumerate(line)] for row, line in enumerate(kilo)
+    ]
+    figure = go.Figure(
+        go.Heatmap(
+            z=[
+                [None if row == column else float(value) for column, value in enumerate(line)]
+                for row, line in enumerate(kilo)
+            ],
+            text=text,
+            texttemplate="%{text}" if ranks <= WRITTEN else "",
+            textfont={"size": 12},
+            colorscale=SEQUENTIAL,
+            zmin=0,
+            xgap=2,
+            ygap=2,
+            hoverongaps=False,
+            colorbar=_bar(theme, words(lang, "figures.expert_parallel.kilobytes")),
+            hovertemplate=words(lang, "figures.expert_parallel.sent_hover") + "<extra></extra>",
+        )
+    )
+    figure.update_layout(
+        base_layout(
+            theme,
+            height=max(300, 120 + (34 if ranks <= WRITTEN else 16) * ranks),
+            xaxis=_ranks_axis(
+                ranks, lang, title=words(lang, "figures.expert_parallel.to"), tickangle=0 if ranks <= 4 else -60
+            ),
+            yaxis=_ranks_axis(ranks, lang, title=words(lang, "figures.expert_parallel.from"), autorange="reversed"),
+        )
+    )
+    return figure
+
+
+def _kilo(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def describe_matrix(sent: np.ndarray, lang: str) -> str:
+    """How much travels in all, and through which port most of it."""
+    arriving = sent.sum(axis=0)
+    return words(
+        lang,
+        "figures.expert_parallel.describe_matrix",
+        total=f"{int(sent.sum()):,}",
+        rank=int(arriving.argmax()),
+        most=f"{int(arriving.max()):,}",
+    )
+
+
+def sent_rows(layer: Exchange, dispatched: np.ndarray, combined: np.ndarray) -> Rows:
+    """Every pair of ranks as a row."""
+    ranks = len(layer.tokens)
+    return [
+        {
+            "home": home,
+            "experts": there,
+            "tokens": int(layer.copies[home, there]),
+            "routes": int(layer.routes[home, there]),
+            "dispatch_bytes": int(dispatched[home, there]),
+            "combine_bytes": int(combined[there, home]),
+        }
+        for home in range(ranks)
+        for there in range(ranks)
+    ]
+
+
+# ------------------------------------------------------------------ when
+
+KINDS = ("dispatch", "compute", "combine")
+
+
+def lanes(bars: Sequence[Bar]) -> list[int]:
+    """The ranks that are drawn: all, or of many the four that compute longest and the four shortest."""
+    busy: dict[int, float] = {}
+    for bar in bars:
+        busy[bar.rank] = busy.get(bar.rank, 0.0) + (bar.end - bar.start if bar.kind == "compute" else 0.0)
+    order = sorted(busy, key=lambda rank: (-busy[rank], rank))
+    return sorted(order if len(order) <= WRITTEN else order[: WRITTEN // 2] + order[-WRITTEN // 2 :])
+
+
+def timeline_figure(bars: Sequence[Bar], *, theme: Theme, lang: str) -> go.Figure:
+    """Two lines a rank, network above and experts below; halves of a batch are told by their number."""
+    ink = surface(theme)
+    shown = lanes(bars)
+    styles: dict[str, dict[str, Any]] = {
+        "dispatch": {
+            "color": role("route", theme).fill,
+            "pattern": {"shape": "/", "fgcolor": ink.ink, "size": 6, "solidity": 0.15},
+        },
+        "compute": {"color": role("block_scale", theme).fill},
+        "combine": {
+            "color": role("route", theme).fill,
+            "pattern": {"shape": "\\", "fgcolor": ink.ink, "size": 6, "solidity": 0.15},
+        },
+    }
+    halves = max(bar.half for bar in bars) + 1
+    figure = go.Figure()
+    for kind in KINDS:
+        mine = [bar for bar in bars if bar.kind == kind and bar.rank in shown]
+        figure.add_trace(
+            go.Bar(
+                orientation="h",
+                y=[shown.index(bar.rank) + (0.2 if kind == "compute" else -0.2) for bar in mine],
+                base=[1e6 * bar.start for bar in mine],
+                x=[1e6 * (bar.end - bar.start) for bar in mine],
+                width=0.36,
+                name=words(lang, f"figures.expert_parallel.{kind}"),
+                marker={**styles[kind], "line": {"color": ink.ink, "width": 1}},
+                text=[str(bar.half + 1) if halves > 1 else "" for bar in mine],
+                textposition="inside",
+                insidetextanchor="middle",
+                textangle=0,
+                insidetextfont={"color": role("block_scale", theme).on_fill, "size": 12},
+                customdata=[(bar.rank, 1e6 * (bar.end - bar.start)) for bar in mine],
+                hovertemplate=words(lang, "figures.expert_parallel.bar_hover", kind="%{fullData.name}")
+                + "<extra></extra>",
+            )
+        )
+    figure.update_layout(
+        base_layout(
+            theme,
+            height=120 + 44 * len(shown),
+            barmode="overlay",
+            xaxis={"title": words(lang, "figures.expert_parallel.time_axis"), "rangemode": "tozero"},
+            yaxis={
+                "tickvals": list(range(len(shown))),
+                "ticktext": [rank_name(rank, lang) for rank in shown],
+                "autorange": "reversed",
+                "showgrid": False,
+                "zeroline": False,
+                "ticks": "",
+            },
+        )
+    )
+    return figure
+
+
+def describe_timeline(bars: Sequence[Bar], lang: str) -> str:
+    """How long the layer takes, and how much of that the slowest rank's experts."""
+    whole = max(bar.end for bar in bars)
+    busy: dict[int, float] = {}
+    for bar in bars:
+        if bar.kind == "compute":
+            busy[bar.rank] = busy.get(bar.rank, 0.0) + bar.end - bar.start
+    slowest = max(busy, key=lambda rank: (busy[rank], -rank))
+    return words(
+        lang,
+        "figures.expert_parallel.describe_timeline",
+        whole=f"{1e6 * whole:,.1f}",
+        rank=slowest,
+        longest=f"{1e6 * busy[slowest]:,.1f}",
+        shortest=f"{1e6 * min(busy.values()):,.1f}",
+    )
+
+
+def bar_rows(bars: Sequence[Bar]) -> Rows:
+    """Every phase of every rank as a row; microseconds."""
+    return [
+        {
+            "rank": bar.rank,
+            "half": bar.half + 1,
+            "phase": bar.kind,
+            "start_us": 1e6 * bar.start,
+            "end_us": 1e6 * bar.end,
+        }
+        for bar in bars
+    ]
+
+
+# ------------------------------------------------------------------ before and after EPLB
+
+
+def balance_figure(found: Balance, *, theme: Theme, lang: str) -> go.Figure:
+    """Rows of each rank without EPLB (hatched) and with it, and the mean that nobody can fall below."""
+    ink = surface(theme)
+    before, after = found.without.sum(axis=0), found.rebalanced.sum(axis=0)
+    ranks = list(range(len(before)))
+    style = {"line": {"color": ink.ink, "width": 1}}
+    pattern = {"shape": "/", "fgcolor": ink.ink, "size": 6, "solidity": 0.2}
+    figure = go.Figure(
+        [
+            go.Bar(
+                x=ranks,
+                y=values.tolist(),
+                name=words(lang, f"figures.expert_parallel.{name}"),
+                marker=style | look,
+                hovertemplate=words(lang, "figures.expert_parallel.load_hover") + "<extra>%{fullData.name}</extra>",
+            )
+            for name, values, look in (
+                ("without", before, {"color": ink.panel, "pattern": pattern}),
+                ("with", after, {"color": role("route", theme).fill}),
+            )
+        ]
+    )
+    mean = float(after.mean())
+    figure.add_shape(
+        type="line", x0=-0.5, x1=len(ranks) - 0.5, y0=mean, y1=mean, line={"color": ink.ink, "width": 2, "dash": "dot"}
+    )
+    figure.add_annotation(
+        x=len(ranks) - 0.5, y=mean, text=words(lang, "figures.expert_parallel.mean"), showarrow=False, xanchor="right",
+        yanchor="bottom", font={"color": ink.ink, "size": 12}, bgcolor=ink.page, opacity=0.9,
+    )  # fmt: skip
+    figure.update_layout(
+        base_layout(
+            theme,
+            height=340,
+            barmode="group",
+            xaxis=_ranks_axis(len(ranks), lang, tickangle=0 if len(ranks) <= 4 else -60),
+            yaxis={"title": words(lang, "figures.expert_parallel.rows"), "rangemode": "tozero"},
+        )
+    )
+    return figure
+
+
+def describe_balance(found: Balance, lang: str) -> str:
+    """The slowest rank before and after."""
+    before, after = found.before, found.after
+    return words(
+        lang,
+        "figures.expert_parallel.describe_balance",
+        rank=before.slowest,
+        ratio=f"{before.ratio:.2f}",
+        new_rank=after.slowest,
+        new_ratio=f"{after.ratio:.2f}",
+    )
+
+
+def balance_rows(found: Balance) -> Rows:
+    """Every rank in every step."""
+    return [
+        {
+            "step": step,
+            "rank": rank,
+            "without_eplb": int(found.without[step, rank]),
+            "with_eplb": int(found.rebalanced[step, rank]),
+        }
+        for step, rank in np.ndindex(*found.without.shape)
+    ]
