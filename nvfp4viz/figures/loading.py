@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 SIDE = 8
 """Experts in a row of a backend's square; tiny-moe has 64 in all."""
-_GAP = 1.4
 SHORT = {
     "vllm-cutlass": "CUTLASS",
     "vllm-flashinfer-cutlass": "FlashInfer<br>CUTLASS",
@@ -160,55 +159,57 @@ def spread_figure(spreads: Sequence[Spread], *, theme: Theme, lang: str) -> go.F
 
     ink, reached = surface(theme), role("global_scale", theme)
     experts = len(spreads[0].changed)
-    rows = -(-experts // SIDE)
-    step = SIDE + _GAP
-    traces: list[dict[str, Any]] = []
-    notes = []
+    rows, step = -(-experts // SIDE), SIDE + 1
+    # One grid for all squares, with an empty column between two of them.
+    shape = (rows, len(spreads) * step - 1)
+    hit: list[list[int | None]] = [[None] * shape[1] for _ in range(rows)]
+    text = [[""] * shape[1] for _ in range(rows)]
+    hover = [[""] * shape[1] for _ in range(rows)]
     for k, spread in enumerate(spreads):
-        x = [k * step + e % SIDE for e in range(experts)]
-        y = [e // SIDE for e in range(experts)]
-        marks = ["" if spread.after is None else mark_of(float(spread.after[e])) or "!" for e in range(experts)]
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers+text",
-                "x": x,
-                "y": y,
-                "text": [mark if spread.changed[e] else "" for e, mark in enumerate(marks)],
-                "textfont": {"size": 10, "color": reached.on_fill},
-                "marker": {
-                    "symbol": "square",
-                    "size": 13,
-                    "color": [reached.fill if hit else ink.panel for hit in spread.changed.tolist()],
-                    "line": {"color": [ink.ink if hit else ink.line for hit in spread.changed.tolist()], "width": 1},
-                },
-                "customdata": [
-                    [e, "–" if spread.after is None else f"{spread.after[e]:.4g}", f"{spread.alpha[e]:.4g}"]
-                    for e in range(experts)
-                ],
-                "hovertemplate": spread.backend + "<br>expert %{customdata[0]}<br>a %{customdata[1]}"
-                "<br>alpha %{customdata[2]}<extra></extra>",
-            }
-        )
-        notes.append(
-            {
-                "text": f"{SHORT[spread.backend]}<br><b>{spread.reached} / {experts}</b>",
-                "x": k * step + (SIDE - 1) / 2,
-                "y": -0.8,
-                "yanchor": "bottom",
-                "showarrow": False,
-                "font": {"size": 11, "color": ink.ink},
-            }
-        )
+        for e in range(experts):
+            row, column = e // SIDE, k * step + e % SIDE
+            value = None if spread.after is None else float(spread.after[e])
+            hit[row][column] = int(spread.changed[e])
+            if spread.changed[e] and value is not None:
+                text[row][column] = mark_of(value) or MARKS["outlier"]
+            shown = "–" if value is None else f"{value:.4g}"
+            hover[row][column] = f"{spread.backend} · {e}<br>a {shown}<br>alpha {spread.alpha[e]:.4g}"
+    heat: dict[str, Any] = {
+        "type": "heatmap",
+        "z": hit,
+        "text": text,
+        "texttemplate": "%{text}",
+        "textfont": {"size": 9, "color": reached.on_fill},
+        "hovertext": hover,
+        "hovertemplate": "%{hovertext}<extra></extra>",
+        "hoverongaps": False,
+        "zmin": 0,
+        "zmax": 1,
+        "colorscale": [[0, ink.line], [1, reached.fill]],
+        "showscale": False,
+        "xgap": 1,
+        "ygap": 1,
+    }
+    notes = [
+        {
+            "text": f"{SHORT[spread.backend]}<br><b>{spread.reached} / {experts}</b>",
+            "x": k * step + (SIDE - 1) / 2,
+            "y": -0.8,
+            "yanchor": "bottom",
+            "showarrow": False,
+            "font": {"size": 11, "color": ink.ink},
+        }
+        for k, spread in enumerate(spreads)
+    ]
     layout = base_layout(
         theme,
-        height=280,
+        height=250,
         showlegend=False,
         annotations=notes,
-        xaxis={"visible": False, "range": [-1, len(spreads) * step - _GAP]},
-        yaxis={"visible": False, "range": [rows - 0.2, -3.6]},
+        xaxis={"visible": False},
+        yaxis={"visible": False, "range": [rows - 0.4, -3.4]},
     )
-    return go.Figure(traces, layout)
+    return go.Figure([heat], layout)
 
 
 def describe_spread(spreads: Sequence[Spread], lang: str) -> str:

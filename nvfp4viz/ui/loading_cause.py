@@ -76,7 +76,7 @@ def _allocator_off(page: Lesson) -> None:
     """Does it depend on memory?  The same file and code, with and without recycled blocks."""
     page.heading("cause.caching")
     prompt = page.view["p"]
-    rows = [("PYTORCH_NO_CUDA_MEMORY_CACHING=1", page.t("memory.zeros"), fates(prompt, BACKENDS[0], 0)[0])]
+    rows = [("`PYTORCH_NO_CUDA_MEMORY_CACHING=1`", page.t("memory.zeros"), fates(prompt, BACKENDS[0], 0)[0])]
     for seed in SEEDS:
         fate = next(f for f in fates(prompt, BACKENDS[0], seed) if f.allocator == "random")
         rows.append((page.t("cause.cached", seed=seed), page.t("memory.random"), fate))
@@ -84,6 +84,7 @@ def _allocator_off(page: Lesson) -> None:
         ("setting", "memory", "answer", ">nan"),
         [(name, memory, quoted(fate.text), percent(round(fate.nan_share, 4))) for name, memory, fate in rows],
     )
+    page.prose("cause.caching_text")
     answers = len({fate.effect.faulty.token_ids for _, _, fate in rows})
     page.finding("cause.memory_seen", answers=answers, loads=len(rows))
 

@@ -121,13 +121,19 @@ def promotion_part(page: Lesson) -> None:
             (
                 str(number),
                 page.t(f"step.{step.id.replace('-', '_')}"),
-                f"`{step.found.replace('`', 'ˋ')}`",
+                _short(step.found),
                 "–" if step.holds is None else page.t("yes" if step.holds else "no"),
             )
             for number, step in enumerate(found.resolved.steps, start=1)
         ],
     )
     page.prose("promotion.text", vllm=VLLM)
+
+
+def _short(found: str, most: int = 44) -> str:
+    """What a step read, on one line of a table."""
+    text = found.replace("`", "ˋ")
+    return f"`{text[:most]}{'…' if len(text) > most else ''}`"
 
 
 def _verdict(page: Lesson, found: Decision) -> None:

@@ -17,6 +17,8 @@ from nvfp4viz.ui.numbers import exact, four, percent
 from nvfp4viz.ui.theme import theme
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from nvfp4viz.checkpoint import Checkpoint
     from nvfp4viz.serving.fates import Fate
     from nvfp4viz.serving.loader import LayerParameters
@@ -29,6 +31,7 @@ BACKENDS = ("vllm-cutlass", "vllm-flashinfer-cutlass", "vllm-marlin")
 PROMPTS = tuple(DEMO_PROMPTS)
 PROMPT = "logs"
 TOKENS = 16
+PAD = "<pad>"
 SLOTS = ("gate", "up", "down")
 VALUES = ("zero", "nan", "inf", "one", "huge", "thousand", "thousandth", "negative", "own")
 _FIXED = {"zero": 0.0, "nan": float("nan"), "inf": float("inf"), "one": 1.0, "huge": 1e38}
@@ -81,15 +84,24 @@ def shown_fates(page: Lesson) -> tuple[Fate, ...]:
     return fates(page.view["p"], page.view["b"], page.view["seed"])
 
 
-def quoted(text: str, most: int = 60) -> str:
-    """An answer as a cell of a table: one line, in the mono face."""
+def quoted(text: str, most: int = 40) -> str:
+    """An answer as a cell of a table: one line in the mono face, padding counted.
+
+    >>> quoted("<pad><pad><pad>"), quoted("two\\nlines")
+    ('`<pad>` × 3', '`two⏎lines`')
+    """
+    padding = text.count(PAD)
+    if padding and text == PAD * padding:
+        return f"`{PAD}` × {padding}"
     line = text.replace("\n", "⏎").replace("`", "ˋ")
     return f"`{line[:most]}{'…' if len(line) > most else ''}`"
 
 
 def fates_part(page: Lesson) -> None:
     """The same file loaded five times: what its empty slots held decides the answer."""
-    if not _which_fates(page):
+    opening = fates(PROMPT, BACKENDS[0], 0)
+    if not _which_fates(page, opening):
+        page.table(("memory", ">slot", "answer"), [row[:3] for row in _answers(page, opening[:1])])
         return
     view = page.view
     stage, side = page.stage()
@@ -116,32 +128,34 @@ def fates_part(page: Lesson) -> None:
             finding=figures.describe_fates(found, lang()),
             rows=lambda: figures.fate_rows(found),
         )
-    twin = found[0].effect.healthy.text
-    page.table(
-        ("memory", ">slot", "answer", "same", ">nan", ">first"),
-        [
-            (page.t("complete"), "–", quoted(twin), page.t("yes"), percent(0), "–"),
-            *(
-                (
-                    page.t(f"memory.{fate.allocator}"),
-                    exact(fate.unwritten[0].value or 0.0),
-                    quoted(fate.text),
-                    page.t("yes" if fate.same_text else "no"),
-                    percent(round(fate.nan_share, 4)),
-                    "–" if fate.first_broken is None else f"L{fate.first_broken}",
-                )
-                for fate in found
-            ),
-        ],
-    )
+    page.table(("memory", ">slot", "answer", "same", ">nan", ">first"), _answers(page, found))
     first = found[0].unwritten[0]
     ones = next(fate for fate in found if fate.allocator == "ones")
     page.prose("fates.text", name=first.name, error=percent(round(float(ones.effect.layer_error[-1]), 4)))
 
 
-def _which_fates(page: Lesson) -> bool:
+def _answers(page: Lesson, found: Sequence[Fate]) -> list[tuple[str, ...]]:
+    """The twin's answer, then each fate's."""
+    twin = found[0].effect.healthy.text
+    rows = [(page.t("complete"), "–", quoted(twin), page.t("yes"), percent(0), "–")]
+    for fate in found:
+        value = fate.unwritten[0].value
+        assert value is not None, "the first missing slot is a scalar"
+        rows.append(
+            (
+                page.t(f"memory.{fate.allocator}"),
+                exact(value),
+                quoted(fate.text),
+                page.t("yes" if fate.same_text else "no"),
+                percent(round(fate.nan_share, 4)),
+                "–" if fate.first_broken is None else f"L{fate.first_broken}",
+            )
+        )
+    return rows
+
+
+def _which_fates(page: Lesson, asked: Sequence[Fate]) -> bool:
     """Asked: which contents of the empty slots leave the answer as it was?"""
-    asked = fates(PROMPT, BACKENDS[0], 0)
     kept = tuple(fate.allocator for fate in asked if fate.same_text)
     answers = {(): "none", ("ones",): "ones", ("ones", "neighbour"): "finite", ALLOCATORS: "all"}
     ones = next(fate for fate in asked if fate.allocator == "ones")

@@ -63,7 +63,7 @@ def test_five_fates_of_one_file(open_page):
     assert "Your guess: ones and the neighbour's bytes" in seen
     assert "159 slots have no tensor in the file. **3 different replies** came of 5 loads; 1 of them" in seen
     assert "` auth#9 C:\\tmpri`" in seen
-    assert seen.count("`<pad><pad>") == 3
+    assert seen.count("`<pad>` × 16") == 3
 
 
 def test_a_prompt_that_visits_no_hole_says_so(open_page):

@@ -1,0 +1,76 @@
+"""Figures about loading show their records: cells, marks, sentences and rows."""
+
+import numpy as np
+import pytest
+
+from nvfp4viz.checkpoint import open_checkpoint
+from nvfp4viz.figures import loading as figures
+from nvfp4viz.model.corpus import DEMO_PROMPTS
+from nvfp4viz.serving import load
+from nvfp4viz.serving.fates import complete_with, run_fates
+from nvfp4viz.serving.spread import spread_value
+from sample_checkpoints import ensure
+
+THEMES = ["light", "dark"]
+
+
+@pytest.fixture(scope="module")
+def fates():
+    broken, full = (open_checkpoint(ensure(f"tiny-moe-nvfp4-{name}")) for name in ("holes", "full"))
+    return run_fates(broken, complete_with(broken, full), DEMO_PROMPTS["code"], n=4)
+
+
+@pytest.fixture(scope="module")
+def layer():
+    return load(ensure("tiny-moe-nvfp4-full"), device="cpu").parameters[0]
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_every_cell_of_every_fate_is_drawn(fates, theme, lang):
+    heat, hatched, text = figures.fates_figure(fates, theme=theme, lang=lang).data
+    cells = [(fate, k) for fate in fates for k in range(4)]
+    assert len(text.text) == len(cells)
+    for (fate, k), shown, colour in zip(cells, text.text, np.ravel(heat.z), strict=True):
+        error, share = fate.effect.layer_error[k], fate.effect.layer_nan[k]
+        assert shown.startswith("<b>N</b>") == (share > 0)
+        assert (shown == "=") == (share == 0 and error == 0)
+        # Only finite errors stand on the colour scale.
+        assert np.isfinite(colour) == (share == 0 and error > 0)
+    assert len(hatched.y) == sum(fate.effect.layer_nan[k] > 0 for fate, k in cells)
+    assert "=" in text.text
+
+
+def test_the_sentence_counts_what_the_records_hold(fates):
+    said = figures.describe_fates(fates, "en")
+    assert f"{len({fate.text for fate in fates})} different repl" in said
+    assert "2 end in NaN. The first layer that differs is layer 1." in said
+    assert len(figures.fate_rows(fates)) == 5 * 4
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize(("value", "mark"), [(float("nan"), "N"), (float("inf"), "∞"), (1e30, "!")])
+def test_reached_experts_are_filled_and_marked(layer, theme, value, mark):
+    spreads = spread_value(layer, "down", 9, value)
+    (heat,) = figures.spread_figure(spreads, theme=theme, lang="en").data
+    assert sum(cell == 1 for row in heat.z for cell in row) == sum(spread.reached for spread in spreads) == 1 + 3 * 64
+    assert {text for row in heat.text for text in row} == {"", mark}
+    # The per-expert backend's square comes first; expert 9 stands in its second row and column.
+    assert [row[:8].index(1) for row in heat.z if 1 in row[:8]] == [1]
+
+
+def test_a_zero_reaches_one_expert(layer):
+    spreads = spread_value(layer, "down", 9, 0.0)
+    (heat,) = figures.spread_figure(spreads, theme="light", lang="zh").data
+    assert heat.text[1][1] == "0"
+    assert figures.describe_spread(spreads, "en").startswith("Of 64 experts, the value changes 1 on the per-expert")
+    rows = figures.spread_rows(spreads)
+    assert len(rows) == 5 * 64
+    assert sum(row["changed"] for row in rows) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "mark"), [(1.0, ""), (0.0, "0"), (-2.0, "−"), (np.nan, "N"), (np.inf, "∞"), (-np.inf, "−∞")]
+)
+def test_marks(value, mark):
+    assert figures.mark_of(value) == mark
