@@ -1,0 +1,73 @@
+"""Backends: who serves a checkpoint on which GPU, which scales they read, and what helps where one is missing."""
+
+from nvfp4viz.figures import backends as figures
+from nvfp4viz.figures.mxfp4 import LAYERS
+from nvfp4viz.serving import selection_linear as linear
+from nvfp4viz.serving import selection_mxfp4 as mx
+from nvfp4viz.serving.selection import ACTIVATIONS, GPUS, PARALLEL, SCHEMES, select_moe
+from nvfp4viz.serving.selection_cost import RANKS
+from nvfp4viz.ui import backends_parts as parts
+from nvfp4viz.ui import backends_remedies as remedies
+from nvfp4viz.ui import lesson, state
+from nvfp4viz.ui.shell import ensure_shell
+
+ensure_shell()
+page = lesson.open_page(
+    parts.PAGE,
+    part=state.choice(parts.PARTS, default=parts.PARTS[0]),
+    gpu=state.choice(GPUS, default="sm_120"),
+    act=state.choice(ACTIVATIONS, default="silu"),
+    scheme=state.choice(SCHEMES, default="W4A4"),
+    par=state.choice(PARALLEL, default="tp"),
+    fi=state.flag(default=True),
+    hum=state.flag(),
+    limit=state.flag(),
+    m8=state.flag(),
+    pick=state.choice(parts.PICKS, default="auto"),
+    shape=state.choice(tuple(LAYERS), default="deepseek_v4_flash"),
+    ranks=state.option(RANKS, default=1),
+    lin=state.choice(linear.LINEAR_SCHEMES, default="W4A4"),
+    fp4=state.flag(default=True),
+    inv=state.flag(),
+    off=state.choice(parts.DISABLED, default="none"),
+    lpick=state.choice(parts.LINEAR_PICKS, default="auto"),
+    model=state.choice(mx.MODELS, default="gpt-oss"),
+    want=state.choice(mx.WANTED, default="none"),
+    form=state.choice(mx.FORMATS, default="standard"),
+    mpick=state.choice(parts.MX_PICKS, default="auto"),
+)
+page.view.put(ranks=int(page.view["ranks"]))
+
+part = page.parts("part", parts.PARTS)
+if part == "moe":
+    parts.moe_part(page)
+elif part == "linear":
+    parts.linear_part(page)
+elif part == "mxfp4":
+    parts.mxfp4_part(page)
+elif part == "defaults":
+    parts.defaults_part(page)
+else:
+    remedies.remedies_part(page)
+
+request = parts.moe_request(page)
+page.foot(
+    code={
+        "gpu": request.gpu,
+        "activation": request.activation,
+        "scheme": request.scheme,
+        "parallel": request.parallel,
+        "flashinfer": request.flashinfer,
+        "humming": request.humming,
+        "swiglu_limit": request.swiglu_limit,
+        "marlin_8bit": request.marlin_8bit,
+        "choice": request.choice,
+    },
+    data={
+        "nvfp4_experts": lambda: parts.rows_of(select_moe(request)),
+        "nvfp4_linear": lambda: parts.rows_of(linear.select_linear(parts.linear_request(page))),
+        "mxfp4_experts": lambda: parts.rows_of(mx.select_mxfp4(parts.mx_request(page))),
+        "defaults": parts.default_rows,
+        "remedies": lambda: figures.loss_rows(remedies.everything()),
+    },
+)

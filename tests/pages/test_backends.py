@@ -1,0 +1,182 @@
+"""The page on backends as a reader in either language meets it."""
+
+import pytest
+
+from nvfp4viz.serving.selection import CHOICES, GPUS, MOE, SCHEMES, MoeRequest, select_moe
+from nvfp4viz.ui import backends_remedies as remedies
+from nvfp4viz.ui.backends_parts import PARTS, default_rows
+
+from .conftest import clean, shown_code_output, texts
+
+PAGE = "backends"
+LANGUAGES = ["en", "zh"]
+TITLES = {"en": "Backends", "zh": "后端"}
+WRONG = f"{PAGE}.predict.wrong"
+
+
+def ladder(at):
+    """The HTML of the candidates."""
+    return next(str(part.proto.body) for part in at.get("html") if "<ol" in str(part.proto.body))
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("part", [part for part in PARTS if part != "remedies"])
+def test_every_part_opens_by_link(open_page, lang, part):
+    at = open_page(PAGE, lang=lang, part=part)
+    assert at.title[0].value == TITLES[lang]
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"part": "nowhere"},
+        {"gpu": "sm_70"},
+        {"act": "tanh"},
+        {"scheme": "W8A8"},
+        {"par": "pp"},
+        {"fi": "2"},
+        {"pick": "vllm"},
+        {"ranks": "3"},
+        {"ranks": "nan"},
+        {"lin": "W4A4-token"},
+        {"off": "Triton"},
+        {"lpick": "x"},
+        {"model": "gemma"},
+        {"want": "fp8"},
+        {"form": "sparse"},
+        {"mpick": "b12x"},
+    ],
+    ids=lambda query: " ".join(f"{name}={value}" for name, value in query.items()),
+)
+def test_a_bad_link_is_named_and_leaves_the_page_usable(open_page, lang, query):
+    at = open_page(PAGE, lang=lang, **query)
+    (name,) = query
+    assert f"`{name}=" in texts(at)
+
+
+def test_it_opens_on_a_winner_and_what_other_gpus_read(open_page):
+    at = open_page(PAGE)
+    assert "On sm_120 this deployment gets **FLASHINFER_CUTLASS**, which reads one maximum over the layer." in texts(at)
+    assert "each expert's own on sm_110" in texts(at)
+    rungs = ladder(at)
+    assert rungs.count("<li") == len(MOE)
+    assert rungs.count('class="wins"') == 1
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_ladder_is_the_library_s(open_page, gpu, scheme):
+    at = open_page(PAGE, gpu=gpu, scheme=scheme)
+    found = select_moe(MoeRequest(gpu, scheme=scheme))
+    rungs = ladder(at)
+    places = [rungs.index(f'<span class="name">{each.backend.enum}<') for each in found.candidates]
+    assert places == sorted(places)
+    assert rungs.count('class="refused') == sum(each.outcome == "refused" for each in found.candidates)
+    assert ("Error serving." in texts(at)) == (found.error is not None)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("gpu", ["sm_90", "sm_120"])
+def test_every_choice_by_name(open_page, lang, choice, gpu):
+    at = open_page(PAGE, lang=lang, gpu=gpu, pick=choice, par="ep", ranks="2")
+    found = select_moe(MoeRequest(gpu, parallel="ep", choice=choice))
+    if found.error is not None:
+        assert "does not support the deployment configuration since kernel does not support" in texts(at)
+
+
+def test_an_unknown_name_shows_the_server_s_words(open_page):
+    at = open_page(PAGE, pick="triton")
+    assert "ValueError: moe\\_backend='triton' is not supported for NVFP4 MoE" in texts(at)
+
+
+def test_a_rank_boundary_through_a_block_is_explained(open_page):
+    at = open_page(PAGE, shape="tiny_moe", ranks="8")
+    assert "Error grouping.shape" in texts(at)
+
+
+def test_bytes_of_a_rank_are_shown_with_their_padding(open_page):
+    at = open_page(PAGE, gpu="sm_100", shape="tiny_moe")
+    # Hidden 128 becomes 256 on TRTLLM: half of what is stored is padding, but for the scalars.
+    assert "| **FLASHINFER_TRTLLM** | 256 × 64 | 64 | 1,769,472 |" in texts(at)
+    assert "| VLLM_CUTLASS | 128 × 64 | 64 | 884,736 |" in texts(at)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_a_linear_choice_without_a_kernel_only_warns(open_page, lang):
+    at = open_page(PAGE, lang=lang, part="linear", lpick="triton")
+    assert "`triton`" in texts(at)
+    assert "**FI-Cutlass**" in texts(at)
+
+
+def test_an_answer_that_rests_with_an_unread_candidate_says_so(open_page):
+    at = open_page(PAGE, part="mxfp4", gpu="sm_90")
+    assert "it rests with TRITON, whose conditions are not among the facts that were read" in texts(at)
+    at = open_page(PAGE, part="mxfp4", gpu="sm_90", mpick="flashinfer_trtllm")
+    assert "Mxfp4 MoE backend 'TRTLLM\\_MXFP8' does not support" in texts(at)
+
+
+def test_defaults_are_the_library_s(open_page):
+    at = open_page(PAGE, part="defaults")
+    assert "only **sm_110** reads each expert's own scale" in texts(at)
+    for row in default_rows():
+        assert row["w4a4"] in texts(at)
+    assert "✗ does not start" in texts(at)
+
+
+@pytest.fixture(scope="module")
+def ran():
+    """Every remedy run once; the page then finds them in the cache."""
+    return remedies.everything()
+
+
+def test_the_scoreboard_asks_first_and_then_shows_losses(open_page, ran):
+    at = open_page(PAGE, part="remedies")
+    assert len(at.get("plotly_chart")) == 0
+    assert [radio.key for radio in at.radio] == [f"predict.asked.{WRONG}"]
+    at.radio(key=f"predict.asked.{WRONG}").set_value("fill-one").run()
+    clean(at)
+    assert len(at.get("plotly_chart")) == 1
+    assert "Your guess: Fill with one" in texts(at)
+    assert "Healthy to look at and wrong: **Fill with ModelOpt's fallback**" in texts(at)
+    body = next(str(part.proto.body) for part in at.get("html") if "<table" in str(part.proto.body))
+    assert f"{ran['peer-max'].bytes:,} bytes, {ran['peer-max'].tokens} tokens" in body
+    assert "too high in Arithmetic, JSON, Logs" in body
+
+
+def test_a_run_can_be_held_and_goes_on(open_page, ran):
+    at = open_page(PAGE)
+    at.session_state["backends.held"] = True
+    at.session_state["backends.done"] = ("calibrate", "load-guard")
+    at.session_state["backends.part"] = "remedies"
+    clean(at.run())
+    assert len(at.radio) == 0
+    held = next(str(part.proto.body) for part in at.get("html") if "<table" in str(part.proto.body))
+    assert held.count("pending") == len(remedies.ORDER) - 2
+    at.button(key="backends.hold").click().run()
+    clean(at)
+    assert len(at.radio) == 1
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_the_scoreboard_in_both_languages(open_page, lang, ran):
+    at = open_page(PAGE, lang=lang, part="remedies")
+    clean(at.button(key=f"predict.skip.{WRONG}").click().run())
+    assert len(at.get("plotly_chart")) == 1
+
+
+@pytest.mark.parametrize(
+    "query", [{}, {"gpu": "sm_90", "pick": "cutlass"}, {"gpu": "rocm", "scheme": "W4A16"}], ids=str
+)
+def test_the_code_shown_gives_the_page_s_numbers(open_page, query):
+    output = shown_code_output(open_page(PAGE, **query), PAGE)
+    assert "sm_110 VLLM_CUTLASS expert" in output
+    if query.get("pick"):
+        assert "NvFp4 MoE backend 'VLLM_CUTLASS' does not support the deployment configuration" in output
+
+
+def test_downloads_open(open_page):
+    at = open_page(PAGE)
+    at.session_state[f"{PAGE}.download"] = True
+    clean(at.run())
