@@ -84,7 +84,7 @@ def make(
     index = {"metadata": {"total_size": nbytes}, "weight_map": dict(sorted(weight_map.items()))}
     _write_json(folder / "model.safetensors.index.json", index)
     _write_json(folder / "hf_quant_config.json", _quantisation())
-    _write_json(folder / "config.json", _config(layers, experts))
+    _write_json(folder / "config.json", _config(experts))
     scalars = sum(item.value is not None for item in tensors)
     return Made(folder, len(tensors), shards, header_bytes, scalars, nbytes)
 
@@ -146,14 +146,14 @@ def _quantisation() -> dict:
     }
 
 
-def _config(layers: int, experts: int) -> dict:
+def _config(experts: int) -> dict:
     return {
         "architectures": ["DeepseekV3ForCausalLM"],
         "hidden_size": HIDDEN,
         "moe_intermediate_size": WIDTH,
         "n_routed_experts": experts,
         "num_experts_per_tok": 8,
-        "num_hidden_layers": FIRST_LAYER + layers,
+        # Only experts are made: a number of layers would promise dense ones before them.
     }
 
 

@@ -141,7 +141,7 @@ _REFUSED_LAYOUTS = (
 def _structure(family: Family, findings: list[Finding]) -> Iterable[_Effect]:
     """Whole experts that are absent, unquantised or of another format, and tensors of the weights that are missing."""
     for item in findings:
-        layers = set() if item.layer is None else {item.layer}
+        layers = set(item.params.get("numbers", ())) if item.layer is None else {item.layer}
         lost = (item.code in ("expert.absent", "expert.gap") and item.severity == "error") or (
             item.code == "scale.missing" and item.role != "input_scale"
         )

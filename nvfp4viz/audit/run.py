@@ -17,6 +17,7 @@ from nvfp4viz.audit.facts import Facts, collect
 from nvfp4viz.audit.findings import make, ordered
 from nvfp4viz.audit.forecast import forecast
 from nvfp4viz.audit.kv import kv_findings
+from nvfp4viz.audit.layers import layer_findings
 from nvfp4viz.audit.linears import SIBLINGS, collect_linears, linear_findings
 from nvfp4viz.audit.notes import note_findings
 from nvfp4viz.audit.parallel import is_about_ranks, parallel_findings
@@ -155,6 +156,7 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
     scheme = _served_scheme(facts)
     if in_full:
         findings += _expert_findings(facts, scheme)
+        findings += layer_findings(facts)
         findings += _other_towers(checkpoint, view)
         findings += note_findings(facts, linears)
         findings += parallel_findings(facts, None, None)

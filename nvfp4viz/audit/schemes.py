@@ -14,8 +14,7 @@ import numpy.typing as npt
 from nvfp4viz.audit.facts import CLAIMS, MISSING, NOT_NEEDED, OK, UNREADABLE, Facts
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding
-from nvfp4viz.checkpoint import Checkpoint, LocalSource, MemorySource, TensorEntry, printable
-from nvfp4viz.checkpoint.dialects import parse_expert_name
+from nvfp4viz.checkpoint import Checkpoint, LocalSource, MemorySource, TensorEntry
 from nvfp4viz.checkpoint.dialects.per_expert import ROLES
 from nvfp4viz.checkpoint.dtypes import DTYPES
 from nvfp4viz.errors import ServingError
@@ -26,7 +25,6 @@ Mask = npt.NDArray[np.bool_]
 def scheme_findings(facts: Facts) -> Iterator[Finding]:
     """``expert.*``, ``weight.unquantised``, ``draft.unquantised`` and ``scheme.*``."""
     yield from _absent_experts(facts)
-    yield from _absent_layers(facts)
     yield from _unquantised(facts)
     yield from _drafts(facts)
     yield from _weight_only(facts)
@@ -95,32 +93,6 @@ def _absent_experts(facts: Facts) -> Iterator[Finding]:
         yield from _absent_or_gap(facts, layer, None, ~whole)
         for kind, mask in present.items():
             yield from _absent_or_gap(facts, layer, kind, whole & ~mask)
-
-
-def _absent_layers(facts: Facts) -> Iterator[Finding]:
-    """Layers whose router is there and of whose experts nothing is: a shard that nobody misses."""
-    view = facts.view
-    if not view.moe_layers or facts.checkpoint.blind_files:
-        return
-    first = view.moe_layers[0]
-    block = view.blocks[first]
-    family, _, tail = block.rpartition(f".{first}.")
-    if not family or not tail.endswith(".experts"):
-        return
-    unread = {parsed.block for name in facts.checkpoint.unreadable if (parsed := parse_expert_name(name))}
-    tensors = facts.checkpoint.tensors
-    known = set(view.blocks.values())
-    for layer in range(max(view.layers or 0, view.moe_layers[-1] + 1)):
-        here = f"{family}.{layer}.{tail}"
-        router = f"{here.removesuffix('.experts')}.gate.weight"
-        if here in known or here in unread or router not in tensors:
-            continue
-        ids = tuple(range(view.experts))
-        names = [here]
-        yield make(
-            "expert.absent", "error", text="expert.absent.layer", layer=layer, experts=ids, tensors=names,
-            count=len(ids), fill={"router": printable(router, 200)},
-        )  # fmt: skip
 
 
 def _absent_or_gap(facts: Facts, layer: int, projection: str | None, lost: Mask) -> Iterator[Finding]:

@@ -71,7 +71,7 @@ def test_41_a_layer_that_lies_wholly_in_the_lost_shard_is_counted():
     assert codes(report_of(files)) == []
     del files[SECOND]
     report = report_of(files)
-    assert codes(report) == [("container.missing-shard", "error")]
+    assert codes(report) == [("container.missing-shard", "error"), ("audit.partial", "info")]
     assert report.model.moe_layers == (0, 1)
     for row in report.coverage.values():
         assert (row.expected, row.present, row.missing, row.unreadable) == (24, 12, 0, 12)

@@ -48,7 +48,9 @@ def layer():
     checkpoint = open_checkpoint(ensure("tiny-moe-nvfp4-full"))
     prefix = canonical(checkpoint).blocks[LAYER]
     tensors = {name: checkpoint.read_tensor(name) for name in checkpoint.tensors if name.startswith(f"{prefix}.")}
-    return tensors, checkpoint.config, checkpoint.hf_quant_config, seen[LAYER]
+    # One layer is no model of four.
+    config = {key: value for key, value in checkpoint.config.items() if key != "num_hidden_layers"}
+    return tensors, config, checkpoint.hf_quant_config, seen[LAYER]
 
 
 def opened(tensors):

@@ -5,6 +5,7 @@ import pytest
 
 from nvfp4viz.audit import audit
 from nvfp4viz.checkpoint import tensor
+from tests.audit.layouts import bf16
 from tests.checkpoint.checkpoint_fixtures import CONFIG, CT_QUANT, FLAT, QUANT, base, ct_base, opened, scalar, without
 from tests.checkpoint.test_canonical import OTHERS
 
@@ -60,7 +61,13 @@ HEALTHY = {
         CONFIG,
         {"quantization": {**QUANT["quantization"], "quant_algo": "W4A16_NVFP4"}},
     ),
-    "dense first layer": lambda: opened(base(block=lambda k: f"model.layers.{k + 1}.mlp.experts"), two()),
+    "dense first layer": lambda: opened(
+        {
+            **base(block=lambda k: f"model.layers.{k + 1}.mlp.experts"),
+            "model.layers.0.input_layernorm.weight": bf16(32),
+        },
+        two(),
+    ),
     "no configuration at all": lambda: opened(base(), None, None),
     "one element, shape [1]": lambda: opened(base(scalar_shape=(1,))),
     "input scales over three decades": lambda: scaled(1e-4, 1e-1 / 2, 1),
