@@ -1,74 +1,68 @@
-"""Explorer: open a checkpoint, see which experts lack a usable scale, and which backend breaks."""
+"""Explorer: open a checkpoint, see which experts lack a usable scale, which backend breaks, and what mends it."""
 
 import streamlit as st
 
+from nvfp4viz.audit.repair import POLICIES
 from nvfp4viz.errors import NvError
+from nvfp4viz.figures.slots import SCALE_ROLES
 from nvfp4viz.ui import (
     errors,
     explorer,
-    explorer_address,
+    explorer_code,
+    explorer_diff,
     explorer_open,
+    explorer_ranks,
+    explorer_repair,
     explorer_report,
-    explorer_roots,
+    explorer_source,
     lesson,
     state,
 )
-from nvfp4viz.ui.samples import SAMPLE_IDS, sample_title
+from nvfp4viz.ui.samples import SAMPLE_IDS
 from nvfp4viz.ui.shell import ensure_shell
 
 ensure_shell()
 page = lesson.open_page(
     "explorer",
     checkpoint=state.choice(SAMPLE_IDS, default="tiny-moe-nvfp4-holes"),
-    role=state.choice(explorer.SCALE_ROLES, default="input_scale"),
+    other=state.choice(SAMPLE_IDS, default="tiny-moe-nvfp4-full"),
+    role=state.choice(SCALE_ROLES, default="input_scale"),
     gpu=state.choice(("any", *explorer.GPUS), default="any"),
+    tp=state.integer(1, explorer_ranks.MOST_RANKS),
+    ep=state.integer(1, explorer_ranks.MOST_RANKS),
+    policy=state.choice(POLICIES, default="peer-max"),
+    value=state.number(-1e38, 1e38, default=1.0),
+    suspects=state.flag(),
 )
-ADDRESS = ["address"] if explorer_address.allowed() else []
-SOURCES = ("sample", "upload", *ADDRESS, *(["server"] if explorer_roots.roots() else []))
 
-source = st.segmented_control(
-    page.t("source.from"),
-    SOURCES,
-    default="sample",
-    required=True,
-    format_func=lambda name: page.t(f"source.{name}"),
-    label_visibility="collapsed",
-    key="explorer.source",
-)
-with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
-    if source == "sample":
-        st.selectbox(
-            page.t("source.label"), SAMPLE_IDS, format_func=sample_title, width=460, **page.view.widget("checkpoint")
-        )
-        with st.container(key="explorer_chosen"):
-            st.caption(sample_title(page.view["checkpoint"]))
+opened = None
+try:
+    opened = explorer_source.choose(page)
+except NvError as error:
+    errors.show(error)
+with st.container(horizontal=True, gap="medium", vertical_alignment="bottom", key="explorer_serving"):
     st.selectbox(
         page.t("backends.gpu"),
         ("any", *explorer.GPUS),
         format_func=lambda name: page.t("backends.any") if name == "any" else name,
-        width=200,
+        width=190,
         **page.view.widget("gpu"),
     )
-gpu = None if page.view["gpu"] == "any" else page.view["gpu"]
-opened = None
-try:
-    if source == "upload":
-        given = st.file_uploader(page.t("source.uploader"), accept_multiple_files=True, key="explorer.files")
-        st.caption(page.t("source.upload_note"))
-        if given:
-            opened = explorer_open.open_upload(given, gpu)
-        else:
-            page.prose("source.waiting")
-    elif source == "address":
-        opened = explorer_address.address_source(page, gpu)
-    elif source == "server":
-        opened = explorer_roots.roots_source(page, gpu)
-    else:
-        opened = explorer_open.open_sample(page.view["checkpoint"], gpu)
-except NvError as error:
-    errors.show(error)
+    for name in ("tp", "ep"):
+        st.number_input(
+            page.t(f"ranks.{name}"),
+            1,
+            explorer_ranks.MOST_RANKS,
+            value=None,
+            placeholder=page.t("ranks.any"),
+            help=page.t(f"ranks.{name}_help"),
+            width=150,
+            **page.view.widget(name),
+        )
 
 if opened is not None:
+    gpu = None if page.view["gpu"] == "any" else page.view["gpu"]
+    opened = explorer_open.asked(opened, gpu, page.view["tp"], page.view["ep"])
     explorer.summary(page, opened)
     explorer.map_and_slot(page, opened)
     drawers = {
@@ -76,6 +70,9 @@ if opened is not None:
         "tabs.anatomy": explorer.anatomy,
         "tabs.backends": explorer.backends,
         "tabs.files": explorer.files,
+        "tabs.ranks": explorer_ranks.ranks,
+        "tabs.compare": explorer_diff.compare,
+        "tabs.repair": explorer_repair.repair,
     }
     for tab, draw in zip(page.tabs(*drawers), drawers.values(), strict=True):
         if tab.open:
@@ -84,4 +81,4 @@ if opened is not None:
     explorer_report.report_buttons(page, opened)
 
 slots = (lambda: explorer.slot_rows(opened)) if opened is not None else list
-page.foot(code={"sample": page.view["checkpoint"]}, data={"slots": slots})
+page.foot(**explorer_code.shown(opened, page.view["checkpoint"]), data={"slots": slots})

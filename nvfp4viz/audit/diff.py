@@ -16,6 +16,7 @@ import numpy as np
 from nvfp4viz.audit.containers import fingerprint
 from nvfp4viz.audit.report import Value, json_value
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, canonical, inspect
+from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG
 
 SCHEMA = "nvfp4viz.diff/1"
 SCALARS = ("input_scale", "weight_scale_2")
@@ -182,12 +183,16 @@ def _changed(name: str, where: tuple[Any, ...], old: np.float32, new: np.float32
 
 
 def _config(a: Checkpoint, b: Checkpoint) -> Iterator[ChangedSetting]:
-    sides = (a.config, b.config), (a.hf_quant_config, b.hf_quant_config)
-    for file, (old, new) in zip(("config.json", "hf_quant_config.json"), sides, strict=True):
-        before, after = (_flat(_section(content) if file == "config.json" else content) for content in (old, new))
-        for field in [*before, *(field for field in after if field not in before)]:
-            if before.get(field) != after.get(field) or (field in before) != (field in after):
-                yield ChangedSetting(file, field, before.get(field), after.get(field))
+    yield from changed_settings(CONFIG, a.config, b.config)
+    yield from changed_settings(HF_QUANT_CONFIG, a.hf_quant_config, b.hf_quant_config)
+
+
+def changed_settings(file: str, a: Mapping[str, Any] | None, b: Mapping[str, Any] | None) -> Iterator[ChangedSetting]:
+    """Fields that differ in how two contents of a configuration file say that the model is quantised."""
+    before, after = (_flat(_section(content) if file == CONFIG else content) for content in (a, b))
+    for field in [*before, *(field for field in after if field not in before)]:
+        if before.get(field) != after.get(field) or (field in before) != (field in after):
+            yield ChangedSetting(file, field, before.get(field), after.get(field))
 
 
 def _section(config: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from nvfp4viz.audit.facts import CLASSES, MISSING, ScaleTable
 from nvfp4viz.audit.report import Finding, Value, json_value
-from nvfp4viz.audit.run import Audit, run_audit
+from nvfp4viz.audit.run import Audit, for_ranks, run_audit
 from nvfp4viz.checkpoint import Checkpoint, Tensor, inspect
 from nvfp4viz.checkpoint.copies import Changes, Copied, changed_copy, changed_in_memory
 from nvfp4viz.checkpoint.sidecars import read_side_file
@@ -107,7 +107,7 @@ class Repair:
 
 
 def plan_repair(
-    source: str | Path | Checkpoint,
+    source: str | Path | Checkpoint | Audit,
     policy: str,
     *,
     value: float | None = None,
@@ -119,6 +119,8 @@ def plan_repair(
 
     Parameters
     ----------
+    source
+        As for `nvfp4viz.audit.audit`, or what an audit has read.
     policy
         ``"peer-max"``: the largest of the calibrated experts of the same layer and projection; ``"layer-max"``: of the
         same layer; ``"constant"``: ``value``; ``"weight-only"``: relabel to W4A16 and drop activation scales.
@@ -141,8 +143,9 @@ def plan_repair(
         ``source.*``.
     """
     number = _number(policy, value)
-    checkpoint = source if isinstance(source, Checkpoint) else inspect(source)
-    done = run_audit(checkpoint)
+    # How experts are split over ranks is no matter of the files.
+    done = for_ranks(source, None, None) if isinstance(source, Audit) else run_audit(source)
+    checkpoint = done.checkpoint
     if deep:
         from nvfp4viz.audit.deep_findings import deepen
 

@@ -18,8 +18,31 @@ if TYPE_CHECKING:
 _REMARKS = {"scale.outlier": "outlier", "scale.filled": "filled", "scale.identity": "identity"}
 
 
-def slot_statuses(facts: Facts, report: Report, table: ScaleTable) -> NDArray[np.uint8]:
-    """(E,) indices into `STATUSES` for one role, layer and projection; counts agree with the report's coverage."""
+# Roles of scales, in the order in which a page offers them.
+SCALE_ROLES = ("input_scale", "weight_scale_2", "weight_scale")
+
+
+def roles_shown(report: Report) -> tuple[str, ...]:
+    """Scales that the scheme needs: MXFP4 has block scales alone, a weight-only checkpoint no activation scales."""
+    return tuple(role for role in SCALE_ROLES if is_expected(report, role))
+
+
+def _statuses(facts: Facts, report: Report, key: tuple[str, int, str]) -> NDArray[np.uint8] | None:
+    """(E,) statuses of one role, layer and projection: of its numbers, or of tensors that hold more than one."""
+    if key in facts.tables:
+        return slot_statuses(facts, report, facts.tables[key])
+    states = facts.states.get(key)
+    if states is None:
+        return None
+    none = np.full(len(states), np.nan, np.float32)
+    return slot_statuses(facts, report, ScaleTable(*key, none, none, states), numbers=False)
+
+
+def slot_statuses(facts: Facts, report: Report, table: ScaleTable, *, numbers: bool = True) -> NDArray[np.uint8]:
+    """(E,) indices into `STATUSES` for one role, layer and projection; counts agree with the report's coverage.
+
+    ``numbers``: the table's values are to be judged; without them only what is there and what is not.
+    """
     out = np.full(len(table.values), STATUSES.index("absent"), np.uint8)
     out[table.state == MISSING] = STATUSES.index("missing")
     if not facts.checkpoint.blind_files:
@@ -31,6 +54,8 @@ def slot_statuses(facts: Facts, report: Report, table: ScaleTable) -> NDArray[np
     out[np.isin(table.state, (UNREADABLE, NOT_A_SCALAR))] = STATUSES.index("unreadable")
     held = table.state == OK
     out[held] = STATUSES.index("present")
+    if not numbers:
+        return out
     for name in CLASSES[1:]:
         here = held & (table.classes() == CLASSES.index(name))
         out[here] = STATUSES.index(name)
@@ -55,8 +80,9 @@ def coverage_grid(facts: Facts, report: Report, role: str) -> CoverageGrid | Non
     view = facts.view
     if not is_expected(report, role):
         return None
-    projections = [name for name in view.projections if any((role, at, name) in facts.tables for at in facts.layers)]
-    layers = tuple(at for at in facts.layers if any((role, at, name) in facts.tables for name in projections))
+    kept = facts.tables if role in ("input_scale", "weight_scale_2") else facts.states
+    projections = [name for name in view.projections if any((role, at, name) in kept for at in facts.layers)]
+    layers = tuple(at for at in facts.layers if any((role, at, name) in kept for name in projections))
     if not layers or view.experts == 0:
         return None
     shape = (len(projections), len(layers), view.experts)
@@ -64,11 +90,14 @@ def coverage_grid(facts: Facts, report: Report, role: str) -> CoverageGrid | Non
     values = np.full(shape, np.nan, np.float32)
     for p, name in enumerate(projections):
         for row, at in enumerate(layers):
+            found = _statuses(facts, report, (role, at, name))
+            if found is not None:
+                status[p, row, : len(found)] = found
             table = facts.tables.get((role, at, name))
             if table is not None:
-                status[p, row, : len(table.values)] = slot_statuses(facts, report, table)
                 values[p, row, : len(table.values)] = table.values
-    return CoverageGrid(f"{facts.checkpoint.name} · {role}", layers, tuple(projections), status, values, scale=role)
+    title = f"{facts.checkpoint.name} · {role}"
+    return CoverageGrid(title, layers, tuple(projections), status, values if kept is facts.tables else None, scale=role)
 
 
 def peers_of(facts: Facts, report: Report, role: str, layer: int, projection: str, expert: int) -> Peers | None:

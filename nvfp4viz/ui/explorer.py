@@ -13,7 +13,7 @@ from nvfp4viz.audit.texts import id_list
 from nvfp4viz.checkpoint.problems import SEVERITIES
 from nvfp4viz.figures import peers as peer_figures
 from nvfp4viz.figures.coverage import CoverageGrid
-from nvfp4viz.figures.slots import coverage_grid, is_expected, peers_of
+from nvfp4viz.figures.slots import SCALE_ROLES, coverage_grid, is_expected, peers_of, roles_shown
 from nvfp4viz.ui import state
 from nvfp4viz.ui.coverage_map import coverage_map
 from nvfp4viz.ui.errors import escape
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from nvfp4viz.ui.explorer_open import Opened
     from nvfp4viz.ui.lesson import Lesson
 
-SCALE_ROLES = ("input_scale", "weight_scale_2")
 TENSOR_ROLES = ("weight", "weight_scale", "weight_scale_2", "input_scale")
 GPUS = ("sm_75", "sm_80", "sm_89", "sm_90", "sm_100", "sm_103", "sm_110", "sm_120", "sm_121")
 # Shown when a card of findings alike is opened; the report has all of them.
@@ -149,17 +148,23 @@ def map_and_slot(page: Lesson, opened: Opened) -> None:
         page.prose("map.unreadable")
         return
     _real_ranges(page, report)
-    if not any(is_expected(report, role) for role in SCALE_ROLES):
+    offered = roles_shown(report)
+    if not offered:
         if report.format.scheme != "UNQUANTISED":  # that has been said
-            page.prose("map.no_scales" if report.model.moe_layers else "map.none", scheme=report.format.scheme)
+            page.prose("map.none")
         return
+    page.refine(role=state.choice(offered, default=offered[0]))
     stage, side = page.stage()
     with side:
-        role = st.segmented_control(page.t("map.role"), SCALE_ROLES, required=True, **page.view.widget("role"))
+        role = st.radio(page.t("map.role"), offered, **page.view.widget("role"))
+        lacking = [name for name in SCALE_ROLES if name not in offered]
+        if lacking:
+            names = page.t("findings.separator").join(map(code_span, lacking))
+            st.caption(page.t("map.not_needed", scheme=report.format.scheme, roles=names))
     grid = coverage_grid(facts, report, str(role))
     if grid is None:
         with stage:
-            page.prose("map.no_scales", scheme=report.format.scheme)
+            page.prose("map.none")
         return
     settle_cursor(page, grid)
     with side:
@@ -188,6 +193,27 @@ def map_and_slot(page: Lesson, opened: Opened) -> None:
                 finding=peer_figures.describe_peers(strip, lang()),
                 rows=lambda: peer_figures.peers_rows(strip),
             )
+        else:
+            _tensor_words(page, opened, opened.audit.facts.view.slot(layer, expert, projection, str(role)))
+
+
+def _tensor_words(page: Lesson, opened: Opened, slot: Slot) -> None:
+    """A slot that holds more than one number has no place among its peers: what is stored, and where."""
+    place = {"layer": slot.layer, "expert": slot.expert, "projection": slot.projection, "role": slot.role}
+    entry = slot.entry
+    if entry is None:
+        page.prose("map.tensor_missing", **place)
+        return
+    page.prose(
+        "map.tensor",
+        **place,
+        name=code_span(entry.name),
+        dtype=entry.dtype,
+        shape=list(entry.shape),
+        size=size_text(entry.nbytes),
+        file=code_span(entry.file),
+        group=opened.audit.report.format.group_size,
+    )
 
 
 def findings(page: Lesson, opened: Opened) -> None:

@@ -12,26 +12,27 @@ import re
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import streamlit as st
 
-from nvfp4viz.audit import Audit, for_gpu, naive_check, run_audit
+from nvfp4viz.audit import Audit, naive_check, run_audit
 from nvfp4viz.checkpoint import inspect, printable
-from nvfp4viz.checkpoint.source import is_address
+from nvfp4viz.checkpoint.source import is_address, open_source
 from nvfp4viz.errors import CheckpointError, NvError
 from nvfp4viz.ui import errors
 from nvfp4viz.ui.explorer_open import Opened
 
 if TYPE_CHECKING:
+    from nvfp4viz.checkpoint.remote import RemoteSource, Version
     from nvfp4viz.ui.lesson import Lesson
 
-# What the last address gave: a checkpoint or an error.
-_SESSION = "_explorer_address"
-_SENT = "_explorer_address_sent"
+# What addresses gave in this session, and how many of them are kept.
+MEMORY = "explorer.kept.read"
+REMEMBERED = 4
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", re.ASCII)
-FIELD = "explorer.address"
 # Seconds between two looks at how far reading has come.
 LOOK = 0.1
 
@@ -45,60 +46,98 @@ def allowed() -> bool:
     On their own machine, yes.  A server that others reach would fetch, in its own network and with its own hub token,
     whatever they type; its owner says so by setting ``NVFP4VIZ_ADDRESSES=1`` (or 0, to forbid it anywhere).
     """
-    said = os.environ.get(VARIABLE, "")
+    return served_for_all(VARIABLE)
+
+
+def served_for_all(variable: str) -> bool:
+    """``variable`` is ``"1"``; where it is not set, whether only this machine reaches the server."""
+    said = os.environ.get(variable, "")
     return said == "1" if said else st.get_option("server.address") in ("127.0.0.1", "localhost", "::1")
 
 
-def address_source(page: Lesson, gpu: str | None) -> Opened | None:
-    """The field, and what its last submission gave.
+@dataclass(frozen=True, slots=True, eq=False)
+class Read:
+    """What an address gave.  ``version`` as `RemoteSource.version`; ``again``: nothing had changed since last time."""
+
+    opened: Opened
+    version: Version | None
+    again: bool = False
+
+
+def address_source(page: Lesson, place: str) -> Opened | None:
+    """The field, and what its last submission gave; ``place`` is the beginning of the widgets' keys.
 
     Raises
     ------
     CheckpointError
         ``source.*``: what came instead of a checkpoint; again on every run until another address is sent.
     """
-    with st.form("explorer_address", border=False), st.container(horizontal=True, vertical_alignment="bottom"):
-        st.text_input(page.t("address.label"), key=FIELD, placeholder="hf://owner/name@revision", autocomplete="off")
-        st.form_submit_button(page.t("address.open"), key="explorer.address_open", type="primary", on_click=_send)
+    field, sent, shown = f"{place}.address", f"{place}.kept.sent", f"{place}.kept.address"
+
+    def send() -> None:
+        # A press must not be lost if the page starts over before it gets here.
+        st.session_state[sent] = st.session_state[field]
+
+    form = st.form(place.replace(".", "_") + "_address", border=False)
+    with form, st.container(horizontal=True, vertical_alignment="bottom"):
+        st.text_input(page.t("address.label"), key=field, placeholder="hf://owner/name@revision", autocomplete="off")
+        st.form_submit_button(page.t("address.open"), key=f"{field}_open", type="primary", on_click=send)
     st.caption(page.t("address.note"))
-    typed = st.session_state.pop(_SENT, "").strip()
+    typed = st.session_state.pop(sent, "").strip()
     if typed:
         # An address that fails must not leave the last one's checkpoint under its name.
-        st.session_state.pop(_SESSION, None)
-        st.session_state[_SESSION] = _read_with_progress(page, typed)
-    kept: Opened | NvError | None = st.session_state.get(_SESSION)
+        st.session_state.pop(shown, None)
+        st.session_state[shown] = _read_with_progress(page, typed)
+    kept: Read | NvError | None = st.session_state.get(shown)
     if kept is None:
         page.prose("address.waiting")
         return None
     if isinstance(kept, NvError):
         raise kept
-    st.caption(page.t("address.shown", name=errors.escape(kept.audit.report.source)))
-    if gpu is None:
-        return kept
-    return dataclasses.replace(kept, identity=f"{kept.identity}/{gpu}", audit=for_gpu(kept.audit, gpu))
+    st.caption(
+        page.t("address.shown", name=errors.escape(kept.opened.audit.report.source)) + _version_words(page, kept)
+    )
+    return kept.opened
 
 
-def _send() -> None:
-    """The form's callback: a press must not be lost if the page starts over before it gets here."""
-    st.session_state[_SENT] = st.session_state[FIELD]
+def _version_words(page: Lesson, read: Read) -> str:
+    """What the content is known by, and whether it was read again."""
+    if read.version is None:
+        return page.t("address.version_none")
+    (first, _, mark), *_ = read.version
+    known = "version_files" if first else "version_commit"
+    said = page.t(f"address.{known}", count=len(read.version), mark=errors.escape(mark[:12]))
+    return said + (page.t("address.again") if read.again else "")
 
 
-def _read_with_progress(page: Lesson, typed: str) -> Opened | NvError:
+def _read_with_progress(page: Lesson, typed: str) -> Read | NvError:
     bar = st.progress(0.0, page.t("address.connecting"))
+    memory: dict[str, Read] = st.session_state.setdefault(MEMORY, {})
+    # The address may hold a secret: what is kept is known by a digest of it.
+    name = sha256(typed.encode()).hexdigest()
 
     def tell(stage: str, done: int, total: int) -> None:
         bar.progress(done / max(total, 1), page.t(f"address.stage.{stage}", done=done, total=total))
 
     try:
-        return read_address(typed, tell)
+        read = read_address(typed, tell, memory.pop(name, None))
     except NvError as error:
         return error
     finally:
         bar.empty()
+    memory[name] = read
+    while len(memory) > REMEMBERED:
+        del memory[next(iter(memory))]
+    return read
 
 
-def read_address(typed: str, tell: Callable[[str, int, int], None]) -> Opened:
+def read_address(typed: str, tell: Callable[[str, int, int], None], known: Read | None = None) -> Read:
     """Read headers and scales of what an address names; ``tell`` is told of stages, how many are done, of how many.
+
+    Parameters
+    ----------
+    known
+        What the same address gave before: given back where the server says that nothing has changed.
 
     Raises
     ------
@@ -110,7 +149,7 @@ def read_address(typed: str, tell: Callable[[str, int, int], None]) -> Opened:
     # The transport tells of its progress from a thread that all sessions share, and a page may only be drawn from its
     # own: reading runs beside it, and this one looks on.
     pool = ThreadPoolExecutor(1, thread_name_prefix="explorer-address")
-    future = pool.submit(_examine, address, lambda *news: told.append(news))
+    future = pool.submit(_examine, address, lambda *news: told.append(news), known)
     # A reader who leaves in the middle does not wait for the rest.
     pool.shutdown(wait=False)
     while not future.done():
@@ -136,9 +175,27 @@ def as_address(typed: str) -> str:
     raise CheckpointError("source.not-an-address", name=printable(public, 100) or "…")
 
 
-def _examine(address: str, tell: Callable[[str, int, int], None]) -> Opened:
-    done = run_audit(inspect(address, progress=tell))
-    return Opened(_identity(done), done, naive_check(done.checkpoint, done.view))
+def public_address(address: str) -> str:
+    """An address without its password, query and fragment.
+
+    >>> public_address("https://me:secret@example.org:8080/model/?key=1#x"), public_address("hf://owner/name@main")
+    ('https://example.org:8080/model/', 'hf://owner/name@main')
+    """
+    scheme, _, rest = re.split("[?#]", address)[0].partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}://{host if scheme == 'hf' else host.rpartition('@')[2]}{slash}{path}"
+
+
+def _examine(address: str, tell: Callable[[str, int, int], None], known: Read | None = None) -> Read:
+    source = cast("RemoteSource", open_source(address))  # `as_address` lets nothing else through
+    source.progress = tell
+    version = source.version()
+    if known is not None and version is not None and version == known.version:
+        return dataclasses.replace(known, again=True)
+    done = run_audit(inspect(source))
+    naive = naive_check(done.checkpoint, done.view)
+    # Asked again: what changed while it was read has no version, and is read anew next time.
+    return Read(Opened(_identity(done), done, naive, "address", public_address(address)), source.version())
 
 
 def _identity(done: Audit) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 
-from nvfp4viz.audit import Audit, NaiveCheck, naive_check, run_audit
+from nvfp4viz.audit import Audit, NaiveCheck, for_gpu, for_ranks, naive_check, run_audit
 from nvfp4viz.checkpoint import MemorySource
 from nvfp4viz.ui import caches
 
@@ -18,19 +18,40 @@ if TYPE_CHECKING:
     from nvfp4viz.checkpoint import Source
 
 UPLOAD = "upload"
-_SESSION = "_explorer_upload"
+# Kinds of a checkpoint's place, as the page offers them.
+KINDS = ("sample", UPLOAD, "address", "server")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Opened:
-    """A checkpoint with everything the page draws from.  ``identity`` changes with the content."""
+    """A checkpoint with everything the page draws from.
+
+    Attributes
+    ----------
+    identity
+        Changes with the content.
+    kind
+        Of `KINDS`.
+    address
+        What others would type to open it: of an address, without its secrets.
+    """
 
     identity: str
     audit: Audit
     naive: NaiveCheck
+    kind: str
+    address: str = ""
 
 
-def open_sample(sample: str, gpu: str | None) -> Opened:
+def asked(opened: Opened, gpu: str | None, tp: int | None, ep: int | None) -> Opened:
+    """The same with the backend that vLLM picks on a GPU, and for experts split over ranks; reads nothing."""
+    done = opened.audit
+    if tp is not None or ep is not None:
+        done = for_ranks(done, tp, ep)
+    return replace(opened, audit=done if gpu is None else for_gpu(done, gpu))
+
+
+def open_sample(sample: str) -> Opened:
     """A shipped sample, built first if need be.
 
     Raises
@@ -38,10 +59,10 @@ def open_sample(sample: str, gpu: str | None) -> Opened:
     CheckpointError
         If nothing of it can be read.
     """
-    return open_folder(caches.sample_path(sample), gpu)
+    return open_folder(caches.sample_path(sample), "sample")
 
 
-def open_folder(path: Path, gpu: str | None) -> Opened:
+def open_folder(path: Path, kind: str = "server") -> Opened:
     """A folder of this machine, read anew when one of its files changes.
 
     Raises
@@ -49,16 +70,16 @@ def open_folder(path: Path, gpu: str | None) -> Opened:
     CheckpointError
         If nothing of it can be read.
     """
-    return _open_path(str(path), caches.stamp(path), gpu)
+    return _open_path(str(path), caches.stamp(path), kind)
 
 
 @st.cache_resource(max_entries=12, show_spinner=False)
-def _open_path(path: str, identity: caches.Stamp, gpu: str | None) -> Opened:
-    return _examine(path, repr(identity), gpu)
+def _open_path(path: str, stamp: caches.Stamp, kind: str) -> Opened:
+    return _examine(path, hashlib.sha256(repr((path, stamp)).encode()).hexdigest(), kind)
 
 
-def open_upload(files: Sequence[Any], gpu: str | None) -> Opened:
-    """Files from the uploader, kept for this session alone: other readers never see them.
+def open_upload(files: Sequence[Any], place: str) -> Opened:
+    """Files from the uploader, kept for this session alone under ``place``: other readers never see them.
 
     Raises
     ------
@@ -69,14 +90,14 @@ def open_upload(files: Sequence[Any], gpu: str | None) -> Opened:
     digest = hashlib.sha256()
     for name in sorted(contents):
         digest.update(name.encode() + b"\0" + hashlib.sha256(contents[name]).digest())
-    identity = f"{digest.hexdigest()}/{gpu}"
-    kept = st.session_state.get(_SESSION)
-    if kept is None or kept.identity != identity:
-        kept = _examine(MemorySource(contents, UPLOAD), identity, gpu)
-        st.session_state[_SESSION] = kept
+    key = f"{place}.kept.upload"
+    kept: Opened | None = st.session_state.get(key)
+    if kept is None or kept.identity != digest.hexdigest():
+        kept = _examine(MemorySource(contents, UPLOAD), digest.hexdigest(), UPLOAD)
+        st.session_state[key] = kept
     return kept
 
 
-def _examine(source: str | Source, identity: str, gpu: str | None) -> Opened:
-    done = run_audit(source, gpu=gpu)
-    return Opened(identity, done, naive_check(done.checkpoint, done.view))
+def _examine(source: str | Source, identity: str, kind: str) -> Opened:
+    done = run_audit(source)
+    return Opened(identity, done, naive_check(done.checkpoint, done.view), kind)

@@ -1,25 +1,31 @@
 """The Explorer's fourth source: checkpoints on the serving machine, in folders that its owner has named.
 
 ``NVFP4VIZ_ROOTS`` holds those folders, separated as ``PATH`` is.  Without it there is no such source.  A reader chooses
-from a list and types no path; links out of a root are not followed.
+from a list and types no path; links out of a root are not followed.  What is written (a mended copy) goes beside the
+checkpoint that was opened, under a name that is not taken.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import streamlit as st
 
+from nvfp4viz.checkpoint import printable
 from nvfp4viz.checkpoint.source import INDEX_SUFFIX
+from nvfp4viz.errors import InputError
 from nvfp4viz.ui import explorer_open
+from nvfp4viz.ui.explorer_address import served_for_all
 
 if TYPE_CHECKING:
     from nvfp4viz.ui.explorer_open import Opened
     from nvfp4viz.ui.lesson import Lesson
 
 VARIABLE = "NVFP4VIZ_ROOTS"
+WRITE = "NVFP4VIZ_WRITE"
 # Levels below a root: the hub's cache keeps models--owner--name/snapshots/commit.
 DEPTH = 3
 # Folders that are offered at most.
@@ -51,8 +57,32 @@ def offered() -> dict[str, Path]:
     return found
 
 
-def roots_source(page: Lesson, gpu: str | None) -> Opened | None:
-    """The list, and the checkpoint chosen from it.
+def may_write() -> bool:
+    """Whether readers may have mended copies written beside what they opened, as `explorer_address.allowed`.
+
+    On their own machine, yes.  On a server that others reach its owner says so by ``NVFP4VIZ_WRITE=1``.
+    """
+    return served_for_all(WRITE)
+
+
+def beside(folder: Path, name: str) -> Path:
+    """Where a new folder next to ``folder`` goes.
+
+    Raises
+    ------
+    InputError
+        ``roots.name`` for what is not one plain name, ``roots.outside`` where that place lies below no root.
+    """
+    if not re.fullmatch(r"[\w][\w.-]{0,120}", name):
+        raise InputError("roots.name", name=printable(name, 60) or "…")
+    parent = folder.resolve().parent
+    if not any(parent.is_relative_to(root) for root in roots()):
+        raise InputError("roots.outside", folder=folder.name)
+    return parent / name
+
+
+def roots_source(page: Lesson, place: str) -> Opened | None:
+    """The list, and the checkpoint chosen from it; ``place`` is the beginning of the widgets' keys.
 
     Raises
     ------
@@ -63,5 +93,5 @@ def roots_source(page: Lesson, gpu: str | None) -> Opened | None:
     if not choices:
         page.prose("roots.none")
         return None
-    chosen = st.selectbox(page.t("roots.label"), list(choices), key="explorer.root")
-    return None if chosen is None else explorer_open.open_folder(choices[chosen], gpu)
+    chosen = st.selectbox(page.t("roots.label"), list(choices), key=f"{place}.root")
+    return None if chosen is None else explorer_open.open_folder(choices[chosen])

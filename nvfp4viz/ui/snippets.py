@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import string
 from collections.abc import Mapping
 from typing import Any
@@ -27,20 +28,32 @@ def literal(value: Any) -> str:
         return str(value)
     if isinstance(value, float):
         return repr(value) if value - value == 0 else f'float("{value}")'
-    if isinstance(value, str) and all(c.isalnum() or c in "-_. :" for c in value):
+    if isinstance(value, str) and all(c.isalnum() or c in "-_. :/@%+=~," for c in value):
         return f'"{value}"'
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(literal, value)) + "]"
     raise TypeError(f"{type(value).__name__} does not belong in a snippet")
 
 
-def run(source: str) -> str:
-    """What the snippet prints.  It is our own text with literals of ours in it, so it runs in this process."""
+def run(source: str, names: Mapping[str, Any] | None = None) -> str:
+    """What the snippet prints.  It is our own text with literals of ours in it, so it runs in this process.
+
+    ``names`` are what the page has already: a snippet's own assignments to them are passed over.
+    """
+    given = dict(names or {})
+    tree = ast.parse(source)
+    tree.body = [line for line in tree.body if not _assigns(line, given)]
     lines: list[str] = []
 
     def show(*parts: object, sep: str = " ") -> None:
         # Not redirect_stdout: that is global, and other learners' sessions print too.
         lines.append(sep.join(map(str, parts)))
 
-    exec(compile(source, "<snippet>", "exec"), {"print": show, "__name__": "snippet"})
+    exec(compile(tree, "<snippet>", "exec"), {**given, "print": show, "__name__": "snippet"})
     return "\n".join(lines)
+
+
+def _assigns(line: ast.stmt, names: Mapping[str, Any]) -> bool:
+    return isinstance(line, ast.Assign) and any(
+        isinstance(target, ast.Name) and target.id in names for target in line.targets
+    )

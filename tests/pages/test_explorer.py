@@ -265,7 +265,7 @@ def test_the_slots_can_be_downloaded_and_agree_with_the_report(open_page):
     from nvfp4viz.ui.explorer_open import open_sample
     from nvfp4viz.ui.export import to_csv, to_json
 
-    rows = slot_rows(open_sample(HOLES, None))
+    rows = slot_rows(open_sample(HOLES))
     missing = [row for row in rows if row["role"] == "input_scale" and row["status"] == "missing"]
     assert len(missing) == audit(ensure(HOLES)).coverage["input_scale"].missing
     assert len(json.loads(to_json(rows))) == len(rows) == to_csv(rows).count(b"\n") - 1
@@ -287,7 +287,7 @@ def test_the_reports_are_those_of_the_command_line_and_name_no_path(lang, kind, 
     from nvfp4viz.ui.explorer_report import report_text
 
     folder = ensure(HOLES)
-    given = report_text(open_sample(HOLES, None).audit, kind, lang)
+    given = report_text(open_sample(HOLES).audit, kind, lang)
     main(["audit", str(folder), "--format", kind, "--language", lang, "--quiet"])
     assert given == capsys.readouterr().out
     assert str(folder.parent) not in given

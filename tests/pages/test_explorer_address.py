@@ -82,7 +82,7 @@ def test_a_folder_on_a_server_gives_the_report_of_the_folder_here(open_page, fil
     local = audit(ensure(HOLES))
     with serve(Site(files)) as site:
         at = send(at_address(open_page, lang), site.address + form)
-    kept = at.session_state["_explorer_address"].audit.report
+    kept = at.session_state["explorer.kept.address"].opened.audit.report
     assert (kept.fingerprint, kept.findings, kept.backends) == (local.fingerprint, local.findings, local.backends)
     first = next(item for item in local.findings if item.code == "scale.missing")
     assert describe(first, lang)[0] in plain(at)
@@ -113,12 +113,12 @@ def test_the_backend_of_a_gpu_needs_no_second_audit():
 def test_another_content_at_the_same_address_is_read_when_it_is_sent_again(open_page, files):
     with serve(Site(files)) as site:
         at = send(at_address(open_page), f"{site.address}/")
-        first = at.session_state["_explorer_address"].identity
-        assert send(at, f"{site.address}/").session_state["_explorer_address"].identity == first
+        first = at.session_state["explorer.kept.address"].opened.identity
+        assert send(at, f"{site.address}/").session_state["explorer.kept.address"].opened.identity == first
         assert "`scale.missing`" in texts(at)
         site.files = content(SOUND)
         at = send(at, f"{site.address}/")
-    assert at.session_state["_explorer_address"].identity != first
+    assert at.session_state["explorer.kept.address"].opened.identity != first
     assert "`scale.missing`" not in texts(at)
 
 
@@ -130,7 +130,7 @@ def test_a_password_and_a_signature_are_sent_and_shown_nowhere(open_page, files,
         assert site.asked
         assert all("?signature=s3cret" in path for path, _, _ in site.asked)
         assert all(header and header.startswith("Basic ") for _, _, header in site.asked)
-        done = at.session_state["_explorer_address"].audit
+        done = at.session_state["explorer.kept.address"].opened.audit
         site.status = dict.fromkeys(files, 403)
         refused = plain(send(at, address))
     host = site.address.removeprefix("http://")
@@ -213,7 +213,7 @@ def test_a_repository_on_a_stand_in_for_the_hub(open_page, files, lang, typed, m
     with serve(Site(files)) as storage, serve(Site({}, redirect=f"{storage.address}/blobs/", api=api)) as site:
         monkeypatch.setenv("HF_ENDPOINT", site.address)
         at = send(at_address(open_page, lang), typed)
-    kept = at.session_state["_explorer_address"].audit.report
+    kept = at.session_state["explorer.kept.address"].opened.audit.report
     assert kept.findings == audit(ensure(HOLES)).findings
     assert kept.source == f"hf://{typed.removeprefix('hf://')}"
 
@@ -224,7 +224,7 @@ def test_progress_is_told_in_the_page_s_own_thread(files):
         opened = explorer_address.read_address(
             f"{site.address}/", lambda *news: told.append((threading.get_ident(), *news))
         )
-    assert opened.audit.report.verdict == audit(ensure(HOLES)).verdict
+    assert opened.opened.audit.report.verdict == audit(ensure(HOLES)).verdict
     assert {thread for thread, *_ in told} == {threading.get_ident()}
     assert {stage for _, stage, _, _ in told} >= {"files"}
     assert all(0 < done <= total for _, _, done, total in told)

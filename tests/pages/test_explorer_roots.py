@@ -59,7 +59,7 @@ def test_a_checkpoint_below_a_root_opens_and_its_path_is_shown_nowhere(open_page
     count = audit(ensure(HOLES)).coverage["input_scale"]
     assert str(count.missing) in texts(at)
     assert len(at.metric) == 4
-    done = open_folder(root / "team" / "holes", None).audit
+    done = open_folder(root / "team" / "holes").audit
     shown = [texts(at), str(at.query_params), str(at.session_state["_link"])]
     for text in [*shown, *(report_text(done, kind, lang) for kind in MIMES)]:
         assert str(root.parent) not in text

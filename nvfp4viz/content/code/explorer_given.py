@@ -1,0 +1,13 @@
+from nvfp4viz.audit import audit
+
+# A folder, a file, an index, https://… or hf://owner/name@revision
+source = $source
+report = audit(source)
+
+print(report.verdict, report.format.dialect, report.format.scheme)
+for role, count in report.coverage.items():
+    print(role, "expected", count.expected, "missing", count.missing, "invalid", count.invalid)
+for finding in report.findings[:3]:
+    print(finding.code, finding.severity, "layer", finding.layer, finding.projection, "experts", finding.experts)
+for backend in report.backends[:4]:
+    print(backend.name, backend.outcome, backend.scope)

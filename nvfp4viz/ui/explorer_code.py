@@ -1,0 +1,43 @@
+"""*Show me the code* on the Explorer: a snippet for a sample, and one for whatever else is open, really run on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import streamlit as st
+
+from nvfp4viz.errors import NvError
+from nvfp4viz.ui import snippets
+from nvfp4viz.ui.i18n import lang
+
+if TYPE_CHECKING:
+    from nvfp4viz.ui.explorer_open import Opened
+
+_KEPT = "explorer.kept.code"
+
+
+def shown(opened: Opened | None, sample: str) -> dict[str, Any]:
+    """What `Lesson.foot` needs: the snippet's values, its name, and how it is run.
+
+    The snippet for files that were uploaded or that lie on the server names a folder, because the page knows no path
+    that would help its reader; it is run on the checkpoint that is open.
+    """
+    if opened is None or opened.kind == "sample":
+        return {"code": {"sample": sample}}
+    source = quote(opened.address, safe="/:@%+=~,") or "FOLDER"
+    return {"code": {"source": source}, "snippet": "explorer_given", "run": lambda text: _run(text, opened)}
+
+
+def _run(text: str, opened: Opened) -> str:
+    """Once for a checkpoint: of an address it reads the scales again."""
+    key = text, opened.identity
+    kept: tuple[tuple[str, str], str] | None = st.session_state.get(_KEPT)
+    if kept is None or kept[0] != key:
+        try:
+            said = snippets.run(text, {"source": opened.audit.checkpoint})
+        except NvError as error:
+            return error.text(lang())["what"]
+        kept = key, said
+        st.session_state[_KEPT] = kept
+    return kept[1]

@@ -1,0 +1,80 @@
+"""The Explorer's check of parallel serving: what each rank gets, and what the audit says of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nvfp4viz.audit.parallel import (
+    ALIGNMENTS,
+    block_size,
+    expert_ranks,
+    expert_width,
+    is_about_ranks,
+    width_ranks,
+)
+from nvfp4viz.ui.explorer import finding_cards
+
+if TYPE_CHECKING:
+    from nvfp4viz.ui.explorer_open import Opened
+    from nvfp4viz.ui.lesson import Lesson
+
+# As many as a link may ask for: one rack of 72, and as far as 1,024 experts go.
+MOST_RANKS = 1024
+
+
+def ranks(page: Lesson, opened: Opened) -> None:
+    """The findings on ranks, and a table for each way of splitting."""
+    facts, tp, ep = opened.audit.facts, page.view["tp"] or 1, page.view["ep"] or 1
+    if not (opened.audit.view.complete and opened.audit.view.moe_layers):
+        page.prose("map.none")
+        return
+    page.prose("ranks.text")
+    about = [item for item in opened.audit.report.findings if is_about_ranks(item)]
+    if tp == ep == 1:
+        page.prose("ranks.choose")
+    elif not about:
+        page.finding("ranks.fine", tp=tp, ep=ep)
+    finding_cards(about, key="explorer_ranks")
+    width, group = expert_width(facts), block_size(facts)
+    page.heading("ranks.width")
+    split = width_ranks(facts, tp)
+    if split:
+        page.prose("ranks.width_text", width=width, group=group, ranks=tp)
+        page.table(
+            (">rank", ">values", ">rows", "blocks", "tiles"),
+            [
+                (
+                    str(one.rank),
+                    f"{_number(one.begin)} – {_number(one.end)}",
+                    _number(one.rows),
+                    page.t("ranks.cut", count=one.cut) if one.cut else page.t("ranks.whole"),
+                    page.t("ranks.misses" if one.missed else "ranks.fits", sizes=_sizes(one.missed or ALIGNMENTS)),
+                )
+                for one in split
+            ],
+        )
+    else:
+        page.prose("ranks.no_blocks")
+    page.heading("ranks.experts")
+    page.prose("ranks.experts_text", experts=facts.view.experts, ranks=ep)
+    page.table(
+        (">rank", ">experts", ">count", ">unusable"),
+        [
+            (
+                str(one.rank),
+                f"{one.begin} – {one.end - 1}" if one.end > one.begin else page.t("ranks.nobody"),
+                str(one.end - one.begin),
+                f"{one.unusable:,}",
+            )
+            for one in expert_ranks(facts, ep)
+        ],
+    )
+
+
+def _sizes(sizes: tuple[int, ...]) -> str:
+    return ", ".join(map(str, sizes))
+
+
+def _number(value: float) -> str:
+    """Whole where it is whole: a fraction of a row is what cannot be served."""
+    return f"{value:.0f}" if value == int(value) else f"{value:.2f}"

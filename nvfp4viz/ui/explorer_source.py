@@ -1,0 +1,68 @@
+"""Where the Explorer's checkpoints come from: one chooser for the checkpoint that is open and for the second one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import streamlit as st
+
+from nvfp4viz.ui import explorer_address, explorer_open, explorer_roots
+from nvfp4viz.ui.samples import SAMPLE_IDS, sample_title
+
+if TYPE_CHECKING:
+    from nvfp4viz.ui.explorer_open import Opened
+    from nvfp4viz.ui.lesson import Lesson
+
+FIRST, SECOND = "explorer", "explorer.other"
+# The setting that holds each one's sample.
+SAMPLE = {FIRST: "checkpoint", SECOND: "other"}
+
+
+def choose(page: Lesson, place: str = FIRST) -> Opened | None:
+    """The kind of place, then what lies there; None while nothing is chosen.
+
+    Parameters
+    ----------
+    place
+        `FIRST` or `SECOND`: the beginning of the widgets' keys.
+
+    Raises
+    ------
+    CheckpointError
+        If nothing of it can be read.
+    """
+    offered = {"address": explorer_address.allowed(), "server": bool(explorer_roots.roots())}
+    kinds = [kind for kind in explorer_open.KINDS if offered.get(kind, True)]
+    kind = st.segmented_control(
+        page.t("source.from"),
+        kinds,
+        default="sample",
+        required=True,
+        format_func=lambda name: page.t(f"source.{name}"),
+        label_visibility="collapsed",
+        key=f"{place}.source",
+    )
+    if kind == "upload":
+        return _upload(page, place)
+    if kind == "address":
+        return explorer_address.address_source(page, place)
+    if kind == "server":
+        return explorer_roots.roots_source(page, place)
+    # Together, so that the line below takes no room where it is not shown.
+    with st.container(gap=None):
+        st.selectbox(
+            page.t("source.label"), SAMPLE_IDS, format_func=sample_title, width=680, **page.view.widget(SAMPLE[place])
+        )
+        sample = page.view[SAMPLE[place]]
+        with st.container(key=f"{place.replace('.', '_')}_chosen"):
+            st.caption(sample_title(sample))
+    return explorer_open.open_sample(sample)
+
+
+def _upload(page: Lesson, place: str) -> Opened | None:
+    given = st.file_uploader(page.t("source.uploader"), accept_multiple_files=True, key=f"{place}.files")
+    st.caption(page.t("source.upload_note"))
+    if not given:
+        page.prose("source.waiting")
+        return None
+    return explorer_open.open_upload(given, place)
