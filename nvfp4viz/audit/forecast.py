@@ -61,7 +61,7 @@ def forecast(
 
     def of_backend(name: str, family: Family) -> BackendForecast:
         as_w4a16 = weight_only or (promoted and family.engine == "vllm")
-        effects = [*_files(family, found), *_structure(family, found)]
+        effects = [*_files(family, found), *_structure(family, found), *_alignment(name, found)]
         if refused is not None and family.engine == "vllm":
             fill = {"algo": printable(refused, 60)}
             effects.append(_Effect("unsupported", (), "model", set(facts.layers), "why.unsupported.algo", fill))
@@ -164,6 +164,18 @@ def _structure(family: Family, findings: list[Finding]) -> Iterable[_Effect]:
             yield _Effect("load-error", (), "model", layers, "why.layout", fill)
         elif item.code == "scale.convention":
             yield _Effect("degraded", (), "layer", layers, "why.convention")
+
+
+def _alignment(name: str, findings: list[Finding]) -> Iterable[_Effect]:
+    """What one kernel does with shapes that are none of its own."""
+    if name == "vllm-cutlass":
+        for item in findings:
+            if item.text == "parallel.alignment.refused":
+                yield _Effect("unsupported", (), "model", set(), "why.alignment", dict(item.params))
+            elif item.text == "parallel.alignment.hidden":
+                yield _Effect(
+                    "degraded", ("degraded", "nan"), "model", set(), "why.alignment.hidden", dict(item.params)
+                )
 
 
 def _activations(family: Family, scales: _LayerScales) -> Iterable[_Effect]:

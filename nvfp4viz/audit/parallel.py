@@ -17,12 +17,14 @@ from nvfp4viz.audit.facts import MISSING, NOT_A_SCALAR, OK, Facts
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.notes import layout_note
 from nvfp4viz.audit.report import Finding
-from nvfp4viz.checkpoint import CanonicalView
 from nvfp4viz.checkpoint.canonical import config_number
 
 EXPERT_PARALLEL = "expert-parallel"
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 ALIGNMENTS = (64, 128)
+# vLLM 0.33's CUTLASS path for W4A4 experts steps over block scales as if rows were a multiple of this; of a gated first
+# GEMM it refuses others (``NotImplementedError``), of the second it does not look (vllm#35497, closed unmerged).
+CUTLASS = 128
 
 
 def parallel_findings(facts: Facts, tp: int | None, ep: int | None) -> Iterator[Finding]:
@@ -36,7 +38,12 @@ def parallel_findings(facts: Facts, tp: int | None, ep: int | None) -> Iterator[
     width = expert_width(facts)
     group = block_size(facts)
     if width is not None and group is not None:
-        yield from _widths(facts.view, width, group, tp)
+        yield from _widths(facts, width, group, tp)
+    hidden = config_number(facts.checkpoint.config or {}, ("hidden_size",))
+    # A small one is a toy's, here and below.
+    if hidden is not None and hidden >= 1024 and hidden % CUTLASS and _with_activations(facts):
+        fill = {"hidden": hidden, "multiple": CUTLASS}
+        yield make("parallel.alignment", "backend", text="parallel.alignment.hidden", count=1, fill=fill)
     experts = facts.view.experts
     if ep is not None and ep > 1 and "NVFP4" in facts.view.activation_blocks:
         layers = [layer for layer in facts.layers if "input_scale" in facts.needs[layer]]
@@ -132,7 +139,13 @@ def block_size(facts: Facts) -> int | None:
     return next((dialect.group for dialect in dialects if dialect), None)
 
 
-def _widths(view: CanonicalView, width: int, group: int, tp: int | None) -> Iterator[Finding]:
+def _with_activations(facts: Facts) -> bool:
+    """NVFP4 experts whose activations are quantised too."""
+    return "NVFP4" in facts.view.activation_blocks and any("input_scale" in facts.needs[at] for at in facts.layers)
+
+
+def _widths(facts: Facts, width: int, group: int, tp: int | None) -> Iterator[Finding]:
+    view = facts.view
     ranks = tp or 1
     works = [size for size in SIZES if width % (size * group) == 0]
     fill: dict[str, object] = {
@@ -157,7 +170,10 @@ def _widths(view: CanonicalView, width: int, group: int, tp: int | None) -> Iter
             "rows": rows, "rank": rank_width, "missed": ", ".join(map(str, missed)),
             "works": _listed(works),
         }  # fmt: skip
-        yield make("parallel.alignment", "info", count=1, fill=fill)
+        # Without ranks asked for nobody has said that it will be served like this.
+        refused = tp is not None and halves == 2 and width >= CUTLASS and rows % CUTLASS and _with_activations(facts)
+        text = "parallel.alignment.refused" if refused else "parallel.alignment"
+        yield make("parallel.alignment", "backend" if refused else "info", text=text, count=1, fill=fill)
 
 
 def _listed(sizes: list[int]) -> str:

@@ -37,7 +37,15 @@ from nvfp4viz.audit.scales import (
     pair_findings,
     scale_findings,
 )
-from nvfp4viz.audit.schemes import is_weight_only, label_of, promotion, rank_holes, scheme_findings, vllm_refuses
+from nvfp4viz.audit.schemes import (
+    is_weight_only,
+    label_of,
+    promotion,
+    rank_holes,
+    scheme_findings,
+    tower_findings,
+    vllm_refuses,
+)
 from nvfp4viz.audit.texts import words
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, Source, canonical, canonical_of, inspect
 
@@ -202,6 +210,7 @@ def _other_towers(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Findi
         if tower.complete:
             facts = collect(checkpoint, tower)
             yield from _expert_findings(facts, _served_scheme(facts))
+        yield from tower_findings(checkpoint, tower)
         left = tower.other_blocks
 
 

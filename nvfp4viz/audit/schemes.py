@@ -14,7 +14,7 @@ import numpy.typing as npt
 from nvfp4viz.audit.facts import CLAIMS, MISSING, NOT_NEEDED, OK, UNREADABLE, Facts
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding
-from nvfp4viz.checkpoint import Checkpoint, LocalSource, MemorySource, TensorEntry
+from nvfp4viz.checkpoint import CanonicalView, Checkpoint, LocalSource, MemorySource, TensorEntry
 from nvfp4viz.checkpoint.dialects.per_expert import ROLES
 from nvfp4viz.checkpoint.dtypes import DTYPES
 from nvfp4viz.errors import ServingError
@@ -151,6 +151,27 @@ def _unquantised(facts: Facts) -> Iterator[Finding]:
         )  # fmt: skip
     for layer, found in sorted(others.items()):
         yield make("scheme.mixed-layer", "error", layer=layer, experts=tuple(sorted(found)), count=len(found))
+
+
+# Towers that vLLM leaves unquantised whatever the configuration says (``modelopt.py``, 0.33.0).
+_LEFT_ALONE = ("vision_tower", "vision_model", "vit_large_projector")
+
+
+def tower_findings(checkpoint: Checkpoint, tower: CanonicalView) -> Iterator[Finding]:
+    """``weight.unquantised`` of another tower's plain experts that no list excludes."""
+    quant = checkpoint.quant_config
+    names = [
+        f"{module.name}.weight"
+        for module in tower.modules.values()
+        if module.state == "unquantised"
+        and not quant.is_excluded(module.name)
+        and (quant.algo_of(module.name) or "").startswith(_FOUR_BIT)
+    ]
+    alone = [name for name in names if any(part in _LEFT_ALONE for part in name.split("."))]
+    others = [name for name in names if name not in alone]
+    for severity, text, found in (("info", "tower", alone), ("error", "other", others)):
+        if found:
+            yield make("weight.unquantised", severity, text=f"weight.unquantised.{text}", role="weight", tensors=found)
 
 
 # What a configuration calls four-bit experts.

@@ -338,6 +338,25 @@ def draft(layout: Layout) -> Built:
     return Case(tensors, expected)
 
 
+def tower(prefix: str, severity: str) -> Callable[[Layout], Built]:
+    """Plain experts of a tower beside the model's."""
+
+    def build(layout: Layout) -> Built:
+        tensors = layout.tensors()
+        for expert in range(2):
+            for kind in ("gate", "up", "down"):
+                tensors[f"{prefix}.layers.0.mlp.experts.{expert}.{kind}_proj.weight"] = bf16(*SIZES[kind])
+        # Beside the note that there is a second tower; one layout has a note of that code anyway.
+        expected: list[Expected] = []
+        if "audit.partial" not in layout.notes:
+            expected.append(("audit.partial", "info", None, None, None, None))
+        if layout.id != "MIXED_PRECISION":
+            expected.append(("weight.unquantised", severity, "weight", None, None, None))
+        return Case(tensors, expected)
+
+    return build
+
+
 def kv(value: float, code: str) -> Callable[[Layout], Built]:
     def build(layout: Layout) -> Built:
         name = layout.prefix.partition("layers.0")[0] + "layers.0.self_attn.k_proj.k_scale"
@@ -367,6 +386,8 @@ FAULTS: dict[str, Callable[[Layout], Built]] = {
     "an expert between absent": gap,
     "an expert in FP8": mixed_layer,
     "a projection in BF16": unquantised,
+    "a vision tower's experts in BF16": tower("vision_tower.encoder", "info"),
+    "another tower's experts in BF16": tower("audio_tower", "error"),
     "pre_quant_scale on some": pre_quant_scale,
     "pre_quant_scale all ones": pre_quant_ones,
     "no quantisation config": config_absent,

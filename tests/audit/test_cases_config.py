@@ -235,10 +235,10 @@ def of_width(width, gated=True):
         (96, None, None),
         (128, None, None),
         (704, None, None),
-        (768, 8, ("parallel.alignment", "info")),
+        (768, 8, ("parallel.alignment", "backend")),
         (768, 4, None),
         (2048, 8, None),
-        (640, 8, ("parallel.alignment", "info")),
+        (640, 8, ("parallel.alignment", "backend")),
         (704, 8, ("parallel.group-split", "backend")),
         (80, 2, ("parallel.group-split", "backend")),
         (1536, 5, ("parallel.group-split", "backend")),
@@ -253,6 +253,34 @@ def test_38_widths_and_ranks(width, tp, expected):
         assert works
         for size in (int(text) for text in works.split(", ")):
             assert width % (16 * size) == 0
+
+
+def cutlass(report):
+    [item] = [item for item in report.backends if item.name == "vllm-cutlass"]
+    assert all(other.outcome == "safe" for other in report.backends if other is not item)
+    return item.outcome, item.text
+
+
+def test_38_a_kernel_that_refuses_is_named():
+    assert cutlass(audit(of_width(768), tp=4)) == ("safe", "why.safe")
+    assert cutlass(audit(of_width(768), tp=8)) == ("unsupported", "why.alignment")
+    # The file is as it was.
+    assert cutlass(audit(of_width(768))) == ("safe", "why.safe")
+    # Without a gate the kernel's weights are padded, and weight-only experts never come to that kernel.
+    assert codes(audit(of_width(768, gated=False), tp=8)) == [("parallel.alignment", "info")]
+    tensors = {name: of_width(768).read_tensor(name) for name in of_width(768).tensors if "input_scale" not in name}
+    weight_only = {"quantization": {**QUANT["quantization"], "quant_algo": "W4A16_NVFP4"}}
+    bare = opened(tensors, {**CONFIG, "moe_intermediate_size": 768}, weight_only)
+    assert ("parallel.alignment", "info") in codes(audit(bare, tp=8))
+
+
+@pytest.mark.parametrize(("hidden", "found"), [(2880, True), (2816, False), (7168, False), (64, False)])
+def test_38_a_hidden_size_that_the_second_kernel_does_not_take(hidden, found):
+    sound = of_width(128)
+    tensors = {name: sound.read_tensor(name) for name in sound.tensors}
+    report = audit(opened(tensors, {**CONFIG, "moe_intermediate_size": 128, "hidden_size": hidden}, QUANT))
+    assert ("parallel.alignment", "backend") in codes(report) if found else codes(report) == []
+    assert cutlass(report) == (("degraded", "why.alignment.hidden") if found else ("safe", "why.safe"))
 
 
 def test_38_a_group_of_32_is_cut_earlier():

@@ -133,6 +133,7 @@ def _add_whole(whole: Mapping[str, dict[str, int]], table: TensorTable, found: F
             found.disk_names.setdefault(PROJECTIONS[part.projection], part.projection)
 
 
+_TOWER = re.compile(r"tower|vision|visual|audio")
 _LAYER = re.compile(r"(?:^|\.)(?:layers|blocks|h|mtp)\.(\d{1,6})(?=\.)")
 
 
@@ -156,6 +157,7 @@ def layers_of_blocks(
         else:
             family = block[: match.start()] if match else block
             families.setdefault(family, {})[number] = block
-    main = max(families.values(), key=len, default={})
+    # What calls itself a tower is not the model, however many layers it has.
+    main = max(families.items(), key=lambda item: (not _TOWER.search(item[0]), len(item[1])), default=("", {}))[1]
     left_out = tuple(block for family in families.values() if family is not main for block in family.values())
     return main, drafts, left_out
