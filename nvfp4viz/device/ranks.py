@@ -199,6 +199,11 @@ class RankRun:
                 env={**os.environ, **one, **place},
             )
 
+    @property
+    def overdue(self) -> bool:
+        """Whether the time that was given is over."""
+        return time.monotonic() > self._deadline
+
     def __enter__(self) -> RankRun:
         return self
 
@@ -247,7 +252,7 @@ class RankRun:
             raise error
         if all(code == 0 for code in codes):
             return True
-        if time.monotonic() > self._deadline:
+        if self.overdue:
             error = DeviceError("ranks.slow", seconds=f"{self.seconds:g}", steps=", ".join(self.steps()))
             self.stop()
             raise error

@@ -1,0 +1,23 @@
+import numpy as np
+from nvfp4viz.moe import overlap
+from nvfp4viz.moe.parallel import choose_slots_at_home, exchange, imbalance, place
+from nvfp4viz.serving import route_trace
+from sample_checkpoints.record_routes import ROUTES
+
+trace = route_trace.RouteTrace.read(ROUTES)
+
+# one batch: who computes how many rows, what is sent, how long the model says it takes
+now = np.concatenate(route_trace.traffic(trace, $now, $now)[8:])[:, $layer].astype(np.int32)
+placed = place(64, $ranks, $place)
+layer = exchange(choose_slots_at_home(now, placed), placed)
+print(f"rows of each rank {layer.rank_rows.tolist()}, slowest {imbalance(layer.rank_rows).ratio:.2f} times the mean")
+sent, back = layer.dispatch_bytes($hidden, $payload, $way), layer.combine_bytes($hidden, $way)
+print(f"dispatch {sent.sum():,} bytes, combine {back.sum():,}")
+machine = overlap.Machine(link=$link * 1e9, latency=$latency * 1e-6, flops=$flops * 1e12, memory=$memory * 1e12)
+phases = overlap.phases(layer, overlap.LayerSize($hidden, $intermediate), machine, $payload, $way)
+print(f"{1e6 * overlap.total(overlap.timeline([phases])):,.1f} microseconds without overlap")
+
+# EPLB at half time
+steps = route_trace.traffic(trace, $before, $now)
+found = route_trace.balance(steps, $layer, experts=64, ranks=$ranks, extra=$extra, window=$window, strategy=$place)
+print(f"slowest rank: {found.before.ratio:.2f} times the mean as placed, {found.after.ratio:.2f} after EPLB")

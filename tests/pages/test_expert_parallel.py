@@ -1,0 +1,206 @@
+"""The page on expert parallelism as a reader in either language meets it."""
+
+import time
+
+import numpy as np
+import pytest
+
+from nvfp4viz.device import ranks
+from nvfp4viz.serving import all_to_all
+from nvfp4viz.ui import expert_parallel_parts as parts
+from nvfp4viz.ui import expert_parallel_run as run
+
+from .conftest import clean, shown_code_output, texts
+
+PAGE = "expert_parallel"
+LANGUAGES = ["en", "zh"]
+TITLES = {"en": "Expert parallel", "zh": "专家并行"}
+COPIES, REPLICAS, TURN, MOVES = (f"{PAGE}.predict.{name}" for name in ("copies", "replicas", "turn", "moves"))
+
+
+def skip(at, *questions):
+    for question in questions:
+        clean(at.button(key=f"predict.skip.{question}").click().run())
+    return at
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("part", parts.PARTS)
+def test_every_part_opens_by_link(open_page, lang, part):
+    at = open_page(PAGE, lang=lang, part=part)
+    assert at.title[0].value == TITLES[lang]
+    assert len(at.get("plotly_chart")) <= 1
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"part": "nowhere"}, {"layer": "4"}, {"ranks": "3"}, {"place": "zigzag"}, {"now": "poems"}, {"before": ""},
+        {"extra": "5"}, {"window": "0"}, {"way": "post"}, {"payload": "int4"}, {"size": "gpt"}, {"link": "0"},
+        {"flops": "nan"}, {"overlap": "2"}, {"procs": "64"}, {"spread": "all"}, {"model": "x"},
+        {"backend": "vllm-marlin"},
+    ],
+    ids=lambda query: " ".join(f"{name}={value}" for name, value in query.items()),
+)  # fmt: skip
+def test_a_bad_link_is_named_and_leaves_the_page_usable(open_page, query):
+    at = open_page(PAGE, **query)
+    (name,) = query
+    assert f"`{name}=" in texts(at)
+
+
+def test_it_opens_on_a_rank_that_others_wait_for(open_page):
+    at = open_page(PAGE)
+    found = parts.balance_of("code", "code", 1, 4, 0)
+    assert found.before.ratio > 2
+    assert f"Rank {found.before.slowest} computes" in texts(at)
+    assert f"{found.before.ratio:.2f} times the mean" in texts(at)
+
+
+def test_copies_are_asked_for_before_the_matrix(open_page):
+    at = open_page(PAGE)
+    assert len(at.get("plotly_chart")) == 1
+    at.radio(key=f"predict.asked.{COPIES}").set_value("none").run()
+    clean(at)
+    assert len(at.get("plotly_chart")) == 2
+    layer = parts.asked_layer()
+    once, each = (int(layer.dispatch_bytes(4096, "bf16", way).sum()) for way in ("tokens", "routes"))
+    assert f"{each:,} bytes with a copy for each expert, {once:,} with one a rank" in texts(at)
+    assert "It turns out to be: **about a third**" in texts(at)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("ranks_", [2, 32])
+@pytest.mark.parametrize("way", ["tokens", "routes", "gather"])
+def test_every_way_is_drawn(open_page, lang, ranks_, way):
+    at = open_page(PAGE, lang=lang, ranks=str(ranks_), way=way, payload="nvfp4", size="tiny_moe", place="round_robin")
+    assert len(skip(at, COPIES).get("plotly_chart")) == 2
+
+
+@pytest.mark.parametrize("ranks_", ["4", "32"])
+def test_overlap_can_help_and_can_hurt(open_page, ranks_):
+    slow_link = open_page(PAGE, part="time", ranks=ranks_, link="100", memory="1000", flops="200", latency="0.1")
+    assert " less." in texts(slow_link)
+    slow_memory = open_page(PAGE, part="time", ranks=ranks_, link="10000", memory="1", flops="100000", overlap="off")
+    assert " more. Halves read weights twice" in texts(slow_memory)
+
+
+def test_replicas_and_a_turn_of_traffic_are_asked_for(open_page):
+    at = open_page(PAGE, part="balance")
+    assert len(at.get("plotly_chart")) == 0
+    at.radio(key=f"predict.asked.{REPLICAS}").set_value("most").run()
+    clean(at)
+    assert "It turns out to be: **next to nothing**" in texts(at)
+    at.radio(key=f"predict.asked.{TURN}").set_value("worse").run()
+    clean(at)
+    assert "As you predicted: **more loaded**" in texts(at)
+    assert len(at.get("plotly_chart")) == 1
+    found = parts.balance_of("news", "code", 3, 4, 1)
+    assert (
+        f"Never rearranged: {found.before.ratio:.2f} times the mean. Rearranged for news: {found.after.ratio:.2f}"
+        in texts(at)
+    )
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize(
+    "query",
+    [{"ranks": "32", "extra": "4", "window": "1"}, {"ranks": "2", "extra": "0", "before": "every", "now": "news"}],
+)
+def test_balance_of_other_settings(open_page, lang, query):
+    at = skip(open_page(PAGE, lang=lang, part="balance", **query), REPLICAS, TURN)
+    assert len(at.get("plotly_chart")) == 1
+
+
+def test_a_move_that_leaves_scales_behind_silences_the_holed_model(open_page):
+    at = open_page(PAGE, part="moves")
+    assert "| `w13_input_scale, w2_input_scale (a1_gscale, a2_gscale)` | F32 | **stays in the slot** |" in texts(at)
+    at.radio(key=f"predict.asked.{MOVES}").set_value("silent").run()
+    clean(at)
+    assert "As you predicted: **NaN: padding instead of words**" in texts(at)
+    assert "| moved, input scales left behind | NaN | `<pad><pad>" in texts(at)
+    effect = run.moved("holes", "vllm-cutlass", 4, 1).effect
+    assert f"{effect.empty} with one that was never written" in texts(at)
+
+
+def test_a_scale_for_the_whole_layer_has_nothing_to_leave(open_page):
+    at = skip(open_page(PAGE, part="moves", model="full", backend="vllm-flashinfer-cutlass", lang="en"), MOVES)
+    assert "none has a wrong scale" in texts(at)
+
+
+def test_every_offer_is_listed(open_page):
+    at = open_page(PAGE, part="offers")
+    for offer in all_to_all.OFFERS:
+        assert f"| `{offer.flag}` | {offer.library} |" in texts(at)
+    assert all_to_all.VERSION in texts(at)
+
+
+def finish(at):
+    """Wait for the ranks as the page's own clock does."""
+    end = time.monotonic() + 110
+    while at.session_state[f"{PAGE}.job"].active:
+        assert time.monotonic() < end
+        time.sleep(0.1)
+        at.session_state[f"{PAGE}.job"].look()
+    return clean(at.run())
+
+
+def test_the_ranks_really_run_and_their_bits_are_equal(open_page):
+    pytest.importorskip("torch")
+    at = open_page(PAGE, part="run")
+    clean(at.button(key=f"{PAGE}.start").click().run())
+    job = at.session_state[f"{PAGE}.job"]
+    assert len(job.run.processes) == 2
+    assert at.button(key=f"{PAGE}.start").disabled
+    finish(at)
+    assert "**Bits equal.** 2 processes over gloo" in texts(at)
+    assert job.answer is not None
+    assert np.array_equal(job.answer.rows, [int(row) for row in job.answer.rows])
+    partial = run.partial_sums(job.problem)
+    assert 0 < partial < job.answer.out.size
+    assert f"**{partial:,}** of" in texts(at)
+    assert not run._at_work() or run._free()
+
+
+def test_ranks_can_be_stopped(open_page):
+    pytest.importorskip("torch")
+    at = open_page(PAGE, part="run")
+    clean(at.button(key=f"{PAGE}.start").click().run())
+    job = at.session_state[f"{PAGE}.job"]
+    job.cancel()
+    assert all(process.returncode is not None for process in job.run.processes)
+    clean(at.run())
+    assert "Stopped; every process has ended." in texts(at)
+    assert run._free()
+
+
+def test_a_rank_that_dies_is_said_on_the_page(open_page):
+    pytest.importorskip("torch")
+    at = open_page(PAGE, part="run", spread="linear")
+    clean(at.button(key=f"{PAGE}.start").click().run())
+    at.session_state[f"{PAGE}.job"].run.processes[0].kill()
+    finish(at)
+    assert "Rank 0 ended before its work was done (SIGKILL)." in texts(at).replace("\\", "")
+
+
+def test_without_torch_the_button_says_what_is_missing(open_page, monkeypatch):
+    monkeypatch.setattr(ranks.importlib.util, "find_spec", lambda name: None)
+    at = open_page(PAGE, part="run")
+    at.button(key=f"{PAGE}.start").click().run()
+    assert "PyTorch is not installed here." in texts(at)
+
+
+@pytest.mark.parametrize(
+    "query", [{}, {"ranks": "16", "extra": "2", "place": "round_robin", "way": "gather", "payload": "nvfp4"}], ids=str
+)
+def test_the_code_shown_gives_the_page_s_numbers(open_page, query):
+    output = shown_code_output(open_page(PAGE, **query), PAGE)
+    if not query:
+        found = parts.balance_of("code", "code", 1, 4, 1)
+        assert f"slowest {found.before.ratio:.2f} times the mean" in output
+        assert f"{found.after.ratio:.2f} after EPLB" in output
+
+
+def test_downloads_open(open_page):
+    at = open_page(PAGE)
+    at.session_state[f"{PAGE}.download"] = True
+    clean(at.run())
