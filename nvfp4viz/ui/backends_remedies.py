@@ -99,6 +99,8 @@ def _asked(page: Lesson, results: dict[str, RemedyResult]) -> bool:
         ((value, domain, name) for name in wrong for domain, value in excess(results[name], reference).items()),
         default=(0.0, DOMAINS[0], ""),
     )
+    replies = [reply.text for reply in results[worst[2]].replies] if worst[2] else []
+    same = sum(text == reply.text for text, reply in zip(replies, reference.replies, strict=False))
     return predict.ask(
         "backends.predict.wrong",
         options,
@@ -108,6 +110,8 @@ def _asked(page: Lesson, results: dict[str, RemedyResult]) -> bool:
         domain=t(f"figures.backends.domains.{worst[1]}"),
         more=f"{worst[0]:.3f}",
         margin=four(MARGIN),
+        same=same,
+        prompts=len(DOMAINS),
     )
 
 

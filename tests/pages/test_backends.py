@@ -140,6 +140,11 @@ def test_the_scoreboard_asks_first_and_then_shows_losses(open_page, ran):
     assert len(at.get("plotly_chart")) == 1
     assert "Your guess: Fill with one" in texts(at)
     assert "Healthy to look at and wrong: **Fill with ModelOpt's fallback**" in texts(at)
+    # What the page says about filling: the value that is too large does well, the one that is too small does not.
+    assert "nobody measured: One maximum a layer, Fill with one, Repair with the peers' maximum." in texts(at)
+    same = sum(a.text == b.text for a, b in zip(ran["fill-fallback"].replies, ran["calibrate"].replies, strict=True))
+    assert f"Of the 6 replies it gave, {same} are word for word" in texts(at)
+    assert same >= 4
     body = next(str(part.proto.body) for part in at.get("html") if "<table" in str(part.proto.body))
     assert f"{ran['peer-max'].bytes:,} bytes, {ran['peer-max'].tokens} tokens" in body
     assert "too high in Arithmetic, JSON, Logs" in body
