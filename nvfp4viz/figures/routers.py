@@ -16,8 +16,20 @@ BAR = 0.5
 """Height of the largest weight's bar; rows are 1 apart."""
 
 
-def routers_figure(picked: Mapping[str, Picked], names: Mapping[str, str], *, theme: Theme, lang: str) -> go.Figure:
-    """Chosen experts as bars as high as their weights, with rank and weight above; NaN weights hatched and marked N."""
+def routers_figure(
+    picked: Mapping[str, Picked],
+    names: Mapping[str, str],
+    logits: Sequence[float],
+    bias: Sequence[float],
+    groups: int,
+    *,
+    theme: Theme,
+    lang: str,
+) -> go.Figure:
+    """Chosen experts as bars as high as their weights, with the weight above; NaN weights hatched and marked N.
+
+    Below each expert stand its logit and its bias; dotted lines part the groups.
+    """
     ink, shade = surface(theme), role("route", theme)
     experts = len(next(iter(picked.values())).scores)
     finite = [abs(w) for one in picked.values() for w in one.weights if math.isfinite(w)]
@@ -56,12 +68,13 @@ def routers_figure(picked: Mapping[str, Picked], names: Mapping[str, str], *, th
     figure.update_layout(
         base_layout(
             theme,
-            height=60 + 62 * len(picked),
+            height=90 + 62 * len(picked),
             barmode="overlay",
             showlegend=False,
             xaxis={
-                "title": words(lang, "figures.routing.expert"),
+                "title": words(lang, "figures.routers.axis"),
                 "tickvals": list(range(experts)),
+                "ticktext": [f"<b>{e}</b><br>{short(logits[e])}<br>{short(bias[e])}" for e in range(experts)],
                 "range": [-0.5, experts - 0.5],
                 "showgrid": False,
                 "zeroline": False,
@@ -77,9 +90,16 @@ def routers_figure(picked: Mapping[str, Picked], names: Mapping[str, str], *, th
                 "tickfont": {"color": ink.ink, "size": 12},
             },
             shapes=[
-                {"type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": row + 0.47, "y1": row + 0.47,
-                 "line": {"color": ink.line, "width": 1}}
-                for row in range(len(picked))
+                *(
+                    {"type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": row + 0.47, "y1": row + 0.47,
+                     "line": {"color": ink.line, "width": 1}}
+                    for row in range(len(picked))
+                ),
+                *(
+                    {"type": "line", "x0": at - 0.5, "x1": at - 0.5, "y0": 0, "y1": 1, "yref": "paper",
+                     "line": {"color": ink.muted, "width": 1, "dash": "dot"}}
+                    for at in range(experts // groups, experts, experts // groups)
+                ),
             ],
         )
     )  # fmt: skip
@@ -95,6 +115,19 @@ def _weight(weight: float, digits: int) -> str:
     if math.isnan(weight):
         return "N"
     return "0" if weight == 0 else f"{weight:.{digits}f}".replace("-", "−")
+
+
+def short(value: float) -> str:
+    """A number of any kind in four digits.
+
+    >>> short(float("nan")), short(float("-inf")), short(-0.12345)
+    ('NaN', '−∞', '−0.1235')
+    """
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    return f"{value:.4g}".replace("-", "−")
 
 
 def describe_routers(picked: Mapping[str, Picked], names: Mapping[str, str], lang: str) -> str:

@@ -54,6 +54,7 @@ def map_figure(maps: Mapping[str, I64], *, theme: Theme, lang: str) -> go.Figure
             "zeroline": False,
             "anchor": f"y{n}",
             "tickvals": [*range(0, experts, 16), experts - 1],
+            "showticklabels": at == len(maps) - 1,
         }
         layout[f"yaxis{n}"] = {
             "range": [layers - 0.5, -0.5],
@@ -68,12 +69,17 @@ def map_figure(maps: Mapping[str, I64], *, theme: Theme, lang: str) -> go.Figure
     if len(maps) == 2:
         used, seen = maps.values()
         rows, columns = np.nonzero((used > 0) & (seen == 0))
-        figure.add_scatter(
-            x=columns, y=rows, xaxis="x2", yaxis="y2", mode="markers",
-            marker={"symbol": "square-open", "size": 11, "color": role("route", theme).text, "line": {"width": 2.5}},
-            customdata=used[rows, columns],
-            hovertemplate=words(lang, "figures.routing.hit_hover"),
-        )  # fmt: skip
+        figure.add_trace(
+            _cells(
+                rows, columns, {"color": "rgba(0,0,0,0)", "line": {"color": role("route", theme).text, "width": 2.5}}
+            )
+            | {
+                "xaxis": "x2",
+                "yaxis": "y2",
+                "customdata": [(int(row), int(used[row, at])) for row, at in zip(rows, columns, strict=True)],
+                "hovertemplate": words(lang, "figures.routing.hit_hover"),
+            }
+        )
     figure.update_layout(base_layout(theme, height=60 + (PANEL + 30) * len(maps), **layout))
     return figure
 
@@ -81,6 +87,8 @@ def map_figure(maps: Mapping[str, I64], *, theme: Theme, lang: str) -> go.Figure
 def _counts(counts: I64, domain: Sequence[float], ink: str, lang: str) -> dict[str, Any]:
     most = int(counts.max())
     ticks = [10**power for power in range(len(str(max(most, 1))))]
+    if most < 10:
+        ticks = sorted({1, max(most, 1)})
     return {
         "type": "heatmap",
         "z": np.where(counts > 0, np.log10(counts + 1.0), np.nan),
@@ -105,20 +113,18 @@ def _counts(counts: I64, domain: Sequence[float], ink: str, lang: str) -> dict[s
 
 def _holes(counts: I64, hatch: str, line: str, lang: str) -> dict[str, Any]:
     rows, columns = np.nonzero(counts == 0)
-    return {
-        "type": "bar",
-        "x": columns,
-        "y": np.full(len(rows), 0.92),
-        "base": rows - 0.46,
-        "width": 0.92,
-        "marker": {
-            "color": "rgba(0,0,0,0)",
-            "line": {"color": line, "width": 1},
-            "pattern": {"shape": "/", "fgcolor": hatch, "size": 4, "solidity": 0.3},
-        },
+    pattern = {"shape": "/", "fgcolor": hatch, "size": 4, "solidity": 0.3}
+    marker = {"color": "rgba(0,0,0,0)", "line": {"color": line, "width": 1}, "pattern": pattern}
+    return _cells(rows, columns, marker) | {
         "customdata": rows,
         "hovertemplate": words(lang, "figures.routing.hole_hover"),
     }
+
+
+def _cells(rows: I64, columns: I64, marker: dict[str, Any]) -> dict[str, Any]:
+    """Bars of the size of a cell: a heatmap knows neither hatch nor frame."""
+    base, height = rows - 0.46, np.full(len(rows), 0.92)
+    return {"type": "bar", "x": columns, "y": height, "base": base, "width": 0.92, "marker": marker}
 
 
 def blind_routes(used: I64, seen: I64) -> tuple[int, int]:
@@ -160,7 +166,7 @@ def map_rows(maps: Mapping[str, I64]) -> list[dict[str, object]]:
     """One row a slot, one column a map."""
     layers, experts = next(iter(maps.values())).shape
     return [
-        {"layer": layer, "expert": expert} | {name: int(counts[layer, expert]) for name, counts in maps.items()}
+        {"layer": layer, "expert": expert, **{name: int(counts[layer, expert]) for name, counts in maps.items()}}
         for layer in range(layers)
         for expert in range(experts)
     ]
@@ -226,14 +232,16 @@ def hole_rows(log: RoutingLog) -> list[dict[str, object]]:
     ]
 
 
-def closings(log: RoutingLog, documents: int, count: int) -> list[tuple[int, int, int]]:
-    """The last ``count`` holes that closed by then, newest first: (document, layer, expert); documents count from 1."""
+def closings(log: RoutingLog, documents: int, count: int) -> list[tuple[int, list[tuple[int, int]]]]:
+    """The last ``count`` documents that closed holes by then, newest first, each with its (layer, expert) slots.
+
+    Documents count from 1.
+    """
     first = log.seen_by()
-    found = [
-        (int(first[layer, expert]) + 1, int(layer), int(expert))
-        for layer, expert in np.argwhere((first >= 0) & (first < documents))
-    ]
-    return sorted(found, key=lambda one: (-one[0], one[1], one[2]))[:count]
+    found: dict[int, list[tuple[int, int]]] = {}
+    for layer, expert in np.argwhere((first >= 0) & (first < documents)).tolist():
+        found.setdefault(int(first[layer, expert]) + 1, []).append((layer, expert))
+    return sorted(found.items(), reverse=True)[:count]
 
 
 # ------------------------------------------------------------------ the plan
@@ -312,8 +320,8 @@ def plan_rows(log: RoutingLog, plans: Sequence[Plan], reveal: bool) -> list[dict
             "unseen_expected": round(plan.expected, 2),
             "low": plan.low,
             "high": plan.high,
+            **({"unseen": int(holes[plan.documents])} if reveal else {}),
         }
-        | ({"unseen": int(holes[plan.documents])} if reveal else {})
         for plan in plans
     ]
 
@@ -346,6 +354,7 @@ def check_figure(checks: Sequence[HeldOut], names: Mapping[str, str], *, theme: 
             hovertemplate=words(lang, "figures.routing.check_hover"),
             name=words(lang, "figures.routing.held" if held else "figures.routing.missed"),
         )
+    most = max(max(check.plan.high, check.actual) for check in checks)
     texts = list(dict.fromkeys(check.text for check in checks))
     middles = [
         float(np.mean([at for at, check in zip(place, checks, strict=True) if check.text == text])) for text in texts
@@ -356,8 +365,14 @@ def check_figure(checks: Sequence[HeldOut], names: Mapping[str, str], *, theme: 
             height=340,
             margin={"l": 8, "r": 8, "t": 64, "b": 8},
             barmode="overlay",
-            xaxis={"tickvals": middles, "ticktext": [names[text] for text in texts], "showgrid": False, "ticks": ""},
-            yaxis={"title": words(lang, "figures.routing.holes"), "rangemode": "tozero"},
+            xaxis={
+                "tickvals": middles,
+                "ticktext": [names[text] for text in texts],
+                "showgrid": False,
+                "zeroline": False,
+                "ticks": "",
+            },
+            yaxis={"title": words(lang, "figures.routing.holes"), "range": [-0.04 * most, 1.06 * most]},
         )
     )
     return figure

@@ -56,6 +56,7 @@ def routers_part(page: Lesson) -> None:
             page.t("routers.preset"),
             tuple(PRESETS),
             index=None,
+            placeholder="",
             format_func=lambda name: page.t(f"preset.{name}"),
             key=f"{PAGE}.preset",
             on_change=_take_preset,
@@ -81,22 +82,16 @@ def routers_part(page: Lesson) -> None:
         page.glossary("router", "tie", "correction_bias")
     with stage:
         page.figure(
-            figures.routers_figure(picked, names, theme=theme(), lang=lang()),
+            figures.routers_figure(picked, names, view["logits"], view["bias"], GROUPS, theme=theme(), lang=lang()),
             alt=page.t("routers.alt"),
             finding=figures.describe_routers(picked, names, lang()),
             rows=lambda: figures.router_rows(picked, view["logits"]),
         )
-    page.table(
-        (">expert", ">logit", ">bias", "group"),
-        [
-            (str(e), _number(view["logits"][e]), _number(view["bias"][e]), str(e // (EXPERTS // GROUPS)))
-            for e in range(EXPERTS)
-        ],
+    each = (
+        page.t("routers.each", router=names[name], ids=_ids(one.ids), weights=_weights(one), why=_why(page, one))
+        for name, one in picked.items()
     )
-    page.table(
-        ("router", "chosen", "weights", "why"),
-        [(names[name], _ids(one.ids), _weights(one), _why(page, one)) for name, one in picked.items()],
-    )
+    st.markdown("\n".join(f"- {line}" for line in each))
     if _ask_nan(page):
         page.prose("routers.text", version="0.33.0", top=TOP, kept=TOP_GROUPS, groups=GROUPS)
 
@@ -119,17 +114,17 @@ def _ask_nan(page: Lesson) -> bool:
 def _why(page: Lesson, one: Picked) -> str:
     said = page.t(f"why.{one.router}", groups=_ids(one.groups), token=page.view["token"])
     if one.fell_back:
-        return f"{said} {page.t(f'why.fell.{one.router}')}"
+        return page.t("why.both", said=said, decided=page.t(f"why.fell.{one.router}"))
     if one.last_in < 0:
         return said
     decided = page.t(
         "why.tied" if one.tied else "why.decided",
         last=one.last_in,
-        at=_number(float(one.compared[one.last_in])),
+        at=figures.short(float(one.compared[one.last_in])),
         out=one.first_out,
-        under=_number(float(one.compared[one.first_out])),
+        under=figures.short(float(one.compared[one.first_out])),
     )
-    return f"{said} {decided}"
+    return page.t("why.both", said=said, decided=decided)
 
 
 def _ids(ids: Sequence[int]) -> str:
@@ -137,15 +132,7 @@ def _ids(ids: Sequence[int]) -> str:
 
 
 def _weights(one: Picked) -> str:
-    return ", ".join(_number(weight) for weight in one.weights)
-
-
-def _number(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "∞" if value > 0 else "−∞"
-    return f"{value:.4g}".replace("-", "−")
+    return ", ".join(figures.short(weight) for weight in one.weights)
 
 
 def _written(values: Sequence[float]) -> str:

@@ -28,7 +28,8 @@ TEXTS = (*corpus.DOMAINS, "all")
 PILOTS, TARGETS = (16.0, 32.0, 64.0, 128.0), (256.0, 512.0, 1024.0)
 ASKED = ("news", 64, 512)
 """Which plan the question is about: text, documents recorded, documents in all."""
-RECENT = 6
+RECENT, NAMED = 5, 6
+"""Documents that the table of closed holes shows, and slots that it names of each."""
 
 
 def log_of(name: str) -> RoutingLog:
@@ -64,9 +65,8 @@ def used_of(page: Lesson) -> I64:
     view = page.view
     if view["source"] == "text":
         return log_of(view["text"]).totals()
-    own = st.session_state.get(f"{PAGE}.own", "")
     try:
-        return prompt_counts(own or _prompt(page))
+        return prompt_counts(view["ask"] or _prompt(page))
     except NvError:
         return prompt_counts(_prompt(page))
 
@@ -126,7 +126,7 @@ def map_part(page: Lesson) -> None:
 
 
 def _own_prompt(page: Lesson) -> str:
-    own = st.text_input(page.t("map.own"), key=f"{PAGE}.own", placeholder=_prompt(page).strip())
+    own = st.text_input(page.t("map.own"), placeholder=_prompt(page).strip(), **page.view.widget("ask"))
     if own:
         try:
             prompt_counts(own)
@@ -187,14 +187,6 @@ def calibration_part(page: Lesson) -> None:
             tokens=f"{int(tokens[n]):,}",
             left=int(holes[-1]),
         )
-        found = figures.closings(log, n, RECENT)
-        if found:
-            st.markdown(page.t("calibration.recent"))
-            texts = corpus.sample(corpus.CALIBRATION_DOMAIN, CALIBRATION_SEED, found[0][0])
-            page.table(
-                (">document", "slot", "opening"),
-                [(str(at), f"L{layer} E{expert}", _opening(texts[at - 1])) for at, layer, expert in found],
-            )
     with stage:
         page.figure(
             figures.map_figure({page.t("calibration.map", documents=n): counts}, theme=theme(), lang=lang()),
@@ -208,12 +200,18 @@ def calibration_part(page: Lesson) -> None:
             finding=page.t("calibration.curve"),
             rows=lambda: figures.hole_rows(log),
         )
+    found = figures.closings(log, n, RECENT)
+    if found:
+        st.markdown(page.t("calibration.recent"))
+        texts = corpus.sample(corpus.CALIBRATION_DOMAIN, CALIBRATION_SEED, found[0][0])
+        page.table((">document", "slot", "opening"), [_closing_row(at, slots, texts[at - 1]) for at, slots in found])
     page.prose("calibration.text")
 
 
-def _opening(text: str) -> str:
-    words = text.split()[:5]
-    return " ".join(words).replace("|", " ") + " …"
+def _closing_row(document: int, slots: list[tuple[int, int]], text: str) -> tuple[str, str, str]:
+    named = ", ".join(f"L{layer} E{expert}" for layer, expert in slots[:NAMED])
+    more = f" + {len(slots) - NAMED}" if len(slots) > NAMED else ""
+    return str(document), named + more, " ".join(text.split()[:9]) + " …"
 
 
 # ------------------------------------------------------------------ the planner

@@ -48,7 +48,7 @@ def run_part(page: Lesson) -> None:
         "tiny_share": f"{int(log.totals().sum()) / log.counts[0].size:,.0f}",
         "holes": int(log.holes_after()[-1]),
         "of": log.counts[0].size,
-        "stem": _stem(layer, experts[0]),
+        "tensor": f"…experts.{experts[0]}.gate_proj.input_scale",
         "excluded": ", ".join(f"`{name}`" for name in sidecar["quantization"]["exclude_modules"]),
         "layer": layer,
         "missing": ", ".join(map(str, experts)),

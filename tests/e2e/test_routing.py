@@ -1,0 +1,58 @@
+"""The routing page in a browser: every part fits a phone, passes axe, and answers a choice."""
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
+
+from nvfp4viz.ui.routing_parts import PARTS
+
+from .conftest import settle
+from .test_shell import RULES
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.parametrize("part", PARTS)
+def test_nothing_overflows_a_phone(visit, lang, part):
+    page = visit(f"/routing?lang={lang}&part={part}", width=390)
+    page.wait_for_function(
+        """() => {const main = document.querySelector('[data-testid=stMain]');
+                  return main && main.scrollWidth <= main.clientWidth}"""
+    )
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("part", PARTS)
+def test_contrast_and_names_pass_axe(visit, part, theme):
+    page = visit(f"/routing?lang=en&part={part}", theme=theme)
+    if part in ("planner", "routers"):
+        skip = page.get_by_role("button", name="Show me without a guess")
+        skip.click()
+        skip.wait_for(state="detached")
+        settle(page)
+    page.wait_for_load_state("networkidle")
+    result = Axe().run(page, options={"runOnly": {"type": "rule", "values": RULES}})
+    found = [
+        (violation["id"], node["target"], node.get("failureSummary", ""))
+        for violation in result.response["violations"]
+        for node in violation["nodes"]
+    ]
+    assert found == []
+
+
+def test_the_slider_closes_holes_by_keyboard_and_lands_in_the_link(visit):
+    page = visit("/routing?lang=en&part=calibration&n=1")
+    expect(page.get_by_text("have no token after 1 documents")).to_be_visible()
+    page.get_by_role("slider").focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_url(lambda url: "n=2" in url)
+    expect(page.get_by_text("have no token after 2 documents")).to_be_visible()
+
+
+def test_what_came_is_revealed_after_the_prediction(visit):
+    page = visit("/routing?lang=en&part=planner")
+    page.get_by_role("button", name="Show me without a guess").click()
+    expect(page.get_by_text("slots will still be unseen")).to_be_visible()
+    page.get_by_text("Show what came").click()
+    page.wait_for_url(lambda url: "came=1" in url)
+    expect(page.get_by_text("It came to")).to_be_visible()
+    expect(page.get_by_text("held-out runs")).to_be_visible()
