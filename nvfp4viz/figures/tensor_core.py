@@ -14,6 +14,7 @@ from nvfp4viz.quant import quantize, tensor_core_explain
 from nvfp4viz.quant.gemm import scale_and_round
 from nvfp4viz.quant.tensor_core_difference import AccumulationComparison, compare_accumulation
 from nvfp4viz.quant.tensor_core_explain import TensorCoreExplanation
+from nvfp4viz.quant.tensor_core_k32_step import FRACTION_BITS_K32, StepTraceK32
 from nvfp4viz.quant.tensor_core_step import (
     BLOCK_SIZE,
     F32_FRACTION_BITS,
@@ -119,7 +120,7 @@ class BitRow:
     Attributes
     ----------
     name
-        ``"0"`` … ``"3"`` for the dots, ``"c"``, ``"sum"``, ``"result"``.
+        The number of the dot (of the product, in a K = 32 step), ``"c"``, ``"sum"``, ``"result"``.
     sign
         -1, 0 for a zero, or 1.
     high
@@ -161,12 +162,12 @@ class BitChart:
     last: int
 
 
-def bit_chart(trace: StepTrace) -> BitChart | None:
+def bit_chart(trace: StepTrace | StepTraceK32) -> BitChart | None:
     """The terms, their sum and the result in binary; ``None`` where a special value decided."""
     if trace.max_exponent is None:
         return None
-    cut = trace.max_exponent - FRACTION_BITS
-    names = [*map(str, range(GROUPS)), "c"]
+    cut = trace.max_exponent - (FRACTION_BITS_K32 if isinstance(trace, StepTraceK32) else FRACTION_BITS)
+    names = [*map(str, range(len(trace.terms) - 1)), "c"]
     rows = [_row(name, term.value, cut, term.exponent) for name, term in zip(names, trace.terms, strict=True)]
     total = trace.total * Fraction(2) ** cut
     rows.append(_row("sum", total, cut, None))

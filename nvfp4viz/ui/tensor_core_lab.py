@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -11,12 +12,14 @@ import streamlit as st
 from nvfp4viz.figures import tensor_core as facts
 from nvfp4viz.figures.scaling import power_of_two
 from nvfp4viz.quant.tensor_core_explain import TensorCoreExplanation
+from nvfp4viz.quant.tensor_core_k32_step import StepTraceK32
 from nvfp4viz.quant.tensor_core_step import (
     BLOCK_SIZE,
     F32_FRACTION_BITS,
     FRACTION_BITS,
     GROUP,
     STEP,
+    StepTrace,
     split_ue4m3,
     split_ue8m0,
 )
@@ -27,7 +30,6 @@ from nvfp4viz.ui.state import View
 from nvfp4viz.ui.text import table
 
 _COMPONENT = load("tensor_core", "steps")
-_KEY = "tensor_core_lab"
 _PAGE = "tensor_core"
 RULES = ("nan", "sign", "dots", "significands", "accumulator", "align", "sum")
 SLOTS = facts.GROUPS + 1
@@ -36,24 +38,31 @@ SLOTS = facts.GROUPS + 1
 
 def tensor_core_lab(view: View, seen: TensorCoreExplanation) -> None:
     """Draw the step on ``view``'s settings ``rule`` (1 to 7) and ``slot`` (0 to 4)."""
+    mount(view, picture(seen), _PAGE)
+
+
+def mount(view: View, drawn: Mapping[str, Any], page: str) -> None:
+    """Draw a step's picture on ``view``'s settings ``rule``, from 1, and ``slot``, from 0, with ``page``'s texts."""
+    key = f"{page}_lab"
+    rules, slots = len(drawn["steps"]), len(drawn["terms"])
     now = (view["rule"], view["slot"])
-    version = st.session_state.get("_tensor_core_version", 0)
-    if now != st.session_state.get("_tensor_core_said"):
+    version = st.session_state.get(f"_{key}_version", 0)
+    if now != st.session_state.get(f"_{key}_said"):
         version += 1
-        st.session_state["_tensor_core_version"], st.session_state["_tensor_core_said"] = version, now
+        st.session_state[f"_{key}_version"], st.session_state[f"_{key}_said"] = version, now
 
     def heard() -> None:
-        said = dict(st.session_state[_KEY].get("edit") or {})
+        said = dict(st.session_state[key].get("edit") or {})
         rule, slot = said.get("step"), said.get("slot")
-        if rule in range(1, len(RULES) + 1) and slot in range(SLOTS):
-            st.session_state["_tensor_core_said"] = (rule, slot)
+        if rule in range(1, rules + 1) and slot in range(slots):
+            st.session_state[f"_{key}_said"] = (rule, slot)
             view.put(rule=rule, slot=slot)
 
     _COMPONENT(
-        key=_KEY,
+        key=key,
         data={
-            "picture": picture(seen),
-            "text": table(lang(), f"{_PAGE}.lab"),
+            "picture": drawn,
+            "text": table(lang(), f"{page}.lab"),
             "version": version,
             "step": view["rule"],
             "slot": view["slot"],
@@ -74,7 +83,7 @@ def picture(seen: TensorCoreExplanation) -> dict[str, Any]:
             for rule in RULES
         ],
         "terms": [*(_group(seen, slot) for slot in range(facts.GROUPS)), _accumulator(seen)],
-        "chart": _chart(seen),
+        "chart": drawn_chart(seen.trace, _PAGE, "d"),
         "verdict": facts.describe_step(seen, lang()).replace("**", ""),
     }
 
@@ -135,14 +144,14 @@ def _group(seen: TensorCoreExplanation, slot: int) -> dict[str, Any]:
 def _size(seen: TensorCoreExplanation, byte: int, value: float) -> str:
     """A scale's magnitude; UE8M0's are powers of two, and read best as such."""
     parts = _split(seen, byte)
-    return power_of_two(parts[1]) if parts and seen.trace.kind == "mxfp4" else _number(abs(value))
+    return power_of_two(parts[1]) if parts and seen.trace.kind == "mxfp4" else number(abs(value))
 
 
 def _accumulator(seen: TensorCoreExplanation) -> dict[str, Any]:
     return {
         "title": f"c · {t(f'{_PAGE}.lab.accumulator')}",
         "products": None,
-        "dot": _number(seen.c),
+        "dot": number(seen.c),
         "hex": hex_f32(seen.c),
         "nan": math.isnan(seen.c),
         "value": _term(seen, facts.GROUPS),
@@ -150,7 +159,7 @@ def _accumulator(seen: TensorCoreExplanation) -> dict[str, Any]:
     }
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     """Exact where that stays short, else four digits; a term may lie beyond float32."""
     if math.isfinite(value) and abs(value) >= 2.0**128:
         return four(value)
@@ -158,8 +167,9 @@ def _number(value: float) -> str:
     return text if len(text) <= 14 else four(value)
 
 
-def _fraction(value: Fraction) -> str:
-    return _number(float(value))
+def fraction(value: Fraction) -> str:
+    """:func:`number` of a fraction."""
+    return number(float(value))
 
 
 def _term(seen: TensorCoreExplanation, slot: int) -> str | None:
@@ -168,7 +178,7 @@ def _term(seen: TensorCoreExplanation, slot: int) -> str | None:
         return None
     term = seen.trace.terms[slot]
     # A line may break before the dot, never after it.
-    return f"{_fraction(term.significand)} ·\u00a0{power_of_two(term.exponent)}"
+    return f"{fraction(term.significand)} ·\u00a0{power_of_two(term.exponent)}"
 
 
 def _sentence(seen: TensorCoreExplanation, slot: int) -> str:
@@ -181,7 +191,7 @@ def _sentence(seen: TensorCoreExplanation, slot: int) -> str:
     return t(
         f"{_PAGE}.lab.sentence.{kind}",
         name=name,
-        value=_fraction(term.value),
+        value=fraction(term.value),
         shift=term.shift,
         lost=four(float(term.lost)),
     )
@@ -211,13 +221,13 @@ def _formula(rule: str, seen: TensorCoreExplanation, slot: int) -> str:
         return _significand_formula(seen, slot)
     if rule == "accumulator":
         c = trace.terms[facts.GROUPS]
-        return f"c = {hex_f32(seen.c)} = {_number(seen.c)} = {_fraction(c.significand)} · {power_of_two(c.exponent)}"
+        return f"c = {hex_f32(seen.c)} = {number(seen.c)} = {fraction(c.significand)} · {power_of_two(c.exponent)}"
     if rule == "align":
-        exponents = ", ".join(_signed(part.exponent) for part in trace.terms)
+        exponents = ", ".join(signed(part.exponent) for part in trace.terms)
         lost = f";  {t(f'{_PAGE}.formula.cut_off')} {four(float(term.lost))}" if term.lost else ""
         return (
-            f"E = max({exponents}) = {_signed(trace.max_exponent)};  "
-            f"{_signed(trace.max_exponent)} − {_bracket(term.exponent)} = {term.shift};  "
+            f"E = max({exponents}) = {signed(trace.max_exponent)};  "
+            f"{signed(trace.max_exponent)} − {bracket(term.exponent)} = {term.shift};  "
             f"{t(f'{_PAGE}.formula.cut')} {power_of_two(trace.max_exponent - FRACTION_BITS)}{lost}"
         )
     return _sum_formula(seen)
@@ -225,7 +235,7 @@ def _formula(rule: str, seen: TensorCoreExplanation, slot: int) -> str:
 
 def _dot_formula(slot: int, products: list[str], dot: Fraction) -> str:
     added = " + ".join(products).replace("+ −", "− ") or "0"
-    return f"d{subscript(slot)} = {added} = {_fraction(dot)}"
+    return f"d{subscript(slot)} = {added} = {fraction(dot)}"
 
 
 def _nan_formula(seen: TensorCoreExplanation) -> str:
@@ -251,11 +261,11 @@ def _sign_formula(seen: TensorCoreExplanation, slot: int) -> str:
 def _significand_formula(seen: TensorCoreExplanation, slot: int) -> str:
     term = seen.trace.terms[slot]
     parts = [_split(seen, byte) for _, byte, _ in _scales(seen, slot)]
-    significands = " · ".join(_fraction(part[0]) for part in parts if part)
-    exponents = " + ".join(_bracket(part[1]) for part in parts if part)
+    significands = " · ".join(fraction(part[0]) for part in parts if part)
+    exponents = " + ".join(bracket(part[1]) for part in parts if part)
     return (
-        f"{_fraction(term.dot or Fraction(0))} · {significands} = {_fraction(term.significand)};  "
-        f"{exponents} = {_signed(term.exponent)}"
+        f"{fraction(term.dot or Fraction(0))} · {significands} = {fraction(term.significand)};  "
+        f"{exponents} = {signed(term.exponent)}"
     )
 
 
@@ -266,12 +276,14 @@ def _sum_formula(seen: TensorCoreExplanation) -> str:
     return f"Σ → 0x{trace.result_bits:08X} = {exact(float(trace.result))}{lost}"
 
 
-def _signed(number: int) -> str:
-    return str(number).replace("-", "−")
+def signed(value: int) -> str:
+    """An integer with a real minus sign."""
+    return str(value).replace("-", "−")
 
 
-def _bracket(number: int) -> str:
-    return f"({_signed(number)})" if number < 0 else str(number)
+def bracket(value: int) -> str:
+    """An integer, in brackets if negative."""
+    return f"({signed(value)})" if value < 0 else str(value)
 
 
 def subscript(number: int) -> str:
@@ -281,23 +293,26 @@ def subscript(number: int) -> str:
 # ------------------------------------------------------------------ the bits
 
 
-def _chart(seen: TensorCoreExplanation) -> dict[str, Any] | None:
-    chart = facts.bit_chart(seen.trace)
+def drawn_chart(trace: StepTrace | StepTraceK32, page: str, letter: str) -> dict[str, Any] | None:
+    """A step's bits as the browser draws them: ``letter`` names its dots or products, ``page`` has the other words."""
+    chart = facts.bit_chart(trace)
     if chart is None:
         return None
+
+    def name(row: facts.BitRow, kind: str) -> str:
+        return f"{letter}{subscript(int(row.name))}" if row.name.isdigit() else t(f"{page}.lab.{kind}.{row.name}")
+
     return {
         "first": chart.first,
         "last": chart.last,
         "exponent": chart.exponent,
-        "exponentLabel": _signed(chart.exponent),
+        "exponentLabel": signed(chart.exponent),
         "cut": chart.cut,
-        "cutLabel": f"{t(f'{_PAGE}.lab.cut')} {power_of_two(chart.cut)}",
+        "cutLabel": f"{t(f'{page}.lab.cut')} {power_of_two(chart.cut)}",
         "rows": [
             {
-                "label": t(f"{_PAGE}.lab.row.{row.name}") if not row.name.isdigit() else f"d{subscript(int(row.name))}",
-                "short": t(f"{_PAGE}.lab.short.{row.name}")
-                if not row.name.isdigit()
-                else f"d{subscript(int(row.name))}",
+                "label": name(row, "row"),
+                "short": name(row, "short"),
                 "sign": row.sign,
                 "high": row.high,
                 # Places far below the picture are many and never drawn.

@@ -2,8 +2,10 @@
 // digits come from the library; this script places them, and keeps the chosen rule and term.
 const LABS = new WeakMap();
 const SVG = "http://www.w3.org/2000/svg";
-const ROW = 22;
 const TOP = 22;
+// From which rule on a card tells a term's value, the bits are drawn, and their sum is; a picture may say otherwise.
+const REVEAL = { value: 5, chart: 6, sum: 7 };
+const MANY = 8; // with more terms than this, cards and rows are small
 const fill = (text, values) => text.replace(/\{(\w+)\}/g, (all, name) => values[name] ?? all);
 
 function node(name, attributes, text) {
@@ -41,6 +43,9 @@ class Lab {
     this.send = setStateValue;
     this.data = data.picture;
     this.text = data.text;
+    this.reveal = { ...REVEAL, ...data.picture.reveal };
+    this.count = data.picture.terms.length;
+    this.row = this.count > MANY ? 17 : 22;
     if (data.version !== this.version) {
       this.version = data.version;
       this.step = data.step;
@@ -101,6 +106,7 @@ class Lab {
   drawTerms() {
     const holder = this.find(".terms");
     holder.setAttribute("aria-label", this.text.terms);
+    holder.classList.toggle("many", this.count > MANY);
     const focused = this.root.activeElement?.dataset?.slot;
     holder.replaceChildren(...this.data.terms.map((term, slot) => this.term(term, slot)));
     if (focused !== undefined) holder.children[focused].focus({ preventScroll: true });
@@ -123,7 +129,7 @@ class Lab {
       const value = box("span", "", term.dot);
       card.append(this.when(value, 1, ...(term.nan ? [1] : [])));
       card.append(box("span", "", term.hex));
-      if (term.value) card.append(this.when(box("span", "value", term.value), 5, 5));
+      if (term.value) card.append(this.when(box("span", "value", term.value), this.reveal.value, this.reveal.value));
     }
     return card;
   }
@@ -157,7 +163,7 @@ class Lab {
     const figure = this.find(".chart");
     const svg = this.find(".chart svg");
     const { chart } = this.data;
-    figure.classList.toggle("later", this.step < 6);
+    figure.classList.toggle("later", this.step < this.reveal.chart);
     this.find(".chart figcaption").textContent = chart ? this.text.legend : this.data.verdict;
     svg.setAttribute("aria-label", this.data.verdict);
     if (!chart || !this.width) {
@@ -169,22 +175,22 @@ class Lab {
     this.left = narrow ? 38 : 66;
     this.right = narrow ? 34 : 52;
     this.cell = (this.width - this.left - this.right) / (chart.first - chart.last + 1);
-    const height = TOP + ROW * chart.rows.length + 16;
+    const height = TOP + this.row * chart.rows.length + 16;
     svg.setAttribute("viewBox", `0 0 ${this.width} ${height}`);
     svg.setAttribute("height", height);
     const at = (power) => this.left + (chart.first - power) * this.cell;
     const end = at(chart.last - 1);
     const parts = [this.hatches()];
-    const termsEnd = TOP + ROW * 5;
+    const termsEnd = TOP + this.row * this.count;
     parts.push(node("rect", { class: "beyond", x: at(chart.cut - 1), width: Math.max(end - at(chart.cut - 1), 0), y: TOP - 2, height: termsEnd - TOP + 4 }));
     parts.push(node("text", { class: "tick", x: at(chart.exponent) + this.cell / 2, y: 12, "text-anchor": "middle" }, `E = ${chart.exponentLabel}`));
     parts.push(node("text", { class: "tick", x: Math.min(at(chart.cut - 1), end), y: 12, "text-anchor": "end" }, chart.cutLabel));
     parts.push(node("text", { class: "tick", x: this.width, y: 12, "text-anchor": "end" }, this.text.shift));
     chart.rows.forEach((row, index) => {
-      const gap = index >= 5 ? 10 : 0;
+      const gap = index >= this.count ? 10 : 0;
       const group = node("g", {});
-      this.drawRow(group, row, TOP + ROW * index + gap, index, at, end);
-      if (this.step < 7 && index >= 5) group.setAttribute("opacity", 0);
+      this.drawRow(group, row, TOP + this.row * index + gap, index, at, end);
+      if (this.step < this.reveal.sum && index >= this.count) group.setAttribute("opacity", 0);
       parts.push(group);
     });
     parts.push(node("line", { class: "rule", x1: 0, x2: this.width, y1: termsEnd + 5, y2: termsEnd + 5 }));
@@ -205,7 +211,7 @@ class Lab {
   drawRow(group, row, y, index, at, end) {
     const { chart } = this.data;
     const middle = y + 13;
-    if (index === this.slot) group.append(node("rect", { class: "chosen", x: 0, width: this.width, y: y - 1, height: ROW - 1, rx: 3 }));
+    if (index === this.slot) group.append(node("rect", { class: "chosen", x: 0, width: this.width, y: y - 1, height: this.row - 1, rx: 3 }));
     group.append(node("text", { x: 0, y: middle }, this.width < 560 ? row.short : row.label));
     if (row.sign) group.append(node("text", { class: "sign", x: this.left - 12, y: middle }, row.sign < 0 ? "−" : "+"));
     else group.append(node("text", { x: this.left - 12, y: middle }, "0"));
@@ -213,7 +219,7 @@ class Lab {
       // From the step's exponent to the term's own: how far it was moved.
       const to = Math.min(at(row.exponent) + this.cell / 2, end);
       const from = at(chart.exponent) + this.cell / 2;
-      if (to > from) group.append(node("path", { class: "move", d: `M${from} ${y + 19.5} H${to} m-4 -2.5 l4 2.5 l-4 2.5` }));
+      if (to > from && this.count <= MANY) group.append(node("path", { class: "move", d: `M${from} ${y + 19.5} H${to} m-4 -2.5 l4 2.5 l-4 2.5` }));
       group.append(node("text", { class: "shift", x: this.width, y: middle, "text-anchor": "end" }, row.shift));
     }
     [...row.digits].forEach((digit, place) => {
