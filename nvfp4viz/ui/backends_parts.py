@@ -133,7 +133,7 @@ def moe_part(page: Lesson) -> None:
             errors.show(found.error, key="moe")
         _ladder(page, found, named=request.choice != "auto")
     page.prose("moe.order", version=VERSION)
-    if isinstance(found.winner, MoeBackend):
+    if isinstance(found.winner, MoeBackend) and found.error is None:
         _winner(page, found.winner, request)
     page.prose("moe.text", version=VERSION)
     page.glossary("input_scale", "backend", "all_to_all")
@@ -145,6 +145,9 @@ def _moe_finding(page: Lesson, request: MoeRequest, found: Selection) -> None:
         page.finding(key, gpu=request.gpu, choice=request.choice)
         return
     assert isinstance(found.winner, MoeBackend)
+    if found.error is not None:
+        page.finding("moe.seen_later", gpu=request.gpu, winner=found.winner.enum)
+        return
     reach = page.t(f"reach.{found.winner.reach}")
     page.finding(
         "moe.seen", gpu=request.gpu, winner=found.winner.enum, reach=reach, elsewhere=_elsewhere(page, request)
@@ -175,6 +178,7 @@ def _winner(page: Lesson, row: MoeBackend, request: MoeRequest) -> None:
         [
             (page.t("winner.scales"), page.t(f"reads.{reads}") + ("" if row.reads_down else page.t("reads.no_down"))),
             (page.t("winner.bad"), page.t(f"bad.{reads}")),
+            (page.t("winner.eplb"), page.t(f"eplb.{row.reach if reads == row.reach else 'none'}")),
             (page.t("winner.gate"), page.t("gate.rules" if row.gate_rules else "gate.unread")),
             (page.t("winner.layout"), page.t(f"layout.{row.layout}")),
             (page.t("winner.multiplies"), page.t(f"multiplies.{row.multiplies}")),

@@ -228,7 +228,11 @@ def test_the_rows_of_the_table_of_predicted_outcomes(a13, a2, expected):
         ("sm_89", "silu", False, "vllm-marlin"),
         ("sm_75", "silu", False, "vllm-marlin"),
         ("sm_120", "silu", True, "vllm-marlin"),
+        ("sm_100", "swigluoai", False, "vllm-flashinfer-cutedsl"),
+        ("sm_100", "unheard_of", False, "vllm-cutlass"),
+        ("sm_101", "silu", False, "vllm-flashinfer-trtllm"),
         ("sm_70", "silu", False, None),
+        ("sm_130", "silu", False, None),
     ],
 )
 def test_what_vllm_picks_by_itself(gpu, activation, weight_only, expected):

@@ -91,6 +91,15 @@ def test_an_unknown_name_shows_the_server_s_words(open_page):
     assert "ValueError: moe\\_backend='triton' is not supported for NVFP4 MoE" in texts(at)
 
 
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_a_later_refusal_is_no_winner(open_page, lang):
+    """Marlin takes any activation key, and ModelOpt's online option then wants TRTLLM."""
+    at = open_page(PAGE, lang=lang, scheme="W4A4-token")
+    assert "serving.moe-per-token" in texts(at)
+    assert "**MARLIN**" in texts(at)
+    assert "EPLB" not in texts(at)
+
+
 def test_a_rank_boundary_through_a_block_is_explained(open_page):
     at = open_page(PAGE, shape="tiny_moe", ranks="8")
     assert "Error grouping.shape" in texts(at)
