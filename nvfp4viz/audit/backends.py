@@ -123,6 +123,47 @@ def outcome_of_scales(
     return ("degraded", ("degraded", "safe", "zero")) if max(ratios) > LOSES_ABOVE else ("safe", ())
 
 
+DEEP_CODES = (
+    "block-scale.nan", "block-scale.negative", "block-scale.exponent-cast", "weight.all-zero",
+    "weight.duplicate-expert",
+)  # fmt: skip
+"""Findings of ``--deep`` that change what a backend computes."""
+
+
+def outcome_of_bytes(backend: str, code: str, projection: str | None) -> tuple[str, tuple[str, ...]]:
+    """What wrong bytes in a weight do, as `outcome_of_scales`.
+
+    Parameters
+    ----------
+    code
+        One of `DEEP_CODES`.
+    projection
+        An expert's; None for an ordinary layer.
+
+    Notes
+    -----
+    A NaN in gate or up ends where the intermediate is quantised for the second GEMM: the conversion takes the element
+    for +6, and the block's maximum leaves it out.  Marlin never sees one: it decodes block scales to S0E5M3, which has
+    none, and 0x7F becomes a large number (``marlin/dequant.h``).  How Humming decodes was not read.  How much a few
+    blocks matter, the file does not say.
+
+    >>> outcome_of_bytes("vllm-cutlass", "block-scale.nan", "down")
+    ('nan', ())
+    """
+    if code == "weight.all-zero":
+        return "zero", ()
+    if code == "block-scale.exponent-cast":
+        return "zero", ("degraded", "zero")
+    if code == "block-scale.nan":
+        inner = projection in ("gate", "up", "gate_up") and FAMILIES[backend].reach != "none"
+        if not inner and not backend.endswith(("marlin", "humming")):
+            return "nan", ()
+        return "degraded", ("degraded", "nan", "safe") if not backend.endswith("marlin") else ("degraded", "safe")
+    # Marlin takes what is below its smallest scale for zero, and so everything negative.
+    lost = code == "block-scale.negative" and backend.endswith("marlin")
+    return "degraded", ("degraded", "safe", "zero") if lost else ("degraded", "safe")
+
+
 def automatic_backend(gpu: str, activation: str, weight_only: bool, mxfp4: str | None = None) -> str | None:
     """What vLLM 0.33 picks by itself on one GPU, with FlashInfer installed, and with Humming where it comes first.
 

@@ -16,7 +16,7 @@ from nvfp4viz.audit.deep import DeepScan, Elsewhere, Progress, Unit, deep_scan
 from nvfp4viz.audit.findings import make, ordered
 from nvfp4viz.audit.linears import collect_linears
 from nvfp4viz.audit.report import Finding, worst
-from nvfp4viz.audit.run import Audit
+from nvfp4viz.audit.run import Audit, backend_forecasts
 from nvfp4viz.audit.texts import id_list
 
 Pairs = list[tuple[Unit, Scan]]
@@ -61,6 +61,7 @@ def deepen(
             report,
             findings=findings,
             verdict=worst([item.severity for item in findings]),
+            backends=backend_forecasts(done.facts, findings),
             container=msgspec.structs.replace(report.container, bytes_read=read),
         ),
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from nvfp4viz.audit.backends import FAMILIES, FATES, Family, outcome_of_scales
+from nvfp4viz.audit.backends import DEEP_CODES, FAMILIES, FATES, Family, outcome_of_bytes, outcome_of_scales
 from nvfp4viz.audit.facts import CLASSES, MISSING, OK, Facts, median_of
 from nvfp4viz.audit.report import BackendForecast, Finding
 from nvfp4viz.audit.scales import has_wrong_convention, mismatched_pairs, outliers
@@ -61,7 +61,12 @@ def forecast(
 
     def of_backend(name: str, family: Family) -> BackendForecast:
         as_w4a16 = weight_only or (promoted and family.engine == "vllm")
-        effects = [*_files(family, found), *_structure(family, found), *_alignment(name, found)]
+        effects = [
+            *_files(family, found),
+            *_structure(family, found),
+            *_alignment(name, found),
+            *_bytes(name, family, found),
+        ]
         if refused is not None and family.engine == "vllm":
             fill = {"algo": printable(refused, 60)}
             effects.append(_Effect("unsupported", (), "model", set(facts.layers), "why.unsupported.algo", fill))
@@ -176,6 +181,23 @@ def _alignment(name: str, findings: list[Finding]) -> Iterable[_Effect]:
                 yield _Effect(
                     "degraded", ("degraded", "nan"), "model", set(), "why.alignment.hidden", dict(item.params)
                 )
+
+
+def _bytes(name: str, family: Family, findings: list[Finding]) -> Iterable[_Effect]:
+    """What ``--deep`` has found in packed codes and block scales, which every backend multiplies with."""
+    for item in findings:
+        if item.code not in DEEP_CODES:
+            continue
+        outcome, possible = outcome_of_bytes(name, item.code, item.projection)
+        text, fill = f"why.{item.code}", {**item.params, "layer": item.layer, "slots": item.count}
+        if item.text.endswith(".linear"):
+            # Every token passes an ordinary layer; its NaN bytes are the one thing that vLLM looks for on loading.
+            stops = item.code == "block-scale.nan" and family.engine == "vllm"
+            text = f"{text}.refused" if stops else f"{text}.linear"
+            yield _Effect("load-error" if stops else outcome, () if stops else possible, "model", set(), text, fill)
+        else:
+            scope = "layer" if item.experts is None else "experts"
+            yield _Effect(outcome, possible, scope, {item.layer} if item.layer is not None else set(), text, fill)
 
 
 def _activations(family: Family, scales: _LayerScales) -> Iterable[_Effect]:

@@ -138,12 +138,12 @@ def for_ranks(done: Audit, tp: int | None, ep: int | None) -> Audit:
             done.report,
             verdict=worst([item.severity for item in findings]),
             findings=findings,
-            backends=_backends(done.facts, findings),
+            backends=backend_forecasts(done.facts, findings),
         ),
     )
 
 
-def _backends(facts: Facts, findings: Sequence[Finding]) -> tuple[BackendForecast, ...]:
+def backend_forecasts(facts: Facts, findings: Sequence[Finding]) -> tuple[BackendForecast, ...]:
     """The forecasts, where some layer's experts have a scheme."""
     view = facts.view
     if not (view.complete and any(facts.block(layer) for layer in view.moe_layers)):
@@ -184,7 +184,7 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
         container=_container(checkpoint, checkpoint.opening_bytes + checkpoint.bytes_read - before),
         coverage=coverage(facts, findings, activations=scheme.activations or scheme.mislabelled),
         findings=ordered(findings),
-        backends=_backends(facts, findings),
+        backends=backend_forecasts(facts, findings),
     )
     return Audit(report, checkpoint, view, facts)
 

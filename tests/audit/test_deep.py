@@ -387,3 +387,42 @@ def test_large_tensors_are_read_in_parts_and_in_bounded_memory(tmp_path):
     [item] = [item for item in report.findings if item.code == "block-scale.nan"]
     assert (item.projection, item.experts) == ("up", (2,))
     assert f"({rows - 1}, 511)" in item.message
+
+
+# ---------------------------------------------------------------------------------------- the forecasts
+
+
+def outcomes(checkpoint):
+    return {item.name: item.outcome for item in deepen(run_audit(checkpoint)).report.backends}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_reading_sound_weights_changes_no_forecast(layout):
+    plain = run_audit(layout.open())
+    assert deepen(plain).report.backends == plain.report.backends
+
+
+def test_a_nan_in_an_ordinary_layer_is_the_one_that_vllm_looks_for():
+    sound = {**LAYOUTS["modelopt"].tensors(), **linear("model.layers.0.self_attn.o_proj")}
+    name = "model.layers.0.self_attn.o_proj.weight_scale"
+    assert set(outcomes(LAYOUTS["modelopt"].open(sound)).values()) == {"safe"}
+    data = bytearray(sound[name].tobytes())
+    data[7] = 0x7F
+    found = outcomes(
+        LAYOUTS["modelopt"].open({**sound, name: Tensor(sound[name].dtype, sound[name].shape, bytes(data))})
+    )
+    assert {found[each] for each in found if each.startswith("vllm-")} == {"load-error"}
+    assert found["transformers"] == found["sglang-generic"] == "nan"
+    assert found["sglang-marlin"] == "degraded"
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS["DeepSeek V4"], LAYOUTS["gpt-oss"]], ids=["DeepSeek V4", "gpt-oss"])
+def test_exponents_that_were_cast_leave_nothing_of_the_weights(layout):
+    def cast(part):
+        part[...] = 0
+
+    tensors = spoiled(layout, layout.kinds[-1], "weight_scale", cast)
+    served = {name for name, outcome in outcomes(layout.open()).items() if outcome == "safe"}
+    found = outcomes(layout.open(tensors))
+    assert served
+    assert {found[name] for name in served} == {"zero"}

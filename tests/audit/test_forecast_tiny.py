@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from nvfp4viz import serving
-from nvfp4viz.audit import audit
+from nvfp4viz.audit import audit, run_audit
 from nvfp4viz.audit.backends import FATES
-from nvfp4viz.checkpoint import FAULTS, canonical, inject_tensors, memory_checkpoint, open_checkpoint, tensor
+from nvfp4viz.audit.deep_findings import deepen
+from nvfp4viz.checkpoint import FAULTS, Tensor, canonical, inject_tensors, memory_checkpoint, open_checkpoint, tensor
 from nvfp4viz.model.tokenizer import Tokenizer
 from nvfp4viz.serving import ALLOCATORS, load_parameters, process_weights_after_loading
 from nvfp4viz.serving.backends import RUNNERS, prepare_layer
@@ -125,6 +126,57 @@ def test_every_fault_comes_out_as_forecast(fault, role, projection):
         if forecast.scope in ("none", "experts"):
             others = {outcome(run(parameters, backend, OTHER), OTHER) for parameters in loaded}
             assert others == {"safe"}, (backend, forecast.scope, others)
+
+
+# Faults whose finding needs the weights; an exponent cast is of MXFP4, which is not simulated here.
+DEEP = [
+    pytest.param(fault.id, projection, id=f"{fault.id}-{projection}")
+    for fault in FAULTS.values()
+    for projection in ("gate", "up", "down")
+    if fault.deep and fault.id != "exponent-cast"
+]
+
+
+def of_bytes(tensors, state):
+    """The forecasts with the weights read, and the experts that a finding names."""
+    report = deepen(run_audit(opened(tensors)), state=state).report
+    [item] = [item for item in report.findings if item.severity != "info"]
+    return report.backends, item.experts
+
+
+@pytest.mark.parametrize(("fault", "projection"), DEEP)
+def test_every_fault_in_the_bytes_comes_out_as_forecast(fault, projection, tmp_path):
+    healthy, config, quant, _ = layer()
+    tensors = inject_tensors(
+        healthy, fault, layer=LAYER, expert=BAD, projection=projection, seed=3, config=config, hf_quant_config=quant
+    )
+    assert {item.outcome for item in audit(opened(tensors)).backends} == {"safe"}
+    forecasts, experts = of_bytes(tensors, tmp_path)
+    loaded = parameters_of(tensors)
+    for forecast in forecasts:
+        assert forecast.outcome != "safe", forecast.name
+        assert (forecast.scope, forecast.layers) == ("experts", (LAYER,))
+        if forecast.name in BACKENDS:
+            seen = outcome(run(loaded, forecast.name, BAD), BAD)
+            assert agrees(forecast, seen), (forecast.name, forecast.outcome, forecast.possible, seen)
+            if OTHER not in experts:
+                assert outcome(run(loaded, forecast.name, OTHER), OTHER) == "safe"
+
+
+@pytest.mark.parametrize("projection", ["gate", "up", "down"])
+@pytest.mark.parametrize("byte", [0x7F, 0xFF, 0xB8])
+def test_bad_block_scales_everywhere_in_a_matrix(byte, projection, tmp_path):
+    """One NaN block may be lost among sound ones; all of them cannot be."""
+    healthy = layer()[0]
+    name = f"{canonical(opened(healthy)).blocks[LAYER]}.{BAD}.{projection}_proj.weight_scale"
+    old = healthy[name]
+    tensors = {**healthy, name: Tensor(old.dtype, old.shape, bytes([byte]) * len(old.tobytes()))}
+    loaded = parameters_of(tensors)
+    for forecast in of_bytes(tensors, tmp_path)[0]:
+        if forecast.name in BACKENDS:
+            seen = outcome(run(loaded, forecast.name, BAD), BAD)
+            assert seen != "safe"
+            assert agrees(forecast, seen), (forecast.name, forecast.outcome, forecast.possible, seen)
 
 
 CT = {
