@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 MOST_BYTES = 64_000_000
 # Rows of the plan that a page shows; the record has all.
 MOST_ROWS = 5000
-_KEPT, _READY = "explorer.kept.plan", "explorer.kept.repaired"
+_KEPT, _READY, _ASKED = "explorer.kept.plan", "explorer.kept.repaired", "explorer.kept.repair_asked"
 
 
 def repair(page: Lesson, opened: Opened) -> None:
@@ -183,9 +183,19 @@ def _adds_to_a_single_file(plan: Repair) -> bool:
     return alone and any(name not in checkpoint.tensors for name in plan.changes)
 
 
+def _ask() -> None:
+    """The buttons' callback: a press must not be lost if the page starts over before it gets here."""
+    st.session_state[_ASKED] = st.session_state[_KEPT][0]
+
+
+def _asked() -> bool:
+    """Whether just this plan was asked for: a press that met an error does not fall to the next plan."""
+    return bool(st.session_state.pop(_ASKED, None) == st.session_state[_KEPT][0])
+
+
 def _archive(page: Lesson, opened: Opened, plan: Repair) -> None:
-    pressed = st.button(page.t("repair.make"), key="explorer.repair.make", help=page.t("repair.make_help"))
-    if pressed:
+    st.button(page.t("repair.make"), key="explorer.repair.make", help=page.t("repair.make_help"), on_click=_ask)
+    if _asked():
         try:
             st.session_state[_READY] = archive(repaired_files(plan))
         except NvError as error:
@@ -221,9 +231,9 @@ def _write_beside(page: Lesson, opened: Opened, plan: Repair) -> None:
             key=f"explorer.repair.name.{opened.identity[:12]}.{plan.record.policy}",
             autocomplete="off",
         )
-        pressed = st.form_submit_button(page.t("repair.write"), key="explorer.repair.write", type="primary")
+        st.form_submit_button(page.t("repair.write"), key="explorer.repair.write", type="primary", on_click=_ask)
     st.caption(page.t("repair.write_note"))
-    if not pressed:
+    if not _asked():
         return
     try:
         copied = write_beside(plan, place, name)

@@ -123,6 +123,111 @@ def test_another_content_at_the_same_address_is_read_when_it_is_sent_again(open_
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
+def test_an_unchanged_address_is_not_read_again_and_says_what_it_is_known_by(open_page, files, lang):
+    with serve(Site(files, tagged=True)) as site:
+        at = send(at_address(open_page, lang), f"{site.address}/")
+        marked = i18n.t("explorer.address.version_files", count=len(files), mark="")
+        assert marked.strip() in plain(at)
+        assert i18n.t("explorer.address.again").strip() not in plain(at)
+        first, read = at.session_state["explorer.kept.address"].opened, site.sent
+        before = len(site.asked)
+        at = send(at, f"{site.address}/")
+        assert at.session_state["explorer.kept.address"].opened is first
+        assert i18n.t("explorer.address.again").strip() in plain(at)
+        # Of shards only the first bytes were asked for, to see their marks: no header and no scale.
+        shards = [wanted for path, wanted, _ in site.asked[before:] if path.endswith(".safetensors")]
+        assert shards
+        assert {wanted.partition("-")[0] for wanted in shards} == {"bytes=0"}
+        assert site.sent - read < read
+        # Another content of the same sizes is another version.
+        changed = {**files}
+        shard = next(name for name in files if name.endswith(".safetensors"))
+        data = bytearray(files[shard])
+        data[-1] ^= 1
+        changed[shard] = bytes(data)
+        site.files = changed
+        at = send(at, f"{site.address}/")
+        assert at.session_state["explorer.kept.address"].opened is not first
+        assert i18n.t("explorer.address.again").strip() not in plain(at)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_an_address_without_marks_is_read_each_time(open_page, files, lang):
+    with serve(Site(files)) as site:
+        at = send(at_address(open_page, lang), f"{site.address}/")
+        assert i18n.t("explorer.address.version_none").strip() in plain(at)
+        first = at.session_state["explorer.kept.address"].opened
+        at = send(at, f"{site.address}/")
+        assert at.session_state["explorer.kept.address"].opened is not first
+
+
+def test_few_addresses_are_kept_and_none_of_them_by_its_name(open_page, files, monkeypatch):
+    monkeypatch.setattr(explorer_address, "REMEMBERED", 2)
+    with serve(Site(files, tagged=True)) as site:
+        at = at_address(open_page)
+        for k in range(4):
+            at = send(at, f"{site.address}/?key=hunter{k}")
+        kept = at.session_state[explorer_address.MEMORY]
+        assert len(kept) == 2
+        assert "hunter" not in str(list(kept))
+        assert all("hunter" not in read.opened.address for read in kept.values())
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_the_second_checkpoint_may_be_the_same_address(open_page, files, lang):
+    with serve(Site(files, tagged=True)) as site:
+        at = send(at_address(open_page, lang), f"{site.address}/")
+        at = tab(at, "explorer", 5)
+        clean(at.button_group(key="explorer.other.source").set_value("address").run())
+        at.text_input(key="explorer.other.address").set_value(f"{site.address}/")
+        at = clean(at.button(key="explorer.other.address_open").click().run())
+        assert i18n.t("explorer.compare.same") in plain(at)
+        assert (
+            at.session_state["explorer.kept.address"].opened is at.session_state["explorer.other.kept.address"].opened
+        )
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_the_code_for_an_address_runs_and_holds_no_secret(open_page, files, lang):
+    from nvfp4viz.ui.snippets import run
+
+    with serve(Site(files)) as site:
+        address = site.address.replace("://", "://reader:hunter2@") + "/model?signature=s3cret#fr4gment"
+        at = send(at_address(open_page, lang), address)
+        at.session_state["explorer.open.code"] = True
+        at = clean(at.run())
+        source, output = at.code[0].value, at.code[1].value
+        assert f'source = "{site.address}/model"' in source
+        assert not re.search("hunter2|s3cret|fr4gment", source + output)
+        assert output == run(source)
+        # It is not run anew with every step.
+        asked = len(site.asked)
+        clean(at.run())
+        assert len(site.asked) == asked
+        # Nor does an address that has gone away break the page.
+        del at.session_state["explorer.kept.code"]
+        site.status = dict.fromkeys(files, 403)
+        at = clean(at.run())
+        assert (
+            CheckpointError("source.forbidden", name="x", status=403).text(lang)["what"].split("x")[-1]
+            in at.code[1].value
+        )
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_of_an_address_the_repair_gives_record_and_scales(open_page, files, lang):
+    with serve(Site(files)) as site:
+        at = tab(send(at_address(open_page, lang), f"{site.address}/"), "explorer", 6)
+        before = len(site.asked)
+        at = clean(at.run())
+        assert len(site.asked) == before
+    assert i18n.t("explorer.repair.address").strip() in texts(at)
+    labels = [item.proto.label for item in at.get("download_button")]
+    assert [i18n.t(f"explorer.repair.{name}") in labels for name in ("record", "scales", "zip")] == [True, True, False]
+    assert "explorer.repair.make" not in [item.key for item in at.button]
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
 def test_a_password_and_a_signature_are_sent_and_shown_nowhere(open_page, files, lang):
     with serve(Site(files)) as site:
         address = site.address.replace("://", "://reader:hunter2@") + "/model?signature=s3cret#fr4gment"

@@ -1,0 +1,453 @@
+"""The Explorer's tools as a reader in either language meets them: compare, repair, ranks, and code for what is open."""
+
+import io
+import json
+import os
+import shutil
+import zipfile
+
+import numpy as np
+import pytest
+
+from nvfp4viz.audit import audit, run_audit
+from nvfp4viz.audit.diff import diff, diff_to_json
+from nvfp4viz.audit.parallel import expert_ranks, width_ranks
+from nvfp4viz.audit.repair import POLICIES, RECORD, plan_repair, repaired_files
+from nvfp4viz.checkpoint import MemorySource, open_checkpoint
+from nvfp4viz.errors import CheckpointError, InputError
+from nvfp4viz.serving.remedies import MARGIN, run_remedy
+from nvfp4viz.ui import caches, explorer_repair, explorer_roots, i18n
+from nvfp4viz.ui.explorer_diff import diff_rows, filtered
+from nvfp4viz.ui.explorer_open import open_folder, open_sample
+from nvfp4viz.ui.explorer_repair import archive, plan_rows, write_beside
+from nvfp4viz.ui.explorer_repair_cost import texts as cost_texts
+from nvfp4viz.ui.explorer_roots import VARIABLE, WRITE
+from nvfp4viz.ui.snippets import run
+from sample_checkpoints import ensure
+
+from .conftest import clean, tab, texts
+
+LANGUAGES = ["en", "zh"]
+HOLES, SOUND, MX = "tiny-moe-nvfp4-holes", "tiny-moe-nvfp4-full", "tiny-moe-mxfp4"
+RANKS, COMPARE, REPAIR = 4, 5, 6
+
+
+@pytest.fixture(autouse=True)
+def _language_outside_a_run(request, monkeypatch):
+    """As in `test_explorer.py`."""
+    language = getattr(request.node, "callspec", None) and request.node.callspec.params.get("lang")
+    if language:
+        monkeypatch.setattr(i18n, "lang", lambda: language)
+
+
+def plain(at) -> str:
+    return texts(at).replace("\\", "")
+
+
+def table(at):
+    [found] = at.dataframe
+    return found.value
+
+
+def contents(folder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+# ---------------------------------------------------------------------------------------------------------- compare
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_two_samples_are_compared_as_on_the_command_line(open_page, lang):
+    at = tab(open_page("explorer", lang=lang), "explorer", COMPARE)
+    found = diff(ensure(HOLES), ensure(SOUND))
+    assert len(found.only_b) > 0
+    assert len(found.values) > 0
+    assert i18n.t("explorer.compare.count.only_b", count=f"{len(found.only_b):,}") in plain(at)
+    assert i18n.t("explorer.compare.count.values", count=f"{len(found.values):,}") in plain(at)
+    shown = table(at)
+    assert len(shown) == len(found.only_b) + len(found.values)
+    by_name = {row["name"]: row for _, row in shown.iterrows()}
+    for item in found.values:
+        row = by_name[item.tensor]
+        assert (row["layer"], row["expert"], row["projection"], row["A"], row["B"]) == (
+            item.layer, item.expert, item.projection, str(item.a), str(item.b),
+        )  # fmt: skip
+
+
+def test_a_comparison_can_be_filtered_and_what_is_hidden_is_not_counted_away(open_page):
+    at = tab(open_page("explorer"), "explorer", COMPARE)
+    at.text_input(key="explorer.compare.words").set_value("layers.0 DOWN")
+    shown = table(clean(at.run()))
+    assert len(shown) > 0
+    assert set(shown["layer"]) == {0}
+    assert set(shown["projection"]) == {"down"}
+    found = diff(ensure(HOLES), ensure(SOUND))
+    assert i18n.t("explorer.compare.count.values", count=f"{len(found.values):,}") in plain(at)
+    at.text_input(key="explorer.compare.words").set_value("no such tensor")
+    assert i18n.t("explorer.compare.no_row") in plain(clean(at.run()))
+
+
+@pytest.mark.parametrize(("a", "b"), [(HOLES, SOUND), (MX, SOUND), (HOLES, "tiny-moe-compressed-tensors")])
+def test_every_difference_has_one_row(a, b):
+    found = diff(ensure(a), ensure(b))
+    views = open_sample(a).audit.view, open_sample(b).audit.view
+    rows = list(diff_rows(found, *views))
+    assert len(rows) == sum(map(len, (found.config, found.types, found.only_a, found.only_b, found.values)))
+    for kind in {row["kind"] for row in rows}:
+        assert list(filtered(rows, (kind,), "")) == [row for row in rows if row["kind"] == kind]
+    assert list(filtered(rows, (), "")) == []
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_a_checkpoint_does_not_differ_from_itself(open_page, lang):
+    at = tab(open_page("explorer", lang=lang, other=HOLES), "explorer", COMPARE)
+    assert i18n.t("explorer.compare.same") in plain(at)
+    assert not at.dataframe
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_the_second_checkpoint_may_be_an_upload_and_the_first_stays(open_page, lang):
+    at = tab(open_page("explorer", lang=lang), "explorer", COMPARE)
+    clean(at.button_group(key="explorer.other.source").set_value("upload").run())
+    files = contents(ensure(HOLES))
+    for name, data in files.items():
+        at.file_uploader(key="explorer.other.files").upload(name, data)
+    at = clean(at.run())
+    assert i18n.t("explorer.compare.same") in plain(at)
+    assert at.session_state["explorer.source"] == "sample"
+    # What cannot be read is an error in its place.
+    at.file_uploader(key="explorer.other.files").set_value([("model.bin", b"", "application/octet-stream")])
+    at = clean(at.run())
+    assert CheckpointError("source.no-safetensors", name="upload", others="model.bin").text(lang)["what"] in plain(at)
+    assert len(at.metric) == 4
+
+
+def test_the_comparison_is_made_once(open_page, monkeypatch):
+    from nvfp4viz.ui import explorer_diff
+
+    made = []
+    monkeypatch.setattr(explorer_diff, "diff", lambda a, b: made.append((a.name, b.name)) or diff(a, b))
+    at = tab(open_page("explorer"), "explorer", COMPARE)
+    clean(at.run())
+    assert made == [(HOLES, SOUND)]
+    at.selectbox(key="explorer.other").set_value(MX)
+    clean(at.run())
+    assert made == [(HOLES, SOUND), (HOLES, MX)]
+
+
+def test_the_comparison_s_json_is_the_command_line_s(open_page, monkeypatch):
+    from nvfp4viz.ui import explorer_diff
+
+    offered, button = {}, explorer_diff.st.download_button
+
+    def watch(label, **given):
+        offered[given["file_name"]] = given["data"]
+        return button(label, **given)
+
+    monkeypatch.setattr(explorer_diff.st, "download_button", watch)
+    tab(open_page("explorer"), "explorer", COMPARE)
+    assert offered["nvfp4viz-diff.json"]() == diff_to_json(diff(ensure(HOLES), ensure(SOUND)))
+
+
+# ---------------------------------------------------------------------------------------------------------- repair
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_plan_is_shown_and_nothing_is_written(open_page, lang, policy):
+    before = contents(ensure(HOLES))
+    at = tab(open_page("explorer", lang=lang, policy=policy, value="0.002"), "explorer", REPAIR)
+    plan = plan_repair(ensure(HOLES), policy, value=0.002 if policy == "constant" else None)
+    shown = table(at)
+    rows = plan_rows(open_sample(HOLES), plan, i18n.t("explorer.repair.removed"))
+    assert shown["to"].tolist() == [row["to"] for row in rows]
+    assert shown["from"].tolist() == [row["from"] for row in rows]
+    if policy == "weight-only":
+        assert set(plan.record.dropped) <= set(shown["tensor"])
+        assert any(name.startswith("hf_quant_config.json") for name in shown["tensor"])
+    else:
+        assert shown["to"].tolist() == [str(slot.new) for slot in plan.record.slots]
+        assert set(shown["from"]) == {"∅"}
+    assert contents(ensure(HOLES)) == before
+    assert at.query_params.get("policy", "peer-max") == policy
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize(
+    ("sample", "policy"), [(SOUND, "peer-max"), ("tiny-moe-bf16", "weight-only"), (MX, "constant")]
+)
+def test_where_nothing_is_to_be_mended_that_is_said(open_page, lang, sample, policy):
+    at = tab(open_page("explorer", lang=lang, checkpoint=sample, policy=policy), "explorer", REPAIR)
+    assert plan_repair(ensure(sample), policy).is_empty
+    assert i18n.t("explorer.repair.nothing") in plain(at)
+    assert "explorer.repair.make" not in [item.key for item in at.button]
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_what_a_policy_cannot_do_is_an_error_with_its_reason(open_page, lang):
+    at = tab(open_page("explorer", lang=lang, policy="constant", value="-1"), "explorer", REPAIR)
+    said = InputError("repair.value", value=-1.0).text(lang)
+    assert all(said[part] in plain(at) for part in ("what", "why", "next"))
+    at = tab(open_page("explorer", lang=lang, checkpoint="tiny-moe-mislabelled"), "explorer", REPAIR)
+    with pytest.raises(InputError) as caught:
+        plan_repair(ensure("tiny-moe-mislabelled"), "peer-max")
+    assert caught.value.text(lang)["what"] in plain(at)
+
+
+def test_ranks_do_not_stand_in_a_repair_s_way(open_page):
+    at = tab(open_page("explorer", tp="3"), "explorer", REPAIR)
+    assert len(table(at)) == len(plan_repair(ensure(HOLES), "peer-max").record.slots)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("policy", ["peer-max", "weight-only"])
+def test_the_changed_files_come_as_an_archive_that_mends(open_page, lang, policy):
+    at = tab(open_page("explorer", lang=lang, policy=policy), "explorer", REPAIR)
+    assert "explorer.kept.repaired" not in at.session_state
+    at = clean(at.button(key="explorer.repair.make").click().run())
+    data = at.session_state["explorer.kept.repaired"]
+    with zipfile.ZipFile(io.BytesIO(data)) as pack:
+        files = {name: pack.read(name) for name in pack.namelist()}
+    assert files == repaired_files(plan_repair(ensure(HOLES), policy))
+    assert archive(files) == data
+    mended = audit(MemorySource({**contents(ensure(HOLES)), **files}))
+    assert mended.verdict in ("ok", "info", "warn")
+    assert json.loads(files[RECORD])["policy"] == policy
+    # Another policy, another archive: the old one is gone.
+    at.button_group(key="explorer.policy").set_value("layer-max")
+    assert "explorer.kept.repaired" not in clean(at.run()).session_state
+
+
+def test_a_single_file_says_that_it_gets_another_name(open_page):
+    tensors = open_checkpoint(ensure(HOLES)).read_tensors()
+    from nvfp4viz.checkpoint import file_bytes
+
+    at = open_page("explorer")
+    clean(at.button_group(key="explorer.source").set_value("upload").run())
+    files = {"model.safetensors": file_bytes(tensors)}
+    files |= {name: data for name, data in contents(ensure(HOLES)).items() if name.endswith("config.json")}
+    for name, data in files.items():
+        at.file_uploader(key="explorer.files").upload(name, data)
+    at = tab(clean(at.run()), "explorer", REPAIR)
+    at = clean(at.button(key="explorer.repair.make").click().run())
+    assert i18n.t("explorer.repair.renamed", file="model.safetensors") in texts(at)
+    with zipfile.ZipFile(io.BytesIO(at.session_state["explorer.kept.repaired"])) as pack:
+        assert "model-00001-of-00002.safetensors" in pack.namelist()
+
+
+def test_large_changes_are_left_to_the_command_line(open_page, monkeypatch):
+    monkeypatch.setattr(explorer_repair, "MOST_BYTES", 1000)
+    at = tab(open_page("explorer", policy="weight-only"), "explorer", REPAIR)
+    assert "nvfp4viz repair FOLDER OUT" in texts(at)
+    assert "explorer.repair.make" not in [item.key for item in at.button]
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_what_a_policy_costs_is_measured(open_page, lang):
+    at = tab(open_page("explorer", lang=lang), "explorer", REPAIR)
+    at.session_state["explorer.open.repair.cost.title"] = True
+    shown = plain(clean(at.run()))
+    asked = dict(cost_texts())
+    given = {"broken": ensure(HOLES), "calibrated": ensure(SOUND), "texts": asked}
+    peer, best = (run_remedy(name, [], **given).losses for name in ("peer-max", "calibrate"))
+    for domain in asked:
+        assert f"| {peer[domain]:.4f} | {best[domain]:.4f} |" in shown
+    more = max(peer[domain] - best[domain] for domain in asked)
+    assert more <= MARGIN
+    assert f"{more:+.4f}" in shown
+
+
+def test_each_policy_s_cost_is_that_of_the_story_s_remedy():
+    asked = cost_texts()
+    given = {"broken": ensure(HOLES), "calibrated": ensure(SOUND), "texts": dict(asked)}
+    for policy, value, remedy in (("constant", 1.0, "fill-one"), ("weight-only", None, "weight-only")):
+        assert caches.repair_losses(policy, value, asked) == run_remedy(remedy, [], **given).losses
+
+
+def test_a_bad_constant_is_seen_in_the_loss(open_page):
+    at = tab(open_page("explorer", policy="constant", value="1e6"), "explorer", REPAIR)
+    at.session_state["explorer.open.repair.cost.title"] = True
+    shown = plain(clean(at.run()))
+    losses = caches.repair_losses("constant", 1e6, cost_texts())
+    best = caches.losses(caches.Build(SOUND), cost_texts())
+    over = [domain for domain in losses if not losses[domain] <= best[domain] + MARGIN]
+    assert over
+    assert ", ".join(i18n.t(f"explorer.repair.cost.domains.{domain}") for domain in over) in shown
+
+
+# ------------------------------------------------------------------------------------------- writing on the server
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    folder = tmp_path / "shared"
+    shutil.copytree(ensure(HOLES), folder / "holes")
+    monkeypatch.setenv(VARIABLE, str(folder))
+    monkeypatch.setenv(WRITE, "1")
+    return folder
+
+
+def on_server(open_page, lang="en", **query):
+    at = open_page("explorer", lang=lang, **query)
+    return tab(clean(at.button_group(key="explorer.source").set_value("server").run()), "explorer", REPAIR)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_a_mended_copy_is_written_beside_and_never_over_anything(open_page, lang, root):
+    before = contents(root / "holes")
+    at = on_server(open_page, lang)
+    assert os.listdir(root) == ["holes"]
+    at = clean(at.button(key="explorer.repair.write").click().run())
+    out = root / "holes-peer-max"
+    assert {**before, **repaired_files(plan_repair(root / "holes", "peer-max"))} == contents(out)
+    assert audit(out).verdict in ("ok", "info", "warn")
+    assert contents(root / "holes") == before
+    assert str(root.parent) not in texts(at)
+    # Once more: the name is taken.
+    written = contents(out)
+    at = clean(at.button(key="explorer.repair.write").click().run())
+    assert InputError("roots.exists", folder="holes-peer-max").text(lang)["what"] in plain(at)
+    assert contents(out) == written
+
+
+def test_a_press_does_not_fall_to_another_plan(open_page, root):
+    at = on_server(open_page)
+    # Pressed for the plan that was shown, and the page starts over with another policy before it gets there.
+    at.session_state["explorer.kept.repair_asked"] = at.session_state["explorer.kept.plan"][0]
+    at.button_group(key="explorer.policy").set_value("weight-only")
+    clean(at.run())
+    assert os.listdir(root) == ["holes"]
+    assert "explorer.kept.repair_asked" not in at.session_state
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", "", "x" * 200, "a\nb", "/abs"])
+def test_only_a_plain_name_is_taken(root, name):
+    opened = open_folder(root / "holes")
+    plan = plan_repair(opened.audit, "peer-max")
+    with pytest.raises(InputError) as caught:
+        write_beside(plan, opened.audit.checkpoint.source, name)
+    assert caught.value.code == "roots.name"
+    assert os.listdir(root) == ["holes"]
+
+
+def test_nothing_is_written_beside_a_root_through_a_link_or_where_the_system_refuses(root, monkeypatch):
+    opened = open_folder(root / "holes")
+    plan, place = plan_repair(opened.audit, "peer-max"), opened.audit.checkpoint.source
+    (root / "taken").symlink_to(root.parent / "elsewhere")
+    with pytest.raises(InputError) as caught:
+        write_beside(plan, place, "taken")
+    assert caught.value.code == "roots.exists"
+    monkeypatch.setattr(
+        explorer_repair, "apply_repair", lambda *_: (_ for _ in ()).throw(PermissionError(13, "denied"))
+    )
+    with pytest.raises(CheckpointError) as caught:
+        write_beside(plan, place, "mended")
+    assert (caught.value.code, caught.value.params["reason"]) == ("roots.not-written", "denied")
+    monkeypatch.setenv(VARIABLE, str(root / "holes"))
+    with pytest.raises(InputError) as caught:
+        write_beside(plan, place, "mended")
+    assert caught.value.code == "roots.outside"
+    assert sorted(os.listdir(root)) == ["holes", "taken"]
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_a_server_that_others_reach_writes_nothing_unless_its_owner_says_so(open_page, lang, root, monkeypatch):
+    monkeypatch.setenv(WRITE, "0")
+    at = on_server(open_page, lang)
+    assert i18n.t("explorer.repair.read_only", variable=WRITE) in texts(at)
+    assert "explorer.repair.write" not in [item.key for item in at.button]
+    monkeypatch.delenv(WRITE)
+    monkeypatch.setattr(explorer_roots, "served_for_all", lambda variable: variable != WRITE)
+    assert not explorer_roots.may_write()
+
+
+# ----------------------------------------------------------------------------------------------------------- ranks
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_ranks_in_the_link_are_audited_and_shown_rank_by_rank(open_page, lang):
+    at = tab(open_page("explorer", lang=lang, tp="3", ep="5"), "explorer", RANKS)
+    report = audit(ensure(HOLES), tp=3, ep=5)
+    facts = run_audit(ensure(HOLES)).facts
+    shown = texts(at)
+    for code in ("parallel.group-split", "parallel.alignment"):
+        assert code in [item.code for item in report.findings]
+        assert f"`{code}`" in shown
+    for one in expert_ranks(facts, 5):
+        assert f"| {one.rank} | {one.begin} – {one.end - 1} | {one.end - one.begin} | {one.unusable} |" in shown
+    for one in width_ranks(facts, 3):
+        assert f"| {one.rank} | {one.begin:.2f}".removesuffix(".00") in shown
+    assert (at.query_params["tp"], at.query_params["ep"]) == ("3", "5")
+    # Findings, verdict and reports are of the split model too.
+    assert "`parallel.group-split`" in texts(tab(at, "explorer", 0))
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_ranks_that_fit_are_said_to_fit(open_page, lang):
+    at = tab(open_page("explorer", lang=lang, checkpoint="gemma4-skeleton", tp="1", ep="8"), "explorer", RANKS)
+    found = [item.text for item in audit(ensure("gemma4-skeleton"), ep=8).findings]
+    assert not [text for text in found if text.startswith("parallel")]
+    assert "| 7 | 112 – 127 | 16 |" in texts(at)
+    at = tab(open_page("explorer", lang=lang, checkpoint=MX, tp="1", ep="4"), "explorer", RANKS)
+    assert i18n.t("explorer.ranks.fine", tp=1, ep=4) in texts(at)
+
+
+@pytest.mark.parametrize("query", [{"tp": "0"}, {"ep": "2000"}, {"tp": "two"}], ids=str)
+def test_ranks_that_make_no_sense_are_named(open_page, query):
+    at = open_page("explorer", **query)
+    (name,) = query
+    assert f"`{name}=" in texts(at)
+    assert len(at.metric) == 4
+
+
+# ------------------------------------------------------------------------------------------- block scales on the map
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_an_mxfp4_checkpoint_shows_its_block_scales(open_page, lang):
+    at = open_page("explorer", lang=lang, checkpoint=MX, layer="1", expert="3", projection="down")
+    assert at.radio(key="explorer.role").options == ["weight_scale"]
+    slot = open_sample(MX).audit.view.slot(1, 3, "down", "weight_scale")
+    shown = texts(at)
+    assert f"`{slot.entry.name}`" in shown
+    assert f"{slot.entry.dtype} {list(slot.entry.shape)}" in shown
+    count = audit(ensure(MX)).coverage["weight_scale"]
+    assert count.expected > 0
+    assert str(count.expected) in shown
+    assert "`input_scale`" in shown
+
+
+def test_a_missing_block_scale_is_a_hole_of_the_map(open_page):
+    from nvfp4viz.figures.slots import coverage_grid
+
+    name = open_sample(MX).audit.view.slot(2, 7, "up", "weight_scale").name
+    tensors = open_checkpoint(ensure(MX)).read_tensors()
+    del tensors[name]
+    from nvfp4viz.checkpoint import memory_checkpoint
+
+    done = run_audit(memory_checkpoint(tensors, config=open_checkpoint(ensure(MX)).config))
+    grid = coverage_grid(done.facts, done.report, "weight_scale")
+    assert [np.argwhere(grid.holes(kind)).tolist() for kind in grid.roles] == [
+        [[2, 7]] if kind == "up" else [] for kind in grid.roles
+    ]
+    assert done.report.coverage["weight_scale"].missing == 1
+
+
+# ------------------------------------------------------------------------------------------------------------ code
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_the_code_for_an_upload_runs_on_the_upload(open_page, lang):
+    at = open_page("explorer", lang=lang)
+    clean(at.button_group(key="explorer.source").set_value("upload").run())
+    files = contents(ensure(HOLES))
+    for name, data in files.items():
+        at.file_uploader(key="explorer.files").upload(name, data)
+    at.session_state["explorer.open.code"] = True
+    at = clean(at.run())
+    source, output = at.code[0].value, at.code[1].value
+    assert 'source = "FOLDER"' in source
+    # A reader puts a folder there; the output is that of these files.
+    assert output == run(source.replace("FOLDER", ensure(HOLES).as_posix()))
+    count = audit(ensure(HOLES)).coverage["input_scale"]
+    assert f"input_scale expected {count.expected} missing {count.missing}" in output
