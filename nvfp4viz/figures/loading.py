@@ -52,7 +52,11 @@ def fates_figure(fates: Sequence[Fate], *, theme: Theme, lang: str) -> go.Figure
         "ygap": 3,
         "hoverinfo": "skip",
         "colorbar": {
-            "title": {"text": words(lang, "figures.loading.error"), "side": "right"},
+            "title": {"text": words(lang, "figures.loading.error"), "side": "top"},
+            # Below, where it takes no width from the cells of a phone.
+            "orientation": "h",
+            "y": -0.12,
+            "yanchor": "top",
             "tickvals": [-3, -2, -1, 0],
             "ticktext": ["0.1 %", "1 %", "10 %", "100 %"],
             "thickness": 12,
@@ -80,7 +84,7 @@ def fates_figure(fates: Sequence[Fate], *, theme: Theme, lang: str) -> go.Figure
         "y": [row for row in range(len(fates)) for _ in range(layers)],
         "text": [_cell(error[row, k], share[row, k]) for row in range(len(fates)) for k in range(layers)],
         "textfont": {
-            "size": 14,
+            "size": 13,
             # Cividis is dark below and light above its middle; empty and hatched cells show the page.
             "color": [
                 ink.ink if not np.isfinite(value) else "#FFFFFF" if value < -1.3 else "#0C1118"
@@ -91,7 +95,7 @@ def fates_figure(fates: Sequence[Fate], *, theme: Theme, lang: str) -> go.Figure
     }
     layout = base_layout(
         theme,
-        height=60 + 62 * len(fates),
+        height=130 + 54 * len(fates),
         showlegend=False,
         xaxis={"tickvals": list(range(layers)), "ticktext": columns, "showgrid": False, "zeroline": False},
         yaxis={

@@ -1,0 +1,203 @@
+"""Figures about online quantisation: bytes that differ, and what is alive at the peak."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nvfp4viz.figures.layout import base_layout
+from nvfp4viz.figures.palette import Theme, role, surface
+from nvfp4viz.figures.words import words
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from nvfp4viz.quant.online import RankResult, WayResult
+
+Shapes = dict[str, tuple[int, int, int]]
+SHAPES: Shapes = {"tiny_moe": (64, 128, 128), "deepseek_v4_flash": (256, 4096, 4096)}
+"""Experts, gate and up rows together, and columns of one layer's first weight."""
+
+
+def changed_figure(
+    rows: Sequence[tuple[str, float, float]], *, theme: Theme, lang: str, height: int = 280
+) -> go.Figure:
+    """For each named row the share of codes and of block-scale bytes that differ, from 0 to 1."""
+    import plotly.graph_objects as go
+
+    ink = surface(theme)
+    kinds = (("codes", "mantissa", ""), ("scales", "block_scale", "/"))
+    traces = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": words(lang, f"figures.online.{kind}"),
+            "y": [row[0] for row in rows],
+            "x": [row[k] for row in rows],
+            "text": [f"{100 * row[k]:.3g} %" for row in rows],
+            "textposition": "outside",
+            "cliponaxis": False,
+            "marker": {
+                "color": role(colour, theme).fill,
+                "line": {"color": ink.ink, "width": 1},
+                "pattern": {
+                    "shape": pattern,
+                    "fgcolor": ink.ink,
+                    "bgcolor": role(colour, theme).fill,
+                    "size": 6,
+                },
+            },
+            "hovertemplate": "%{y}: %{x:.4%}<extra></extra>",
+        }
+        for k, (kind, colour, pattern) in enumerate(kinds, start=1)
+    ]
+    most = max((share for row in rows for share in row[1:]), default=0.0) or 1.0
+    layout = base_layout(
+        theme,
+        height=height,
+        barmode="group",
+        xaxis={
+            "title": words(lang, "figures.online.differ"),
+            "tickformat": ".2~%",
+            "range": [0, most * 1.3],
+            "nticks": 5,
+        },
+        yaxis={"autorange": "reversed", "showgrid": False},
+    )
+    return go.Figure(traces, layout)
+
+
+def way_shares(ways: Sequence[WayResult], lang: str) -> list[tuple[str, float, float]]:
+    """Rows of `changed_figure` for the ways."""
+    return [
+        (words(lang, f"figures.online.way.{one.way}"), one.codes_differ / one.codes, one.scales_differ / one.blocks)
+        for one in ways
+    ]
+
+
+def rank_shares(results: Sequence[RankResult], lang: str) -> list[tuple[str, float, float]]:
+    """Rows of `changed_figure` for shared and local maxima."""
+    return [
+        (
+            words(lang, f"figures.online.{'shared' if one.shared else 'local'}", ranks=one.ranks),
+            one.codes_differ / one.codes,
+            one.scales_differ / one.blocks,
+        )
+        for one in results
+    ]
+
+
+def describe_ways(ways: Sequence[WayResult], lang: str) -> str:
+    """How many codes folding changes, and how many the cast."""
+    _, folded, cast = ways
+    return words(
+        lang,
+        "figures.online.describe_ways",
+        folded=f"{folded.codes_differ:,}",
+        cast=f"{cast.codes_differ:,}",
+        codes=f"{cast.codes:,}",
+    )
+
+
+def describe_ranks(results: Sequence[RankResult], lang: str) -> str:
+    """Whether the number of ranks shows in the bytes."""
+    shared, local = results
+    return words(
+        lang,
+        "figures.online.describe_ranks",
+        shared=f"{shared.codes_differ:,}",
+        local=f"{local.codes_differ:,}",
+        codes=f"{local.codes:,}",
+    )
+
+
+def way_rows(ways: Sequence[WayResult]) -> list[dict[str, object]]:
+    """Every way's numbers."""
+    return [
+        {
+            "way": one.way,
+            "codes_that_differ": one.codes_differ,
+            "codes": one.codes,
+            "block_scales_that_differ": one.scales_differ,
+            "block_scales": one.blocks,
+            "signal_to_error_db": one.summary.sqnr_db,
+            "mse": one.summary.mse,
+            "launches": one.weights.launches,
+            "peak_bytes": one.peak,
+        }
+        for one in ways
+    ]
+
+
+def rank_rows(results: Sequence[RankResult]) -> list[dict[str, object]]:
+    """Shared and local maxima."""
+    return [
+        {
+            "maximum": "shared" if one.shared else "local",
+            "ranks": one.ranks,
+            "codes_that_differ": one.codes_differ,
+            "block_scales_that_differ": one.scales_differ,
+            "signal_to_error_db": one.summary.sqnr_db,
+        }
+        for one in results
+    ]
+
+
+def memory_figure(peaks: dict[str, dict[str, int]], elements: int, *, theme: Theme, lang: str) -> go.Figure:
+    """Bytes a weight that live at the peak, one stacked bar a way."""
+    import plotly.graph_objects as go
+
+    ink = surface(theme)
+    parts = (
+        ("folded_f32", "exponent", "/"),
+        ("folded_bf16", "mantissa", "x"),
+        ("codes", "global_scale", ""),
+        ("block_scales", "block_scale", "."),
+    )
+    names = [words(lang, f"figures.online.way.{way}") for way in peaks]
+    traces = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": words(lang, f"figures.online.part.{part}"),
+            "y": names,
+            "x": [found.get(part, 0) / elements for found in peaks.values()],
+            "marker": {
+                "color": role(colour, theme).fill,
+                "line": {"color": ink.ink, "width": 1},
+                "pattern": {
+                    "shape": pattern,
+                    "fgcolor": ink.ink,
+                    "bgcolor": role(colour, theme).fill,
+                    "size": 6,
+                },
+            },
+            "hovertemplate": "%{y}: %{x:.4g}<extra>" + words(lang, f"figures.online.part.{part}") + "</extra>",
+        }
+        for part, colour, pattern in parts
+    ]
+    layout = base_layout(
+        theme,
+        height=300,
+        barmode="stack",
+        xaxis={"title": words(lang, "figures.online.bytes"), "rangemode": "tozero"},
+        yaxis={"autorange": "reversed", "showgrid": False},
+    )
+    return go.Figure(traces, layout)
+
+
+def describe_memory(peaks: dict[str, dict[str, int]], elements: int, lang: str) -> str:
+    """Bytes a weight at the peak of the direct way and of the cast one."""
+    total = {way: sum(found.values()) / elements for way, found in peaks.items()}
+    return words(
+        lang,
+        "figures.online.describe_memory",
+        direct=f"{total['direct']:.4g}",
+        cast=f"{total['folded_bf16']:.4g}",
+        times=f"{total['folded_bf16'] / total['direct']:.3g}",
+    )
+
+
+def memory_rows(peaks: dict[str, dict[str, int]]) -> list[dict[str, object]]:
+    """Every array alive at the peak."""
+    return [{"way": way, "array": part, "bytes": size} for way, found in peaks.items() for part, size in found.items()]

@@ -1,0 +1,399 @@
+"""The parts of the page on online quantisation; the page itself chooses one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import streamlit as st
+
+from nvfp4viz.figures import online as figures
+from nvfp4viz.formats import BLOCK, E2M1, E4M3
+from nvfp4viz.model.corpus import DEMO_PROMPTS
+from nvfp4viz.quant import online, per_token
+from nvfp4viz.serving.backends import BACKENDS
+from nvfp4viz.serving.quant_config import VLLM
+from nvfp4viz.ui import caches, predict
+from nvfp4viz.ui.i18n import lang
+from nvfp4viz.ui.loading_parts import HOLED, PROMPTS, TOKENS, quoted
+from nvfp4viz.ui.numbers import bits, exact, four, hex_byte, hex_f32, percent
+from nvfp4viz.ui.theme import theme
+
+if TYPE_CHECKING:
+    from nvfp4viz.ui.lesson import Lesson
+
+PAGE = "online_quantisation"
+PARTS = ("ways", "memory", "ranks", "token")
+WEIGHTS = ("gate_up_proj", "down_proj")
+RANKS = ("2", "4")
+TOKEN_BACKEND = "vllm-flashinfer-trtllm"
+RECORDED = ("quantise bf16, vllm-cuda", "quantise bf16, vllm-cuda, 128 ranges")
+"""Rows of the recorded GPU bench: one global scale for everything, and one for each range of rows, in one launch."""
+
+
+@st.cache_resource(max_entries=8, show_spinner=False)
+def weights_of(layer: int, weight: str) -> npt.NDArray[Any]:
+    """All experts' BF16 weights of a layer of tiny-moe: (64, N, K)."""
+    return np.asarray(caches.checkpoint("tiny-moe-bf16").read(f"model.layers.{layer}.experts.{weight}"))
+
+
+@st.cache_resource(max_entries=8, show_spinner=False)
+def ways_of(layer: int, weight: str) -> tuple[online.WayResult, ...]:
+    """The three ways on a layer's weights."""
+    return online.compare_ways(weights_of(layer, weight))
+
+
+@st.cache_resource(max_entries=32, show_spinner=False)
+def ranks_of(layer: int, weight: str, ranks: int) -> tuple[online.RankResult, online.RankResult]:
+    """Shared and local maxima on a layer's weights."""
+    return online.compare_ranks(weights_of(layer, weight), ranks, weight.removesuffix("_proj"))
+
+
+def shown_ways(page: Lesson) -> tuple[online.WayResult, ...]:
+    """The ways on the page's settings."""
+    return ways_of(page.view["layer"], page.view["w"])
+
+
+def _pick_weight(page: Lesson) -> None:
+    st.number_input(page.t("pick.layer"), 0, 3, **page.view.widget("layer"))
+    st.segmented_control(page.t("pick.weight"), WEIGHTS, required=True, **page.view.widget("w"))
+
+
+# ------------------------------------------------------------------ three ways
+
+
+def ways_part(page: Lesson) -> None:
+    """Which bytes differ, and one element followed to the step that changed it."""
+    shown = _which_step(page)
+    stage, side = page.stage()
+    with side:
+        _pick_weight(page)
+        ways = shown_ways(page)
+        direct, _, cast = ways
+        page.finding(
+            "ways.seen",
+            share=percent(round(cast.codes_differ / cast.codes, 6)),
+            db=f"{direct.summary.sqnr_db - cast.summary.sqnr_db:.4f}",
+        )
+        page.glossary("online_quantisation", "global_scale", "sqnr")
+    rows = figures.way_shares(ways, lang())
+    with stage:
+        page.figure(
+            figures.changed_figure(rows if shown else [rows[0], rows[2]], theme=theme(), lang=lang()),
+            alt=page.t("ways.alt"),
+            finding=figures.describe_ways(ways, lang()) if shown else page.t("ways.before"),
+            rows=(lambda: figures.way_rows(ways)) if shown else None,
+        )
+    if not shown:
+        return
+    page.table(
+        ("way", ">codes", ">scales", ">db", ">mse"),
+        [
+            (
+                page.t(f"way.{one.way}"),
+                f"{one.codes_differ:,} / {one.codes:,}",
+                f"{one.scales_differ:,} / {one.blocks:,}",
+                f"{one.summary.sqnr_db:.4f}",
+                four(one.summary.mse),
+            )
+            for one in ways
+        ],
+    )
+    _follow(page, ways)
+    page.prose("ways.text", vllm=VLLM)
+
+
+def _follow(page: Lesson, ways: tuple[online.WayResult, ...]) -> None:
+    """One element whose code the cast changed."""
+    view = page.view
+    page.heading("follow.heading")
+    lost = online.first_lost(weights_of(view["layer"], view["w"]), ways, view["n"])
+    if lost is None:
+        page.prose("follow.none")
+        return
+    st.number_input(page.t("follow.which"), 0, 999, **view.widget("n"))
+    at = lost.column % BLOCK
+    inputs = (lost.weight, lost.folded, lost.cast)
+    page.finding(
+        "follow.seen",
+        expert=lost.expert,
+        row=lost.row,
+        column=lost.column,
+        weight=exact(lost.weight),
+        encode=exact(lost.encode),
+    )
+    page.table(
+        ("way", ">enters", ">enters_bits", ">byte", ">scaled", ">code", ">value"),
+        [
+            (
+                page.t(f"way.{way}"),
+                exact(value),
+                f"`{hex_f32(value)}`",
+                f"`{hex_byte(trace.scale_byte)}`",
+                exact(trace.products[at]),
+                f"`{bits(int(trace.codes[at]), 4)}`",
+                exact(trace.element_values[at]),
+            )
+            for way, value, trace in zip(online.WAYS, inputs, lost.traces, strict=True)
+        ],
+    )
+
+
+def _which_step(page: Lesson) -> bool:
+    """Asked: which step loses the bits?"""
+    direct, folded, cast = ways_of(0, WEIGHTS[0])
+    by_cast, by_fold = cast.codes_differ, folded.codes_differ
+    answer = "cast" if by_cast > 4 * by_fold else "fold" if by_fold > by_cast / 2 else "both"
+    return predict.ask(
+        f"{PAGE}.predict.step",
+        ("fold", "cast", "unit", "both"),
+        answer=answer,
+        codes=f"{direct.codes:,}",
+        changed=f"{by_cast:,}",
+        fold=f"{by_fold:,}",
+        times=four(round(by_cast / by_fold, 1)),
+    )
+
+
+# ------------------------------------------------------------------ memory and launches
+
+
+def peaks_of(page: Lesson) -> tuple[dict[str, dict[str, int]], tuple[int, int, int]]:
+    """Arrays alive at the peak of each way, and the shape that they belong to."""
+    shape = figures.SHAPES[page.view["shape"]]
+    return {way: online.peak_buffers(shape, way) for way in online.WAYS}, shape
+
+
+def memory_part(page: Lesson) -> None:
+    """What lives at the peak, and how often the kernel is launched."""
+    if not _how_much(page):
+        return
+    stage, side = page.stage()
+    with side:
+        st.segmented_control(
+            page.t("memory.shape"),
+            tuple(figures.SHAPES),
+            format_func=lambda name: page.t(f"shape.{name}"),
+            required=True,
+            **page.view.widget("shape"),
+        )
+        peaks, shape = peaks_of(page)
+        elements = int(np.prod(shape))
+        page.finding(
+            "memory.seen",
+            shape=" × ".join(map(str, shape)),
+            direct=_size(sum(peaks["direct"].values())),
+            cast=_size(sum(peaks["folded_bf16"].values())),
+            weight=_size(2 * elements),
+        )
+    with stage:
+        page.figure(
+            figures.memory_figure(peaks, elements, theme=theme(), lang=lang()),
+            alt=page.t("memory.alt"),
+            finding=figures.describe_memory(peaks, elements, lang()),
+            rows=lambda: figures.memory_rows(peaks),
+        )
+    page.prose("memory.text")
+    page.heading("launches.heading")
+    page.table(
+        ("way", ">launches", ">scales_read"),
+        [
+            (page.t("way.direct"), str(shape[0]), str(shape[0])),
+            (page.t("way.folded_bf16"), "1", "1"),
+            (page.t("launches.ranges"), "1", str(shape[0])),
+        ],
+    )
+    page.prose("launches.text")
+    _recorded(page)
+
+
+def _size(count: int) -> str:
+    return f"{four(count / 2**20)} MiB"
+
+
+def _recorded(page: Lesson) -> None:
+    """Times of a GPU, where a record of this project has them."""
+    found = recorded_times()
+    if found is None:
+        page.prose("launches.needs_gpu")
+        return
+    gpu, one, ranges = found
+    page.finding("launches.recorded", gpu=gpu, one=four(one), ranges=four(ranges), count=128)
+
+
+def recorded_times() -> tuple[str, float, float] | None:
+    """GPU and microseconds of `RECORDED`, from the newest record that has both rows."""
+    from nvfp4viz.device.records import gpu_records
+
+    for record in gpu_records():
+        for section in record.sections:
+            rows = {row["name"]: row for row in section["rows"] if "name" in row}
+            if all(name in rows for name in RECORDED):
+                one, ranges = (float(rows[name]["seconds"]) * 1e6 for name in RECORDED)
+                return record.gpu, one, ranges
+    return None
+
+
+def _how_much(page: Lesson) -> bool:
+    """Asked: how much more lives at the peak when the scale is folded and cast?"""
+    shape = figures.SHAPES["tiny_moe"]
+    direct, cast = (sum(online.peak_buffers(shape, way).values()) for way in ("direct", "folded_bf16"))
+    times = cast / direct
+    answer = "same" if times < 1.5 else "few" if times < 5 else "ten"
+    return predict.ask(f"{PAGE}.predict.memory", ("same", "few", "ten"), answer=answer, times=four(round(times, 1)))
+
+
+# ------------------------------------------------------------------ tensor-parallel ranks
+
+
+def shown_ranks(page: Lesson) -> tuple[online.RankResult, online.RankResult]:
+    """Shared and local maxima on the page's settings."""
+    return ranks_of(page.view["layer"], page.view["w"], int(page.view["tp"]))
+
+
+def ranks_part(page: Lesson) -> None:
+    """The maximum shared by the ranks of a tensor-parallel group, or each rank's own."""
+    if not _does_it_show(page):
+        return
+    stage, side = page.stage()
+    with side:
+        _pick_weight(page)
+        st.segmented_control(page.t("ranks.tp"), RANKS, required=True, **page.view.widget("tp"))
+        results = shown_ranks(page)
+        local = results[1].scales_2
+        page.finding(
+            "ranks.seen",
+            experts=int((local != local[0]).any(axis=0).sum()),
+            all=local.shape[1],
+            factor=four(float((local.max(axis=0) / local.min(axis=0)).max())),
+        )
+        page.glossary("tensor_parallel", "amax")
+    with stage:
+        page.figure(
+            figures.changed_figure(figures.rank_shares(results, lang()), theme=theme(), lang=lang(), height=240),
+            alt=page.t("ranks.alt"),
+            finding=figures.describe_ranks(results, lang()),
+            rows=lambda: figures.rank_rows(results),
+        )
+    page.table(
+        ("maximum", ">codes", ">scales", ">db"),
+        [
+            (
+                page.t("ranks.shared" if one.shared else "ranks.local"),
+                f"{one.codes_differ:,} / {one.codes:,}",
+                f"{one.scales_differ:,} / {one.blocks:,}",
+                f"{one.summary.sqnr_db:.4f}",
+            )
+            for one in results
+        ],
+    )
+    moved = results[1].summary.sqnr_db - results[0].summary.sqnr_db
+    page.prose("ranks.text", vllm=VLLM, db=f"{moved:+.4f}".replace("-", "−"))
+
+
+def _does_it_show(page: Lesson) -> bool:
+    """Asked: with the shared maximum, do the bytes depend on the number of ranks?"""
+    found = [ranks_of(0, weight, int(ranks)) for weight in WEIGHTS for ranks in RANKS]
+    shared = sum(one.codes_differ + one.scales_differ for one, _ in found)
+    local = sum(two.codes_differ + two.scales_differ for _, two in found)
+    answer = "never" if not local else "local" if not shared else "always"
+    return predict.ask(
+        f"{PAGE}.predict.ranks",
+        ("never", "local", "always"),
+        answer=answer,
+        share=percent(round(found[0][1].codes_differ / found[0][1].codes, 4)),
+        ranks=RANKS[0],
+    )
+
+
+# ------------------------------------------------------------------ per-token
+
+
+def token_part(page: Lesson) -> None:
+    """One scale a row: what it needs, what it runs, and what a row of zeros becomes."""
+    if not _zero_row(page):
+        return
+    view = page.view
+    st.selectbox(page.t("token.prompt"), PROMPTS, format_func=lambda name: page.t(f"prompt.{name}"), **view.widget("p"))
+    rows = []
+    for backend, by_token in (("vllm-cutlass", False), (TOKEN_BACKEND, True)):
+        build = caches.Build(HOLED, backend=backend, per_token=by_token)
+        answer = caches.generation(build, DEMO_PROMPTS[view["p"]], TOKENS).generation
+        scales = caches.served(build).scales_of(0).w13_input_scale
+        rows.append((page.t(f"token.{'on' if by_token else 'off'}"), backend, _spread(scales), quoted(answer.text)))
+    page.table(("setting", "backend", "input_scales", "answer"), rows)
+    page.finding(
+        "token.seen",
+        base=exact(float(per_token.BASE)),
+        product=exact(E2M1.max_value * E4M3.max_value),
+        flag=next(info.flag for info in BACKENDS.values() if info.per_token),
+    )
+    page.prose("token.text", vllm=VLLM, one=exact(1.0))
+    page.heading("zero.heading")
+    cases = per_token.token_cases()
+    made = {version: per_token.quantize_tokens(cases, version) for version in per_token.VERSIONS}
+    st.segmented_control(
+        page.t("zero.row"),
+        ROWS,
+        format_func=lambda name: page.t(f"row.{name}"),
+        required=True,
+        **view.widget("row"),
+    )
+    row = ROWS.index(view["row"])
+    page.table(
+        ("version", ">decode", ">encode", ">byte", ">last_codes", "nan"),
+        [
+            (
+                page.t(f"version.{version.replace('-', '_').replace('.', '_')}"),
+                four(one.decode[row]),
+                four(one.encode[row]),
+                f"`{hex_byte(one.scales[row, -1])}`",
+                f"`{' '.join(f'{int(code):X}' for code in one.codes[row, -4:])}`",
+                page.t("yes" if np.isnan(one.decoded[row]).any() else "no"),
+            )
+            for version, one in made.items()
+        ],
+    )
+    page.prose("zero.text")
+
+
+ROWS = ("ordinary", "tiny", "zero")
+
+
+def _spread(scales: npt.NDArray[np.float32]) -> str:
+    low, high = float(scales.min()), float(scales.max())
+    return exact(low) if low == high else f"{four(low)} … {four(high)}"
+
+
+def token_rows() -> list[dict[str, object]]:
+    """Every version on the three rows."""
+    cases = per_token.token_cases()
+    return [
+        {
+            "version": version,
+            "row": ROWS[row],
+            "decode_scale": float(one.decode[row]),
+            "encode_scale": float(one.encode[row]),
+            "block_scale_bytes": " ".join(hex_byte(byte) for byte in one.scales[row].tolist()),
+            "codes": "".join(f"{int(code):X}" for code in one.codes[row]),
+            "holds_nan": bool(np.isnan(one.decoded[row]).any()),
+        }
+        for version in per_token.VERSIONS
+        for one in [per_token.quantize_tokens(cases, version)]
+        for row in range(len(ROWS))
+    ]
+
+
+def _zero_row(page: Lesson) -> bool:
+    """Asked: which versions turn a row of zeros into NaN?"""
+    cases = per_token.token_cases()[-1:]
+    nan = tuple(v for v in per_token.VERSIONS if per_token.quantize_tokens(cases, v).nan_rows)
+    answers = {(): "none", per_token.VERSIONS[:2]: "fast", per_token.VERSIONS[:1]: "old", per_token.VERSIONS: "all"}
+    return predict.ask(
+        f"{PAGE}.predict.zero",
+        tuple(answers.values()),
+        answer=answers[nan],
+        nan=len(nan),
+        versions=len(per_token.VERSIONS),
+    )

@@ -1,0 +1,39 @@
+"""Online quantisation: three ways to pack at load, memory and launches, tensor-parallel maxima, per-token scales."""
+
+from nvfp4viz.figures import online as figures
+from nvfp4viz.ui import lesson, state
+from nvfp4viz.ui import online_parts as parts
+from nvfp4viz.ui.loading_parts import PROMPT, PROMPTS
+from nvfp4viz.ui.shell import ensure_shell
+
+ensure_shell()
+page = lesson.open_page(
+    "online_quantisation",
+    part=state.choice(parts.PARTS, default=parts.PARTS[0]),
+    layer=state.integer(0, 3, default=0),
+    w=state.choice(parts.WEIGHTS, default=parts.WEIGHTS[0]),
+    n=state.integer(0, 999, default=0),
+    shape=state.choice(tuple(figures.SHAPES), default="tiny_moe"),
+    tp=state.choice(parts.RANKS, default=parts.RANKS[0]),
+    p=state.choice(PROMPTS, default=PROMPT),
+    row=state.choice(parts.ROWS, default="zero"),
+)
+view = page.view
+
+PARTS = {
+    "ways": parts.ways_part,
+    "memory": parts.memory_part,
+    "ranks": parts.ranks_part,
+    "token": parts.token_part,
+}
+PARTS[page.parts("part", parts.PARTS)](page)
+
+page.foot(
+    code={"layer": view["layer"], "weight": view["w"], "ranks": int(view["tp"])},
+    data={
+        "ways": lambda: figures.way_rows(parts.shown_ways(page)),
+        "peak_memory": lambda: figures.memory_rows(parts.peaks_of(page)[0]),
+        "ranks": lambda: figures.rank_rows(parts.shown_ranks(page)),
+        "per_token": parts.token_rows,
+    },
+)

@@ -1,0 +1,66 @@
+"""Loading and online quantisation in a browser: every part fits a phone, passes axe, and answers a choice."""
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+from nvfp4viz.ui.loading_parts import PARTS as LOADING
+from nvfp4viz.ui.online_parts import PARTS as ONLINE
+
+from .conftest import settle
+from .test_shell import RULES
+
+PLACES = [*(("loading", part) for part in LOADING), *(("online_quantisation", part) for part in ONLINE)]
+
+
+def reveal(page, lang="en"):
+    """Skip the question; the answer is on the page when this returns."""
+    skip = page.get_by_role("button", name={"en": "Show me without a guess", "zh": "不猜了，直接看"}[lang])
+    skip.click()
+    skip.wait_for(state="detached")
+    settle(page)
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.parametrize(("name", "part"), PLACES)
+def test_nothing_overflows_a_phone(visit, lang, name, part):
+    page = visit(f"/{name}?lang={lang}&part={part}", width=390)
+    reveal(page, lang)
+    main = page.locator("[data-testid=stMain]")
+    assert main.evaluate("node => node.scrollWidth - node.clientWidth") <= 0
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(("name", "part"), PLACES)
+def test_contrast_and_names_pass_axe(visit, name, part, theme):
+    page = visit(f"/{name}?lang=en&part={part}", theme=theme)
+    reveal(page)
+    page.wait_for_load_state("networkidle")
+    result = Axe().run(page, options={"runOnly": {"type": "rule", "values": RULES}})
+    found = [
+        (violation["id"], node["target"], node.get("failureSummary", ""))
+        for violation in result.response["violations"]
+        for node in violation["nodes"]
+    ]
+    assert found == []
+
+
+def test_a_config_is_written_and_judged_at_once(visit):
+    page = visit("/loading?lang=en&part=promotion&cfg=w4a4")
+    reveal(page)
+    page.get_by_text("The rule does not fire").wait_for()
+    box = page.get_by_label("config.json", exact=True)
+    box.fill('{"quantization_config": {"quant_algo": "NVFP4",\n"config_groups": {"g": {}}}}')
+    box.press("Control+Enter")
+    page.get_by_text("The rule fires").wait_for()
+    box.fill('{"quantization_config": ')
+    box.press("Control+Enter")
+    page.get_by_text("config.json is not JSON").wait_for()
+
+
+def test_another_value_spreads_and_lands_in_the_link(visit):
+    page = visit("/loading?lang=en&part=maxima&v=zero")
+    reveal(page)
+    page.get_by_text("the value changes 1 on the per-expert path, 0 under one maximum").wait_for()
+    page.get_by_text("gate", exact=True).click()
+    page.wait_for_url(lambda url: "projection=gate" in url)
+    page.get_by_text("the value changes 0 on the per-expert path").wait_for()

@@ -1,0 +1,113 @@
+"""The page on online quantisation as a reader in either language meets it."""
+
+import pytest
+
+from nvfp4viz.ui.numbers import four
+from nvfp4viz.ui.online_parts import PARTS, ROWS, recorded_times, ways_of
+
+from .conftest import clean, shown_code_output, texts
+
+PAGE = "online_quantisation"
+LANGUAGES = ["en", "zh"]
+TITLES = {"en": "Online quantisation", "zh": "在线量化"}
+QUESTIONS = dict(zip(PARTS, ("step", "memory", "ranks", "zero"), strict=True))
+
+
+def revealed(open_page, part, lang="en", **query):
+    """A part with its question skipped."""
+    at = open_page(PAGE, lang=lang, part=part, **query)
+    at.button(key=f"predict.skip.{PAGE}.predict.{QUESTIONS[part]}").click().run()
+    return clean(at)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_asks_first_and_then_shows(open_page, lang, part):
+    at = open_page(PAGE, lang=lang, part=part)
+    assert at.title[0].value == TITLES[lang]
+    assert len(at.get("plotly_chart")) == (part == "ways")
+    at = revealed(open_page, part, lang)
+    assert len(at.get("plotly_chart")) == (part != "token")
+    assert "| " in texts(at)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"part": "x"},
+        {"layer": "4"},
+        {"w": "up"},
+        {"n": "-1"},
+        {"shape": "gemma"},
+        {"tp": "3"},
+        {"p": "x"},
+        {"row": "x"},
+    ],
+    ids=lambda query: " ".join(f"{name}={value}" for name, value in query.items()),
+)
+def test_a_bad_link_is_named_and_leaves_the_page_usable(open_page, lang, query):
+    at = open_page(PAGE, lang=lang, **query)
+    assert at.title[0].value == TITLES[lang]
+    (name,) = query
+    assert f"`{name}=" in texts(at)
+
+
+def test_the_cast_is_asked_for_before_the_middle_way_is_shown(open_page):
+    at = open_page(PAGE)
+    assert "folded in float32" not in texts(at)
+    at.radio(key=f"predict.asked.{PAGE}.predict.step").set_value("fold").run()
+    seen = texts(clean(at))
+    assert "Your guess: the product in float32" in seen
+    assert "Folding in float32 without it changes 369 codes, the cast 33.7 times as many" in seen
+    assert "| folded, cast to BF16 | 12,419 / 1,048,576 | 2,196 / 65,536 |" in seen
+
+
+def test_one_changed_element_is_followed(open_page):
+    seen = texts(revealed(open_page, "ways"))
+    assert "the weight is −0.023925781" in seen
+    assert "| folded, cast to BF16 | −132 |" in seen
+    other = texts(revealed(open_page, "ways", n="7"))
+    assert "the weight is −0.023925781" not in other
+
+
+@pytest.mark.parametrize("layer", range(4))
+@pytest.mark.parametrize("weight", ["gate_up_proj", "down_proj"])
+def test_what_the_answer_says_of_one_weight_holds_for_all(layer, weight):
+    direct, folded, cast = ways_of(layer, weight)
+    assert (direct.codes_differ, direct.scales_differ) == (0, 0)
+    assert cast.codes_differ > 4 * folded.codes_differ > 0
+    assert cast.scales_differ > 4 * folded.scales_differ
+
+
+def test_memory_is_counted_and_times_are_recorded_ones(open_page):
+    seen = texts(revealed(open_page, "memory", shape="deepseek_v4_flash"))
+    assert "256 × 4096 × 4096 weights, 8192 MiB in BF16" in seen
+    assert "10.67 times as much" in seen or "10.7 times as much" in seen
+    gpu, one, ranges = recorded_times()
+    assert gpu.startswith("NVIDIA")
+    assert 0 < one < ranges
+    assert f"kernels on an {gpu}, one large matrix: {four(one)} µs" in seen
+
+
+def test_a_shared_maximum_leaves_no_trace(open_page):
+    seen = texts(revealed(open_page, "ranks", tp="4", w="down_proj"))
+    assert "| shared by an all-reduce | 0 / 524,288 | 0 / 32,768 |" in seen
+    assert "With each rank's own. On 2 ranks 3.33 % of the codes" in seen
+
+
+def test_scales_per_token_answer_in_spite_of_the_holes(open_page):
+    seen = texts(revealed(open_page, "token"))
+    assert "| `nvfp4_per_token` | vllm-flashinfer-trtllm | 1 | ` api#9 GET" in seen
+    assert "`<pad>` × 16" in seen
+    assert "2 of 4: the fast mode of both versions" in seen
+    for row, nan in zip(ROWS, (0, 0, 2), strict=True):
+        table = texts(revealed(open_page, "token", row=row)).split("A row of zeros, by version")[1]
+        assert table.count("| yes |") == nan
+
+
+def test_the_shown_code_gives_the_page_s_numbers(open_page):
+    output = shown_code_output(open_page(PAGE), PAGE)
+    assert "folded_bf16: 12419 codes differ" in output
+    assert "shared 0 0" in output
+    assert "flashinfer-0.7.4 ['0x7E', '0x00', '0x7F'] 1" in output
