@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from nvfp4viz import __version__
+from nvfp4viz.cli_words import LANGUAGES, argparse_speaks, cli_words, language_of
 from nvfp4viz.errors import CheckpointError, InputError, NvError
 
 if TYPE_CHECKING:
@@ -27,10 +28,13 @@ OK, FOUND, UNREADABLE, USAGE = 0, 1, 2, 64
 INTERRUPTED = 130
 # Errors of a checkpoint that are really of the command.
 _USAGE_CODES = ("checkpoint.exists", "checkpoint.no-tensor")
+# Of `nvfp4viz.checkpoint.FAULTS`, which costs NumPy to ask; a test holds both to each other.
+FAULT_IDS = (
+    "missing", "zero", "nan", "inf", "negative", "subnormal", "scaled", "constant", "neighbour", "random-bits",
+    "reciprocal", "pair-mismatch", "nibble-swap", "gate-up-swap", "block-nan", "block-negative", "exponent-cast",
+    "zero-weight", "duplicate-expert",
+)  # fmt: skip
 FAIL_ON = ("error", "backend", "warn", "never")
-
-
-SOURCE = "a folder, a .safetensors file, an *.index.json, http(s)://… of one of these, or hf://owner/name[@revision]"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -43,10 +47,13 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    parser = build_parser()
-    options = parser.parse_args(arguments)
-    if options.command == "audit" and not options.deep and (options.resume or options.scheduler):
-        parser.error("--resume and --scheduler belong to --deep")
+    given = sys.argv[1:] if arguments is None else arguments
+    language = language_of(given)
+    with argparse_speaks(language):
+        parser = build_parser(language)
+        options = parser.parse_args(given)
+        if options.command == "audit" and not options.deep and (options.resume or options.scheduler):
+            parser.error(cli_words(language, "audit.only-deep"))
     run: Callable[[argparse.Namespace], int] = options.run
     try:
         return run(options)
@@ -63,72 +70,78 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return OK
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """All commands and their options."""
-    parser = _Parser(
-        prog="nvfp4viz", description="Check an NVFP4 mixture-of-experts checkpoint, or break a copy of it."
-    )
-    parser.add_argument("--version", action="version", version=f"nvfp4viz {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+def build_parser(language: str = "en") -> argparse.ArgumentParser:
+    """All commands and their options, explained in a language."""
 
-    def command(name: str, run: Callable[[argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
+    def words(key: str, **values: object) -> str:
+        # argparse fills in what stands after a percent sign.
+        return cli_words(language, key, **values).replace("%", "%%")
+
+    parser = _Parser(prog="nvfp4viz", description=words("description"))
+    parser.add_argument("--version", action="version", version=f"nvfp4viz {__version__}", help=words("version"))
+    parser.add_argument("--language", choices=LANGUAGES, default="en", help=words("language"))
+    commands = parser.add_subparsers(dest="command", required=True, metavar=words("command"), parser_class=_Parser)
+
+    def command(name: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+        help = words(f"{name}.help")
         sub = commands.add_parser(name, help=help, description=help)
         sub.set_defaults(run=run)
-        sub.add_argument("source", metavar="SOURCE", help=SOURCE)
-        sub.add_argument("--revision", metavar="REV", help="of a repository on the hub: a branch, a tag or a commit")
-        sub.add_argument("--language", choices=("en", "zh"), default="en", help="of messages (default: en)")
+        sub.add_argument("source", metavar="SOURCE", help=words("source"))
+        sub.add_argument("--revision", metavar="REV", help=words("revision"))
+        sub.add_argument("--language", choices=LANGUAGES, default=argparse.SUPPRESS, help=words("language"))
         return sub
 
-    audit = command("audit", _audit, "look for missing and unusable scales, and say which backends suffer")
+    audit = command("audit", _audit)
     audit.add_argument(
         "--format", choices=("text", "json", "html", "md", "csv"), default="text",
-        help="html is one file, md is for an issue, csv has one row a slot",
+        help=words("audit.format"),
     )  # fmt: skip
-    audit.add_argument("--output", metavar="FILE", help="write the report there instead of stdout")
-    audit.add_argument("--fail-on", choices=FAIL_ON, default="backend", help="exit 1 from here on (default: backend)")
-    audit.add_argument("--gpu", metavar="sm_NN", help="say which backend vLLM picks there by itself")
-    audit.add_argument("--tp", type=_ranks, metavar="N", help="check where N tensor-parallel ranks cut the experts")
-    audit.add_argument("--ep", type=_ranks, metavar="N", help="check how N expert-parallel ranks share the experts")
-    audit.add_argument("--deep", action="store_true", help="read every packed code and block scale too")
-    audit.add_argument(
-        "--resume", action="store_true", help="with --deep: go on where a stopped scan of these files was"
+    audit.add_argument("--output", metavar="FILE", help=words("audit.output"))
+    audit.add_argument("--fail-on", choices=FAIL_ON, default="backend", help=words("audit.fail-on"))
+    audit.add_argument("--gpu", metavar="sm_NN", help=words("audit.gpu"))
+    audit.add_argument("--tp", type=_ranks, metavar="N", help=words("audit.tp"))
+    audit.add_argument("--ep", type=_ranks, metavar="N", help=words("audit.ep"))
+    audit.add_argument("--deep", action="store_true", help=words("audit.deep"))
+    audit.add_argument("--resume", action="store_true", help=words("audit.resume"))
+    audit.add_argument("--scheduler", metavar="ADDRESS", help=words("audit.scheduler"))
+    audit.add_argument("--paths", action="store_true", help=words("audit.paths"))
+    audit.add_argument("--quiet", action="store_true", help=words("audit.quiet"))
+
+    show = command("show", _show)
+    show.add_argument("tensor", metavar="TENSOR", help=words("show.tensor"))
+
+    coverage = command("coverage", _coverage)
+    coverage.add_argument("--csv", metavar="FILE", help=words("coverage.csv"))
+
+    inject = command("inject", _inject)
+    inject.add_argument("out", metavar="OUT", help=words("inject.out"))
+    inject.add_argument("--fault", required=True, metavar="ID", help=words("inject.fault", faults=", ".join(FAULT_IDS)))
+    inject.add_argument("--layer", type=int, required=True, help=words("inject.layer"))
+    inject.add_argument("--expert", type=int, required=True, help=words("inject.expert"))
+    inject.add_argument(
+        "--projection", choices=("gate", "up", "gate_up", "down"), required=True, help=words("inject.projection")
     )
-    audit.add_argument("--scheduler", metavar="ADDRESS", help="with --deep: spread the shards over a Dask cluster")
-    audit.add_argument("--paths", action="store_true", help="name the source with its full path in the report")
-    audit.add_argument("--quiet", action="store_true", help="no progress")
+    inject.add_argument(
+        "--role", choices=("input_scale", "weight_scale_2", "weight_scale", "weight"), help=words("inject.role")
+    )
+    inject.add_argument("--value", type=float, help=words("inject.value"))
+    inject.add_argument("--seed", type=int, default=0, help=words("inject.seed"))
 
-    show = command("show", _show, "one tensor: type, shape, place, and the values of its first block")
-    show.add_argument("tensor", metavar="TENSOR", help="its full name")
-
-    coverage = command("coverage", _coverage, "status of every layer, expert, projection and role")
-    coverage.add_argument("--csv", metavar="FILE", help="one row a slot; - for stdout")
-
-    inject = command("inject", _inject, "write a copy with one fault in it; the source is not changed")
-    inject.add_argument("out", metavar="OUT", help="a folder that does not exist yet")
-    inject.add_argument("--fault", required=True, metavar="ID")
-    inject.add_argument("--layer", type=int, required=True)
-    inject.add_argument("--expert", type=int, required=True)
-    inject.add_argument("--projection", choices=("gate", "up", "gate_up", "down"), required=True)
-    inject.add_argument("--role", choices=("input_scale", "weight_scale_2", "weight_scale", "weight"))
-    inject.add_argument("--value", type=float)
-    inject.add_argument("--seed", type=int, default=0)
-
-    repair = command("repair", _repair, "mend activation scales on a copy; without --apply, say what would change")
-    repair.add_argument("out", metavar="OUT", help="a folder that does not exist yet")
+    repair = command("repair", _repair)
+    repair.add_argument("out", metavar="OUT", help=words("repair.out"))
     repair.add_argument(
         "--policy", required=True, choices=("peer-max", "layer-max", "constant", "weight-only"),
-        help="the largest of the layer's and projection's other experts, of the layer's, a number, or no activation "
-        "scales at all (the only one that guesses nothing)",
+        help=words("repair.policy"),
     )  # fmt: skip
-    repair.add_argument("--value", type=float, help="of the policy constant, as the file stores it (default: 1.0)")
-    repair.add_argument("--suspects", action="store_true", help="also replace values that only look wrong")
-    repair.add_argument("--deep", action="store_true", help="look into packed codes and block scales first")
-    repair.add_argument("--apply", action="store_true", help="write the copy")
+    repair.add_argument("--value", type=float, help=words("repair.value"))
+    repair.add_argument("--suspects", action="store_true", help=words("repair.suspects"))
+    repair.add_argument("--deep", action="store_true", help=words("repair.deep"))
+    repair.add_argument("--apply", action="store_true", help=words("repair.apply"))
 
-    diff = command("diff", _diff, "what two checkpoints do not share; exit code 1 where they differ")
-    diff.add_argument("other", metavar="OTHER", help="the other checkpoint, given like the first")
+    diff = command("diff", _diff)
+    diff.add_argument("other", metavar="OTHER", help=words("diff.other"))
     diff.add_argument("--format", choices=("text", "json"), default="text")
-    diff.add_argument("--output", metavar="FILE", help="write there instead of stdout")
+    diff.add_argument("--output", metavar="FILE", help=words("diff.output"))
     return parser
 
 
@@ -140,7 +153,7 @@ def _audit(options: argparse.Namespace) -> int:
     from nvfp4viz.checkpoint.source import is_address
 
     gpu = _gpu(options.gpu)
-    with _progress("reading headers and scales", options.quiet) as progress, _without_collector():
+    with _progress(cli_words(options.language, "progress.scales"), options.quiet) as progress, _without_collector():
         checkpoint = inspect(options.source, revision=options.revision, progress=progress)
         # An address is shown without its secrets, with or without --paths.
         local = options.paths and not is_address(options.source)
@@ -209,19 +222,34 @@ def _gpu(text: str | None) -> str | None:
 def _show(options: argparse.Namespace) -> int:
     from nvfp4viz.checkpoint import open_checkpoint, preview_tensor
 
-    with _progress("reading headers", False) as progress:
+    with _progress(cli_words(options.language, "progress.headers"), False) as progress:
         checkpoint = open_checkpoint(options.source, revision=options.revision, progress=progress)
     preview = preview_tensor(checkpoint, options.tensor)
     entry = preview.entry
+    lang = options.language
     print(_plain(entry.name))
-    print(f"  type    {entry.dtype}")
-    print(f"  shape   {list(entry.shape)}")
-    print(f"  file    {_plain(entry.file)}, bytes {entry.begin}–{entry.end} ({entry.nbytes:,})")
+    lines = [
+        (cli_words(lang, "show.type"), entry.dtype),
+        (cli_words(lang, "show.shape"), str(list(entry.shape))),
+        (
+            cli_words(lang, "show.file"),
+            cli_words(
+                lang, "show.place", file=_plain(entry.file), begin=entry.begin, end=entry.end, size=f"{entry.nbytes:,}"
+            ),
+        ),
+    ]
     if preview.slot is not None:
         at = preview.slot
-        print(f"  slot    layer {at.layer}, expert {at.expert}, {at.projection}, {at.role}")
+        where = {"layer": at.layer, "expert": at.expert, "projection": at.projection, "role": at.role}
+        lines.append((cli_words(lang, "show.slot"), cli_words(lang, "show.at", **where)))
     for label, values in preview.rows:
-        print(f"  {label:<7} {values}")
+        told = cli_words(lang, f"show.rows.{label}")
+        if label == "scale":
+            values = values.replace("block", cli_words(lang, "show.block"))
+            values = values.replace("second level", cli_words(lang, "show.second"))
+        lines.append((told, values))
+    for label, text in lines:
+        print(f"  {label:<7} {text}")
     return OK
 
 
@@ -230,7 +258,7 @@ def _coverage(options: argparse.Namespace) -> int:
     from nvfp4viz.audit.tables import to_csv
     from nvfp4viz.checkpoint import inspect
 
-    with _progress("reading headers and scales", False) as progress:
+    with _progress(cli_words(options.language, "progress.scales"), False) as progress:
         done = run_audit(inspect(options.source, revision=options.revision, progress=progress))
     rows = done.rows()
     if options.csv is not None:
@@ -240,14 +268,28 @@ def _coverage(options: argparse.Namespace) -> int:
     for row in rows:
         at = counts.setdefault((row.layer, row.role), {})
         at[row.status] = at.get(row.status, 0) + 1
-    lines = [f"{'layer':>5}  {'role':<15} status"]
+    lang = options.language
+    head = [cli_words(lang, f"coverage.{key}") for key in ("layer", "role", "status")]
+    lines = [f"{head[0]:>5}  {head[1]:<15} {head[2]}"]
     for (layer, role), states in counts.items():
-        shown = ", ".join(f"{count} {status}" for status, count in sorted(states.items(), key=lambda s: s[0] != "ok"))
+        ranked = sorted(states.items(), key=lambda item: item[0] != "ok")
+        shown = ", ".join(f"{count} {_status(status, lang)}" for status, count in ranked)
         lines.append(f"{layer:>5}  {role:<15} {shown}")
     if not rows:
-        lines = ["no routed experts with per-expert names"]
+        lines = [cli_words(lang, "coverage.none")]
     _deliver("\n".join(lines) + "\n", None)
     return OK
+
+
+def _status(status: str, language: str) -> str:
+    """A slot's state; in English the report's own word for scripts."""
+    from nvfp4viz.audit.texts import report_words
+
+    if language == "en":
+        return status
+    if status in ("ok", "not-needed"):
+        return cli_words(language, f"coverage.{status}")
+    return report_words(language, f"status.{status}")
 
 
 def _inject(options: argparse.Namespace) -> int:
@@ -264,16 +306,16 @@ def _inject(options: argparse.Namespace) -> int:
         value=options.value,
         seed=options.seed,
     )
-    fault = FAULTS[options.fault]
-    for word, names in (("changed", done.changed), ("removed", done.removed)):
+    fault, lang = FAULTS[options.fault], options.language
+    for key, names in (("changed", done.changed), ("removed", done.removed)):
         for name in names:
-            print(f"{word} {_plain(name)}")
-    print(f"rewrote {len(done.rewritten)} files, linked or copied {len(done.linked)}")
+            print(cli_words(lang, f"inject.{key}", tensor=_plain(name)))
+    print(cli_words(lang, "inject.files", rewritten=len(done.rewritten), linked=len(done.linked)))
     if not fault.findings:
-        print("no check of the files alone can see this fault")
+        print(cli_words(lang, "inject.invisible"))
     else:
-        deep = " (needs the weights, not only the scales)" if fault.deep else ""
-        print(f"the audit should report {' or '.join(fault.findings)}{deep}")
+        codes = cli_words(lang, "inject.or").join(fault.findings)
+        print(cli_words(lang, "inject.deep" if fault.deep else "inject.finds", codes=codes))
     return OK
 
 
@@ -283,7 +325,7 @@ def _repair(options: argparse.Namespace) -> int:
     from nvfp4viz.audit.texts import report_words
     from nvfp4viz.checkpoint import inspect
 
-    with _progress("reading headers and scales", False) as progress:
+    with _progress(cli_words(options.language, "progress.scales"), False) as progress:
         checkpoint = inspect(options.source, revision=options.revision, progress=progress)
         plan = plan_repair(
             checkpoint,
@@ -310,7 +352,7 @@ def _diff(options: argparse.Namespace) -> int:
     from nvfp4viz.audit.terminal import diff_to_text
     from nvfp4viz.checkpoint import inspect
 
-    with _progress("reading headers and scales", False) as progress, _without_collector():
+    with _progress(cli_words(options.language, "progress.scales"), False) as progress, _without_collector():
         sides = [
             inspect(source, revision=options.revision if source.startswith("hf://") else None, progress=progress)
             for source in (options.source, options.other)

@@ -22,7 +22,8 @@ SEES = {
     "serving": {"errors", "formats", "quant", "moe", "checkpoint", "model", "device"},
     "audit": {"errors", "formats", "quant", "checkpoint", "serving"},
     "figures": {"errors", "formats", "quant", "moe", "model", "checkpoint", "serving", "audit", "device"},
-    "cli": {"errors", "formats", "quant", "moe", "checkpoint", "model", "serving", "audit"},
+    "cli_words": {"errors"},
+    "cli": {"cli_words", "errors", "formats", "quant", "moe", "checkpoint", "model", "serving", "audit"},
     "warm": {"errors", "formats", "quant", "moe", "checkpoint", "model", "serving", "device"},
 }
 

@@ -1,19 +1,23 @@
 """The command line: what goes to stdout, what to stderr, and the exit codes."""
 
+import argparse
 import csv
 import gc
 import io
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from nvfp4viz import cli
-from nvfp4viz.checkpoint import write_checkpoint
+from nvfp4viz.checkpoint import FAULTS, open_checkpoint, write_checkpoint
+from nvfp4viz.errors import CONTENT
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, scalar, snapshot, without
 from tests.checkpoint.web_server import Site, serve
 
@@ -358,3 +362,83 @@ def test_help_and_version_do_not_load_the_library():
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
     assert np.float32(1) == 1
+
+
+# ------------------------------------------------------------------------------------------- Chinese
+
+
+COMMANDS = ("audit", "show", "coverage", "inject", "repair", "diff")
+CJK = re.compile("[\u4e00-\u9fff]")
+
+
+@pytest.mark.parametrize("arguments", [(), *((name,) for name in COMMANDS)], ids=" ".join)
+def test_help_speaks_the_language(capsys, arguments):
+    said = {}
+    for language in ("en", "zh"):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*arguments, "--language", language, "--help"])
+        assert ended.value.code == 0
+        said[language] = capsys.readouterr().out
+    assert not CJK.search(said["en"])
+    assert said["zh"].startswith("用法：")
+    # Every explanation has been translated: no English sentence of three words is left.
+    assert not re.search(r"(?:[a-z]{2,} ){2}[a-z]{2,}", re.sub(r"[\[{][^\]}]*[\]}]", "", said["zh"])), said["zh"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [], ["audit"], ["nothing"], ["audit", "x", "--wrong"], ["audit", "x", "--format", "pdf"],
+        ["audit", "x", "--tp", "0"], ["audit", "x", "--output"], ["audit", "x", "--resume"], ["show", "x"],
+        ["inject", "x", "y", "--layer", "a"], ["repair", "x", "y"], ["audit", "x", "--quiet=1"],
+        ["repair", "x", "y", "--policy", "guess"], ["audit", "x", "--f", "json"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_usage_errors_speak_the_language(capsys, arguments):
+    for language in ("zh", "en"):
+        given = [*arguments[:1], f"--language={language}", *arguments[1:]]
+        with pytest.raises(SystemExit) as ended:
+            cli.main(given)
+        assert ended.value.code == 64
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert last.startswith("nvfp4viz")
+        assert bool(CJK.search(last)) == (language == "zh"), last
+
+
+def test_what_the_commands_print_speaks_the_language(capsys, good, holed, tmp_path):
+    name = next(name for name in open_checkpoint(good).tensors if name.endswith("down_proj.weight"))
+    for arguments, words in (
+        (("show", good, name), ("类型", "形状", "文件", "槽位", "字节", "编码", "缩放", "二级", "权重")),
+        (("coverage", holed), ("状态", "正常", "缺失")),
+        (("inject", good, tmp_path / "a", "--fault", "zero", *SLOT), ("改动了", "重写", "审计应当报告")),
+        (("inject", good, tmp_path / "b", "--fault", "missing", *SLOT), ("去掉了",)),
+        (("inject", good, tmp_path / "c", "--fault", "nibble-swap", *SLOT), ("发现不了",)),
+        (("inject", good, tmp_path / "d", "--fault", "block-nan", *SLOT), ("需要读取权重",)),
+    ):
+        code, out, err = run(capsys, *map(str, arguments), "--language", "zh")
+        assert (code, err) == (0, "")
+        for word in words:
+            assert word in out
+        for line in out.splitlines():
+            assert not re.search(r"(?<![.\w])(?:changed|removed|type|shape|layer|expert|missing|block)\b", line), line
+
+
+SLOT = ("--layer", "0", "--expert", "1", "--projection", "down")
+
+
+def test_both_languages_have_the_same_words_and_all_faults():
+    def keys(node, at=""):
+        return {
+            place
+            for key, value in node.items()
+            for place in (keys(value, f"{at}{key}.") if isinstance(value, dict) else [at + key])
+        }
+
+    texts = [tomllib.loads((CONTENT / lang / "cli.toml").read_text(encoding="utf-8")) for lang in ("en", "zh")]
+    argparse_words = texts[1].pop("argparse")
+    assert keys(texts[0]) == keys(texts[1])
+    # Renamed words of another Python would stay English.
+    source = Path(argparse.__file__).read_text(encoding="utf-8")
+    assert [text for text in argparse_words if f"'{text}'" not in source and f'"{text}"' not in source] == []
+    assert tuple(FAULTS) == cli.FAULT_IDS
