@@ -31,12 +31,12 @@ def error_texts(language: str) -> dict[str, dict[str, str]]:
 
 # What is counted somewhere in the texts, and the verbs that follow.
 _COUNTED = (
-    "bits blocks bytes cells characters checks codes columns copies digits elements entries experts "
-    "factors fields files findings gaps groups implementations instructions keys layers linears lines "
-    "logits modules names numbers outputs overlaps pairs parts paths patterns peers places points "
-    "positions products projections prompts ranks registers remedies replies roles rounds routes rows "
-    "scalars scales seconds shards slots steps targets tensors texts threads times tokens towers values "
-    "weights"
+    "articles bits blocks bytes cells characters checks choices codes columns copies digits documents "
+    "elements entries experts factors fields files findings gaps groups implementations instructions "
+    "keys layers linears lines logits modules names numbers outputs overlaps pairs parts paths "
+    "patterns peers places points positions products projections prompts ranks registers remedies "
+    "replies roles rounds routers routes rows runs scalars scales seconds shards slots steps targets "
+    "tensors texts threads times tokens towers values weights"
 )
 _IRREGULAR = {"copies": "copy", "entries": "entry", "remedies": "remedy", "replies": "reply"}
 _VERBS = {"are": "is", "have": "has", "were": "was", "do": "does"} | {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import streamlit as st
+
 from nvfp4viz.model.calibration_run import GEMMA4
 from nvfp4viz.ui import caches
 from nvfp4viz.ui.lesson import Lesson
@@ -57,13 +59,13 @@ def run_part(page: Lesson) -> None:
     }
     page.prose("run.before", **values)
     steps = ("unfuse", "prepare", "route", "amax", "export", "rename", "load")
-    page.table(
-        (">step", "happens", "breaks"),
-        [
-            (str(at), page.t(f"run.{step}.happens", **values), page.t(f"run.{step}.breaks", **values))
-            for at, step in enumerate(steps, start=1)
-        ],
+    told = (
+        page.t(
+            "run.step", happens=page.t(f"run.{step}.happens", **values), breaks=page.t(f"run.{step}.breaks", **values)
+        )
+        for step in steps
     )
+    st.markdown("\n".join(f"{at}. {text}" for at, text in enumerate(told, start=1)))
     page.finding("run.seen", **values)
     page.heading("run.keys")
     kinds = ("weight", "weight_scale", "weight_scale_2", "input_scale")

@@ -41,7 +41,7 @@ def test_contrast_and_names_pass_axe(visit, part, theme):
 
 def test_the_slider_closes_holes_by_keyboard_and_lands_in_the_link(visit):
     page = visit("/routing?lang=en&part=calibration&n=1")
-    expect(page.get_by_text("have no token after 1 documents")).to_be_visible()
+    expect(page.get_by_text("have no token after 1 document")).to_be_visible()
     page.get_by_role("slider").focus()
     page.keyboard.press("ArrowRight")
     page.wait_for_url(lambda url: "n=2" in url)

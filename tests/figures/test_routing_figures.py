@@ -37,43 +37,43 @@ class TestFigures:
     def test_maps(self, calibration, theme, lang):
         used = RoutingLog.read(ROUTING, "arithmetic").totals()
         seen = calibration.totals()
-        figure = routing.map_figure({"a": used, "b": seen}, theme=theme, lang=lang).to_dict()
-        heats = [trace for trace in figure["data"] if trace["type"] == "heatmap"]
-        bars = [trace for trace in figure["data"] if trace["type"] == "bar"]
+        figure = routing.map_figure({"a": used, "b": seen}, theme=theme, lang=lang)
+        heats = [trace for trace in figure.data if trace.type == "heatmap"]
+        bars = [trace for trace in figure.data if trace.type == "bar"]
         for heat, holes, counts in zip(heats, bars, (used, seen), strict=False):
             # A slot without a token has no colour; it has a hatch.
-            assert (np.isnan(heat["z"]) == (counts == 0)).all()
-            assert holes["marker"]["pattern"]["shape"] == "/"
-            at = [(round(base + 0.46), x) for base, x in zip(holes["base"], holes["x"], strict=True)]
+            assert (np.isnan(heat.z) == (counts == 0)).all()
+            assert holes.marker.pattern.shape == "/"
+            at = [(round(base + 0.46), x) for base, x in zip(holes.base, holes.x, strict=True)]
             assert sorted(at) == [tuple(place) for place in np.argwhere(counts == 0).tolist()]
         framed = bars[2]
-        assert len(framed["x"]) == routing.blind_routes(used, seen)[1]
-        assert framed["yaxis"] == "y2"
-        assert sum(n for _, n in framed["customdata"]) == routing.blind_routes(used, seen)[0]
+        assert len(framed.x) == routing.blind_routes(used, seen)[1]
+        assert framed.yaxis == "y2"
+        assert sum(n for _, n in framed.customdata) == routing.blind_routes(used, seen)[0]
         said = routing.describe_maps(used, seen, lang)
         assert f"{routing.blind_routes(used, seen)[0]:,}" in said
         assert routing.describe_maps(seen, seen, lang) != said
 
     def test_one_map(self, calibration, theme, lang):
         empty = calibration.totals(0)
-        assert len(routing.map_figure({"a": empty}, theme=theme, lang=lang).to_dict()["data"]) == 2
+        assert len(routing.map_figure({"a": empty}, theme=theme, lang=lang).data) == 2
 
     @pytest.mark.parametrize("documents", [0, 1, 512])
     def test_holes(self, calibration, theme, lang, documents):
-        figure = routing.holes_figure(calibration, documents, theme=theme, lang=lang).to_dict()
-        assert figure["data"][0]["y"][-1] == (calibration.totals() == 0).sum()
+        figure = routing.holes_figure(calibration, documents, theme=theme, lang=lang)
+        assert figure.data[0].y[-1] == (calibration.totals() == 0).sum()
         if documents:
-            assert list(figure["data"][1]["y"]) == [calibration.holes_after()[documents]]
+            assert list(figure.data[1].y) == [calibration.holes_after()[documents]]
         said = routing.describe_holes(calibration, documents, lang)
         assert str(calibration.holes_after()[documents]) in said
 
     def test_a_plan_hides_what_came_until_it_is_asked_for(self, news, theme, lang):
         plans = planner.plan_unseen(news.part(0, 64), [64, 128, 512])
-        hidden, shown = (routing.plan_figure(news, plans, r, theme=theme, lang=lang).to_dict() for r in (False, True))
-        assert len(shown["data"]) == len(hidden["data"]) + 1
-        assert shown["data"][-1]["y"][-1] == news.holes_after()[512]
-        assert max(hidden["data"][-1]["x"]) == news.tokens_after()[64]
-        styles = {trace["line"].get("dash", "solid") for trace in shown["data"]}
+        hidden, shown = (routing.plan_figure(news, plans, r, theme=theme, lang=lang) for r in (False, True))
+        assert len(shown.data) == len(hidden.data) + 1
+        assert shown.data[-1].y[-1] == news.holes_after()[512]
+        assert max(hidden.data[-1].x) == news.tokens_after()[64]
+        styles = {trace.line.dash or "solid" for trace in shown.data}
         assert len(styles) == 3  # told apart without colour
         said = routing.describe_plan(plans[-1], lang)
         assert str(plans[-1].low) in said
@@ -81,24 +81,24 @@ class TestFigures:
 
     def test_check(self, news, theme, lang):
         checks = planner.check_planner({"news": news}, 64, 256, level=0.5)
-        figure = routing.check_figure(checks, {"news": "N"}, theme=theme, lang=lang).to_dict()
-        bars, inside, outside = figure["data"]
-        assert len(bars["base"]) == len(checks)
-        assert len(inside["x"]) == sum(check.held for check in checks)
-        assert len(outside["x"]) == sum(not check.held for check in checks) > 0
-        assert inside["marker"]["symbol"] != outside["marker"]["symbol"]
+        figure = routing.check_figure(checks, {"news": "N"}, theme=theme, lang=lang)
+        bars, inside, outside = figure.data
+        assert len(bars.base) == len(checks)
+        assert len(inside.x) == sum(check.held for check in checks)
+        assert len(outside.x) == sum(not check.held for check in checks) > 0
+        assert inside.marker.symbol != outside.marker.symbol
         assert f"{sum(check.held for check in checks)}" in routing.describe_check(checks, lang)
         assert "50 %" in routing.describe_check(checks, lang)
 
     def test_routers(self, picked, theme, lang):
-        figure = routers.routers_figure(picked, NAMES, LOGITS, [0.0] * 8, 4, theme=theme, lang=lang).to_dict()
-        bars = [trace for trace in figure["data"] if trace["type"] == "bar"]
-        assert len(bars[0]["x"]) + len(bars[1]["x"]) == 3 * len(picked)
-        assert len(bars[1]["x"]) == 3  # Gemma 4's, hatched
-        assert bars[1]["marker"]["pattern"]["shape"] == "/"
-        texts = [trace for trace in figure["data"] if trace["type"] == "scatter"]
-        assert set(texts[1]["text"]) == {"N"}
-        assert figure["layout"]["xaxis"]["ticktext"][4] == "<b>4</b><br>NaN<br>0"
+        figure = routers.routers_figure(picked, NAMES, LOGITS, [0.0] * 8, 4, theme=theme, lang=lang)
+        bars = [trace for trace in figure.data if trace.type == "bar"]
+        assert len(bars[0].x) + len(bars[1].x) == 3 * len(picked)
+        assert len(bars[1].x) == 3  # Gemma 4's, hatched
+        assert bars[1].marker.pattern.shape == "/"
+        texts = [trace for trace in figure.data if trace.type == "scatter"]
+        assert set(texts[1].text) == {"N"}
+        assert figure.layout.xaxis.ticktext[4] == "<b>4</b><br>NaN<br>0"
         said = routers.describe_routers(picked, NAMES, lang)
         assert f"{len({frozenset(one.ids) for one in picked.values()})}" in said
 
@@ -108,9 +108,8 @@ def test_rows_are_complete(calibration, news, picked):
     assert len(rows) == 256
     assert sum(row["a"] == 0 for row in rows) == 53
     curve = routing.hole_rows(calibration)
-    assert [row["slots_without_a_token"] for row in curve] == sorted(
-        {int(n) for n in calibration.holes_after()}, reverse=True
-    ) + [53]
+    steps = sorted({int(n) for n in calibration.holes_after()}, reverse=True)
+    assert [row["slots_without_a_token"] for row in curve] == [*steps, 53]
     plans = planner.plan_unseen(news.part(0, 64), [64, 512])
     assert "unseen" not in routing.plan_rows(news, plans, False)[-1]
     assert routing.plan_rows(news, plans, True)[-1]["unseen"] == news.holes_after()[512]
