@@ -134,18 +134,18 @@ def _pick_data(page: Lesson) -> None:
 def step_part(page: Lesson) -> None:
     """FP8 times FP4, 32 products in one step, bit by bit."""
     view = page.view
+    st.pills(
+        page.t("step.preset"),
+        tuple(figures.STEPS),
+        format_func=lambda name: page.t(f"step.of.{name}"),
+        required=True,
+        wrap=True,
+        **view.widget("step"),
+    )
     settings = figures.STEPS[view["step"]]
     trace = figures.explain_step(settings)
     stage, side = page.stage((3, 1))
     with side:
-        st.pills(
-            page.t("step.preset"),
-            tuple(figures.STEPS),
-            format_func=lambda name: page.t(f"step.of.{name}"),
-            required=True,
-            wrap=True,
-            **view.widget("step"),
-        )
         with st.container(key="finding_mega_step"):
             st.markdown(describe(trace))
         high, low = figures.product_span()

@@ -70,6 +70,8 @@ class PlaceMap {
     const pattern = node("pattern", { id: "gap", width: 5, height: 5, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" });
     pattern.append(node("rect", { width: 5, height: 5, fill: "var(--page)" }), node("line", { x1: 0, y1: 0, x2: 0, y2: 5, stroke: "var(--muted)", "stroke-width": 1.5 }));
     const parts = [pattern];
+    const longest = Math.max(...this.data.labels.map((label) => label.length));
+    const written = wide >= 6.6 * longest + 1 && tall >= 13; // all labels or none
     for (let cell = 0; cell < this.data[side].count; cell += 1) {
       const x = (cell % columns) * wide;
       const y = Math.floor(cell / columns) * tall;
@@ -77,7 +79,7 @@ class PlaceMap {
       const kind = index === undefined ? "gap" : this.data.kinds[index];
       parts.push(node("rect", { class: `cell ${kind}`, x, y, width: wide, height: tall }));
       const label = index === undefined ? "" : this.data.labels[index];
-      if (label && wide >= 6.6 * label.length + 1 && tall >= 13) parts.push(node("text", { x: x + wide / 2, y: y + tall / 2 + 4 }, label));
+      if (label && written) parts.push(node("text", { x: x + wide / 2, y: y + tall / 2 + 4 }, label));
     }
     // Heavier lines around what belongs together, such as a byte.
     const { unit } = this.data[side];

@@ -1,0 +1,105 @@
+"""The mega-kernel's page in a browser: it fits a phone, passes axe, and its maps answer pointer and keys at once."""
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
+
+from nvfp4viz.ui.mega_kernel_parts import PARTS
+
+from .conftest import settle
+from .test_shell import RULES
+
+SKIP = {"en": "Show me without a guess"}
+
+
+def reveal(page):
+    skip = page.get_by_role("button", name=SKIP["en"])
+    if skip.count():
+        skip.click()
+        skip.wait_for(state="detached")
+        settle(page)
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.parametrize("part", PARTS)
+def test_nothing_overflows_a_phone(visit, lang, part):
+    page = visit(f"/mega_kernel?lang={lang}&part={part}", width=390)
+    main = page.locator("[data-testid=stMain]")
+    assert main.evaluate("node => node.scrollWidth - node.clientWidth") <= 0
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("part", PARTS)
+def test_contrast_and_names_pass_axe(visit, part, theme):
+    page = visit(f"/mega_kernel?lang=en&part={part}", theme=theme)
+    reveal(page)
+    page.wait_for_load_state("networkidle")
+    result = Axe().run(page, options={"runOnly": {"type": "rule", "values": RULES}})
+    found = [
+        (violation["id"], node["target"], node.get("failureSummary", ""))
+        for violation in result.response["violations"]
+        for node in violation["nodes"]
+    ]
+    assert found == []
+
+
+def test_pointing_shows_the_other_place_and_the_gap(visit):
+    page = visit("/mega_kernel?lang=en")
+    status = page.locator(".map .status")
+    expect(status).to_contain_text("Code 19 is")
+    packed, padded = page.locator(".from svg"), page.locator(".to svg")
+    box = packed.bounding_box()
+    packed.hover(position={"x": box["width"] * 0.5 / 16, "y": box["height"] * 7.5 / 8})
+    expect(status).to_contain_text("Code 112 is")
+    box = padded.bounding_box()
+    padded.hover(position={"x": box["width"] * 1.5 / 32, "y": box["height"] * 2.5 / 8})
+    expect(status).to_contain_text("Code 33 is")
+    padded.hover(position={"x": box["width"] * 20.5 / 32, "y": box["height"] * 2.5 / 8})
+    expect(status).to_contain_text("A gap")
+    page.mouse.move(0, 0)
+    expect(status).to_contain_text("Code 19 is")  # looking chooses nothing
+
+
+def test_keys_walk_through_the_codes_and_the_link_keeps_the_place(visit):
+    page = visit("/mega_kernel?lang=en&k=0")
+    panels, status = page.locator(".map .panels"), page.locator(".map .status")
+    panels.focus()
+    for key, code in (("ArrowRight", 1), ("ArrowDown", 17), ("ArrowLeft", 16), ("ArrowUp", 0), ("ArrowUp", 0)):
+        panels.press(key)
+        expect(status).to_contain_text(f"Code {code} is")
+    panels.press("End")
+    expect(status).to_contain_text("Code 127 is")
+    page.wait_for_url(lambda url: "k=127" in url)
+
+
+def test_the_map_answers_within_ten_milliseconds(visit):
+    page = visit("/mega_kernel?lang=en&k=0")
+    took = page.locator(".map .panels").evaluate(
+        """panels => {
+          const times = [];
+          for (let turn = 0; turn < 40; turn += 1) {
+            const begin = performance.now();
+            panels.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true }));
+            times.push(performance.now() - begin);
+          }
+          return times.sort((a, b) => a - b)[20];
+        }"""
+    )
+    assert took < 10
+
+
+def test_a_refused_shape_says_why(visit):
+    page = visit("/mega_kernel?lang=en")
+    field = page.get_by_label("Codes a row (K)")
+    field.fill("192")
+    field.press("Enter")
+    page.get_by_text("by the driver, for: codes a row").wait_for()
+
+
+def test_the_step_is_walked_by_keys(visit):
+    page = visit("/mega_kernel?lang=en&part=step&rule=1&slot=32")
+    page.locator('.step[data-step="1"]').press("ArrowRight")
+    expect(page.locator(".formula")).to_contain_text("c = 0x40520000")
+    page.locator('.term[data-slot="32"]').press("ArrowRight")  # round to the first product
+    expect(page.locator(".formula")).to_contain_text("a₀ = 0x38")
+    page.wait_for_url(lambda url: "slot=0" in url or "slot" not in url)

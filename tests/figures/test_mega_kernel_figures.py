@@ -1,0 +1,93 @@
+"""Records and figures about the mega-kernel."""
+
+import numpy as np
+import pytest
+
+from nvfp4viz.figures import mega_kernel as figures
+from nvfp4viz.figures.tensor_core import bit_chart
+from nvfp4viz.moe.mega_kernel_error import EFFECTS
+
+THEMES = ["light", "dark"]
+LANGUAGES = ["en", "zh"]
+
+
+@pytest.fixture(scope="module", params=figures.DATA)
+def layer(request):
+    return figures.sample_layer(request.param)
+
+
+def test_the_sample_meets_the_clamp_and_stays_within_its_bounds(layer):
+    assert (layer.run.gate == 10).any()
+    assert (np.abs(layer.run.up) == 10).any()
+    assert all(stage.worst <= 1 for stage in layer.error.stages)
+
+
+def test_fp8_does_most_and_the_accumulator_next_to_nothing(layer):
+    assert layer.error.share(*figures.QUANTISING) > 0.99
+    assert layer.error.share("first", "second") < 1e-9
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_effects(layer, theme, lang):
+    figure = figures.effects_figure(layer.error, theme=theme, lang=lang).to_dict()
+    (bars,) = figure["data"]
+    values = [layer.error.relative(name) for name in EFFECTS]
+    assert [x or 0 for x in bars["x"]] == values
+    assert len(figure["layout"].get("annotations", [])) == values.count(0)  # no bar, but words
+    hatched = [name for name, shape in zip(EFFECTS, bars["marker"]["pattern"]["shape"], strict=True) if shape]
+    assert tuple(hatched) == figures.QUANTISING
+    said = figures.describe_effects(layer.error, lang)
+    assert figures.percent_of(layer.error.relative("total")) in said
+    assert [row["step"] for row in figures.effect_rows(layer.error)] == list(EFFECTS)
+    assert len(figures.stage_rows(layer.error)) == 6
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("limit", [2.0, 10.0])
+def test_between(layer, theme, lang, limit):
+    seen = figures.between_of(layer.run, 3, 1, limit)
+    figure = figures.between_figure(seen, theme=theme, lang=lang).to_dict()
+    before, clamped, after = figure["data"]
+    assert len(before["x"]) + len(clamped["x"]) == 32
+    assert list(clamped["x"]) == np.flatnonzero(seen.clamped).tolist()
+    assert list(after["y"]) == seen.decoded.tolist()
+    rows = figures.between_rows(seen)
+    assert len(rows) == 32
+    worst = int(np.abs(seen.decoded - seen.weighted).argmax())
+    assert str(worst) in figures.describe_between(seen, lang)
+
+
+def test_between_is_what_the_layer_did(layer):
+    for route in (0, 7):
+        for group in range(4):
+            seen = figures.between_of(layer.run, route, group, 10.0)
+            at = slice(32 * group, 32 * group + 32)
+            np.testing.assert_array_equal(seen.weighted, layer.run.weighted[route, at])
+            np.testing.assert_array_equal(seen.codes, layer.run.y_codes[route, at])
+            assert seen.scale == layer.run.y_scales[route, group]
+
+
+def test_a_clamped_element_is_one_that_the_limit_moved():
+    gate, up = np.zeros((2, 32), np.float32)
+    gate[:3], up[:4] = (10.4, 9.9, -20), (1, 2, 3, -11)
+    assert np.flatnonzero(figures.between(gate, up, 1.0).clamped).tolist() == [0, 3]
+    assert not figures.between(gate / 20, up / 20, 1.0).clamped.any()
+
+
+@pytest.mark.parametrize("name", ["whole", "cut", "huge", "zeros"])
+def test_the_chart_keeps_twenty_five_places(name):
+    trace = figures.explain_step(figures.STEPS[name])
+    chart = bit_chart(trace)
+    assert chart.exponent - chart.cut == 25
+    for row, term in zip(chart.rows, trace.terms, strict=False):
+        kept = int(row.kept or "0", 2) * (row.sign or 1) << max(row.high - len(row.kept) + 1 - chart.cut, 0)
+        assert kept == term.aligned
+
+
+def test_products_of_one_step_never_cut_one_another():
+    """The span of E4M3 times E2M1 fits between the largest exponent and the cut."""
+    high, low = figures.product_span()
+    assert (high, low) == (11, -10)
+    assert low >= 8 + 2 - 25  # exponents of 448 and 6

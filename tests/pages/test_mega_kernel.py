@@ -1,0 +1,217 @@
+"""The page on the mega-kernel as a reader in either language meets it."""
+
+import pytest
+
+from nvfp4viz.figures import mega_kernel as figures
+from nvfp4viz.formats import decode_e2m1, decode_e4m3, padded_place, unpack_nibbles, utccp_transpose, widen_e2m1
+from nvfp4viz.quant.tensor_core_k32_step import STEP_K32
+from nvfp4viz.ui.mega_kernel_parts import PARTS, layer
+from nvfp4viz.ui.mega_layout_parts import USUAL
+from nvfp4viz.ui.mega_step import RULES, SLOTS, picture
+
+from .conftest import clean, shown_code_output, texts
+
+PAGE = "mega_kernel"
+LANGUAGES = ["en", "zh"]
+TITLES = {"en": "Mega-kernel", "zh": "巨型内核（mega-kernel）"}
+ROWS, NAN, MOST = (f"{PAGE}.predict.{name}" for name in ("rows", "nan", "most"))
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_opens_by_link(open_page, lang, part):
+    at = open_page(PAGE, lang=lang, part=part)
+    assert at.title[0].value == TITLES[lang]
+    assert len(at.get("plotly_chart")) == (1 if part == "between" else 0)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"part": "nowhere"},
+        {"k": "128"},
+        {"rows": "-1"},
+        {"codes": "x"},
+        {"swizzle": "256B"},
+        {"w": "128"},
+        {"r": "64"},
+        {"data": "gemma"},
+        {"route": "12"},
+        {"group": "4"},
+        {"limit": "3"},
+        {"step": "big"},
+        {"rule": "6"},
+        {"slot": "33"},
+    ],
+    ids=lambda query: " ".join(f"{name}={value}" for name, value in query.items()),
+)
+def test_a_bad_link_is_named_and_leaves_the_page_usable(open_page, query):
+    at = open_page(PAGE, **query)
+    (name,) = query
+    assert f"`{name}=" in texts(at)
+
+
+# ------------------------------------------------------------------ packed bytes
+
+
+def component(at, name: str) -> dict:
+    """The data that a component of ours was given."""
+    import json
+
+    from google.protobuf.json_format import MessageToDict
+
+    for node in at.get("bidi_component"):
+        proto = MessageToDict(node.proto)
+        if name in proto["componentName"]:
+            return json.loads(proto["json"])
+    raise AssertionError(f"no component {name}")
+
+
+def test_the_map_is_the_library_s(open_page):
+    data = component(open_page(PAGE), "place_map")
+    codes = unpack_nibbles(layer("even").w13[0, 0, :64])
+    assert data["labels"] == [f"{code:X}" for code in codes]
+    assert data["places"] == [2 * byte + nibble for byte, nibble in map(padded_place, range(128))]
+    assert len(set(data["places"])) == 128
+    assert data["to"]["count"] == 2 * data["from"]["count"] == 256
+    byte, _ = padded_place(19)
+    assert f"In shared memory that byte lies at {byte} (0x{byte:02X}), in atom 1." in data["said"][19]
+
+
+def test_the_usual_tensor_is_accepted_and_a_narrow_one_refused_with_its_reason(open_page):
+    assert "**Accepted.** All 8 demands hold." in texts(open_page(PAGE))
+    at = open_page(PAGE, codes="192", stride="96")
+    assert "**Refused** by the driver, for: codes a row." in texts(at)
+    assert "| K is a multiple of 128 codes | 192 | broken |" in texts(at)
+    at.number_input(key=f"{PAGE}.codes").set_value(256).run()
+    clean(at)
+    assert "for: room for a row." in texts(at)
+    assert "| A row of 128 bytes fits into it | 96 | broken |" in texts(at)
+    at.number_input(key=f"{PAGE}.stride").set_value(USUAL.stride).run()
+    assert "**Accepted.**" in texts(clean(at))
+
+
+def test_all_sixteen_codes_are_widened_in_the_table(open_page):
+    at = open_page(PAGE)
+    for code, byte in enumerate(widen_e2m1(range(16)).tolist()):
+        assert decode_e4m3([byte])[0] == decode_e2m1([code])[0]
+        bits = f"{byte:08b}"
+        assert f"| 0x{byte:02X} | `{bits[0]} {bits[1:5]} {bits[5:]}` |" in texts(at)
+
+
+# ------------------------------------------------------------------ scales and rows
+
+
+def test_the_scales_map_is_utccp_s_order(open_page):
+    import numpy as np
+
+    at = open_page(PAGE, part="scales", w="97")
+    data = component(at, "place_map")
+    order = utccp_transpose(np.arange(128)[:, None])[:, 0]
+    assert [int(order[place]) for place in data["places"]] == list(range(128))
+    assert data["places"][97] == 4 * 1 + 3
+    assert "Row 97: the scales of 128 elements make one word" in texts(at)
+
+
+def test_rows_are_asked_before_they_are_shown(open_page):
+    at = open_page(PAGE, part="rows")
+    assert not at.get("bidi_component") or "place_map" not in str(at.get("bidi_component"))
+    at.radio(key=f"predict.asked.{ROWS}").set_value("one").run()
+    clean(at)
+    assert "It turns out to be: **behind the first 8 gate rows**" in texts(at)
+    data = component(at, "place_map")
+    assert data["places"][32] == 8
+    assert data["places"][:9] == [0, 1, 2, 3, 4, 5, 6, 7, 16]
+
+
+# ------------------------------------------------------------------ numbers
+
+
+def test_a_nan_becomes_the_clamp_s_limits(open_page):
+    at = open_page(PAGE, part="between")
+    assert "The gate becomes" not in texts(at)
+    at.radio(key=f"predict.asked.{NAN}").set_value("limit").run()
+    clean(at)
+    assert "As you predicted: **an ordinary number" in texts(at)
+    assert "The gate becomes 10, the up −10;" in texts(at)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("query", [{"route": "11", "group": "3", "limit": "2"}, {"data": "outliers", "route": "6"}])
+def test_other_groups_are_the_library_s(open_page, lang, query):
+    at = open_page(PAGE, lang=lang, part="between", **query)
+    seen = figures.between_of(
+        layer(query.get("data", "even")).run,
+        int(query["route"]),
+        int(query.get("group", 0)),
+        float(query.get("limit", 10)),
+    )
+    assert f"`0x{seen.scale:02X}`" in texts(at)
+    assert f" {int(seen.clamped.sum())} " in texts(at)
+    assert f"| 0x{int(seen.codes[0]):02X} |" in texts(at)
+
+
+@pytest.mark.parametrize("name", figures.STEPS)
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_every_step_of_the_tensor_core_is_drawn(open_page, lang, name):
+    at = open_page(PAGE, lang=lang, part="step", step=name, rule="3", slot="32")
+    trace = figures.explain_step(figures.STEPS[name])
+    assert f"0x{trace.result_bits:08X}" in texts(at)
+    drawn = component(at, "tensor_core")["picture"]
+    assert len(drawn["steps"]) == len(RULES)
+    assert len(drawn["terms"]) == SLOTS == STEP_K32 + 1
+    assert all(len(step["formulas"]) == SLOTS for step in drawn["steps"])
+    assert (drawn["chart"] is None) == (trace.special is not None)
+    if drawn["chart"]:
+        assert len(drawn["chart"]["rows"]) == SLOTS + 2
+
+
+def test_the_presets_show_what_their_names_say():
+    traces = {name: figures.explain_step(settings) for name, settings in figures.STEPS.items()}
+    lost = {name: [term for term in trace.terms if term.lost] for name, trace in traces.items()}
+    assert not lost["whole"]
+    assert float(traces["whole"].result) == traces["whole"].exact
+    assert any(term.aligned for term in lost["cut"])  # some terms lose only a part
+    assert any(not term.aligned for term in lost["huge"])  # there, all
+    assert float(traces["zeros"].result) == 0
+    assert [bool(term.value) for term in lost["zeros"]] == [True]  # the accumulator alone was there to lose
+    assert traces["nan"].special == "nan"
+    assert float(traces["overflow"].result) == float("inf")
+
+
+def test_a_formula_has_the_library_s_numbers():
+    settings = figures.STEPS["cut"]
+    trace = figures.explain_step(settings)
+    drawn = picture(settings, trace)
+    for slot, term in enumerate(trace.terms):
+        assert f"= {term.shift};" in drawn["steps"][3]["formulas"][slot].replace("−", "-")
+        assert str(term.aligned) in drawn["steps"][3]["formulas"][slot].replace("−", "-")
+    assert f"0x{trace.result_bits:08X}" in drawn["steps"][4]["formulas"][0]
+
+
+def test_what_matters_most_is_asked_and_computed(open_page):
+    at = open_page(PAGE, part="layer")
+    at.radio(key=f"predict.asked.{MOST}").set_value("accumulate").run()
+    clean(at)
+    assert "It turns out to be: **the two quantisations to FP8**" in texts(at)
+    assert len(at.get("plotly_chart")) == 1
+    error = layer("even").error
+    assert figures.percent_of(error.share(*figures.QUANTISING)) in texts(at)
+    for stage in error.stages:
+        assert figures.percent_of(stage.worst) in texts(at)
+
+
+@pytest.mark.parametrize("query", [{}, {"part": "layer", "data": "outliers", "step": "cut", "codes": "64"}], ids=str)
+def test_the_code_shown_gives_the_page_s_numbers(open_page, query):
+    output = shown_code_output(open_page(PAGE, **query), PAGE)
+    trace = figures.explain_step(figures.STEPS[query.get("step", "whole")])
+    assert f"0x{trace.result_bits:08X}" in output
+    assert ("width 64 is refused (limit 128)" in output) == bool(query)
+    for stage in layer(query.get("data", "even")).error.stages:
+        assert f"{stage.id}: an error uses at most {stage.worst:.3g} of its bound" in output
+
+
+def test_downloads_open(open_page):
+    at = open_page(PAGE)
+    at.session_state[f"{PAGE}.download"] = True
+    clean(at.run())
