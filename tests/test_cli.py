@@ -421,7 +421,9 @@ def test_what_the_commands_print_speaks_the_language(capsys, good, holed, tmp_pa
         for word in words:
             assert word in out
         for line in out.splitlines():
-            assert not re.search(r"(?<![.\w])(?:changed|removed|type|shape|layer|expert|missing|block)\b(?![-.])", line), line
+            # Codes such as scale.missing are the same in every language.
+            words = re.sub(r"[\w-]+(?:\.[\w-]+)+", "", line)
+            assert not re.search(r"\b(?:changed|removed|type|shape|layer|expert|missing|block)\b", words), line
 
 
 SLOT = ("--layer", "0", "--expert", "1", "--projection", "down")
