@@ -24,7 +24,7 @@ from nvfp4viz.errors import CheckpointError
 Array = npt.NDArray[Any]
 # Told of a stage's name, how many files or ranges are done, and of how many.
 Progress = Callable[[str, int, int], None]
-# Reads that lie closer than this are one read: a seek costs more than 4 KiB of data.
+# Reads that lie closer than this are one read: a seek costs more than 4 KiB of data.  A source may say its own ``gap``.
 GAP = 4096
 
 
@@ -222,7 +222,8 @@ class Checkpoint:
         order = np.lexsort((begin, shard))
         files = shard[order]
         runs = np.split(order, np.flatnonzero(np.diff(files)) + 1) if len(order) else []
-        plan = {table.files[shard[run[0]]]: _Gather(begin[run]) for run in runs}
+        gap: int = getattr(self.source, "gap", GAP)
+        plan = {table.files[shard[run[0]]]: _Gather(begin[run], gap) for run in runs}
         chunks = _read_many(self.source, {file: gather.ranges for file, gather in plan.items()})
         for run, (file, gather) in zip(runs, plan.items(), strict=True):
             data = b"".join(chunks[file])
@@ -260,11 +261,11 @@ class Checkpoint:
 
 
 class _Gather:
-    """4-byte values of one file at ascending places, coalesced into ranges with gaps below `GAP`."""
+    """4-byte values of one file at ascending places, coalesced into ranges over gaps up to ``gap`` bytes."""
 
-    def __init__(self, begins: npt.NDArray[np.int64]) -> None:
+    def __init__(self, begins: npt.NDArray[np.int64], gap: int = GAP) -> None:
         self._begins = begins
-        self._first = np.concatenate([[True], np.diff(begins) > GAP + 4])
+        self._first = np.concatenate([[True], np.diff(begins) > gap + 4])
         self._starts = begins[self._first]
         ends = np.append(begins[np.flatnonzero(self._first)[1:] - 1], begins[-1]) + 4
         self.lengths = ends - self._starts

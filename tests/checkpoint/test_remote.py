@@ -1,10 +1,13 @@
 """Checkpoints behind HTTP: sound servers, unsound ones, and a stand-in for the hub."""
 
+import asyncio
 import contextlib
 import errno
+import json
 import mmap
 import os
 import socket
+import struct
 import tomllib
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from benchmarks.big_checkpoint import DEEPSEEK_LAYERS, DEEPSEEK_SHARDS, make
 from nvfp4viz.audit import run_audit
 from nvfp4viz.checkpoint import inspect, open_checkpoint, write_checkpoint
 from nvfp4viz.checkpoint.remote import HttpSource, HubSource, open_remote
-from nvfp4viz.checkpoint.transport import PAUSE
+from nvfp4viz.checkpoint.transport import PAUSE, Answer, Transport, Wanted
 from nvfp4viz.errors import CONTENT, CheckpointError
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base
 from tests.checkpoint.web_server import Site, serve
@@ -112,6 +115,52 @@ def test_deepseek_costs_headers_scalars_and_64_kib_a_shard(tmp_path, layers, sha
     assert report.container.bytes_read <= made.header_bytes + 4 * made.scalars + 65536 * made.shards
     assert report.verdict == "ok"
     assert (report.container.header_bytes, report.container.bytes) == (made.header_bytes, made.nbytes)
+
+
+def apart(size, count=20):
+    """A file whose scalars have ``size`` bytes of weights between them."""
+    header, data, at = {}, b"", 0
+    for k in range(count):
+        for name, dtype, part in (
+            (f"{k:02d}.weight", "U8", bytes([k]) * size),
+            (f"{k:02d}.x", "F32", struct.pack("<f", k)),
+        ):
+            shape = [size] if dtype == "U8" else []
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(part)]}
+            data, at = data + part, at + len(part)
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+@pytest.mark.parametrize(("size", "requests"), [(4_000, 1), (120_000, 1), (130_944, 1), (140_000, 20)])
+def test_scalars_that_lie_apart_are_fetched_with_what_is_between_while_that_is_cheaper(size, requests):
+    with serve(Site({"model.safetensors": apart(size)})) as site:
+        checkpoint = open_checkpoint(site.address)
+        before, read = len(site.asked), checkpoint.bytes_read
+        assert checkpoint.all_scalars().tolist() == list(range(20))
+        assert len(site.asked) - before == requests
+        # What lay between is counted.
+        assert checkpoint.bytes_read + checkpoint.side_bytes == site.sent
+        spent = checkpoint.bytes_read - read
+        assert spent == 4 * 20 if requests == 20 else 19 * size <= spent <= 19 * size + 80
+
+
+@pytest.mark.parametrize(("size", "most"), [(4, 64), (5000, 16)])
+def test_small_ranges_are_asked_for_more_at_a_time(size, most, monkeypatch):
+    running, seen = 0, []
+
+    async def counted(self, item):
+        nonlocal running
+        running += 1
+        seen.append(running)
+        await asyncio.sleep(0.001)
+        running -= 1
+        return Answer(bytes(item.end - item.begin), None)
+
+    monkeypatch.setattr(Transport, "_whole", counted)
+    answers = Transport(parallel=16).fetch([Wanted("http://x/", "x", 0, size)] * 300)
+    assert len(answers) == 300
+    assert max(seen) == most
 
 
 def test_a_folder_is_asked_for_its_files_once(files):
