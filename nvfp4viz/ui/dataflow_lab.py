@@ -7,9 +7,11 @@ from there into the address, and nothing comes back to the server until the read
 from __future__ import annotations
 
 import base64
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import streamlit as st
 
 from nvfp4viz.figures import dataflow as facts
 from nvfp4viz.formats import decode_e2m1, decode_e4m3
@@ -35,11 +37,14 @@ SAME, DIFFERS, ZERO, NAN = ".", "≠", "0", "N"
 
 def dataflow_lab(view: View, twins: LayerTwins, *, covered: bool) -> None:
     """Draw the layer; while `covered`, the faulty run is neither shown nor sent."""
+    # Gone when the page is started over, and then another: the component goes back to the first step.
+    epoch = st.session_state.setdefault(f"{_PAGE}.epoch", time.monotonic_ns())
     _COMPONENT(
         key="dataflow_lab",
         data={
             "picture": picture(twins, covered=covered),
             "text": table(lang(), f"{_PAGE}.lab"),
+            "epoch": str(epoch),
             "step": view["step"],
             "route": view["route"],
             "defaults": {"step": view.params["step"].default, "route": facts.first_bad_route(twins)},

@@ -30,8 +30,8 @@ def exact(value: float) -> str:
 def four(value: float) -> str:
     """Four significant digits.
 
-    >>> four(0.123456), four(12345.678), four(1.5e-7), four(2.0)
-    ('0.1235', '12350', '1.5×10⁻⁷', '2')
+    >>> four(0.123456), four(12345.678), four(1.5e-7), four(2.0), four(1.00001e-7)
+    ('0.1235', '12350', '1.5×10⁻⁷', '2', '1×10⁻⁷')
     """
     number = float(value)
     if not np.isfinite(number) or number == 0:
@@ -66,7 +66,8 @@ def percent(share: float) -> str:
 
 def _scientific(text: str) -> str:
     mantissa, exponent = text.split("e")
-    return f"{mantissa}×10{str(int(exponent)).translate(_SUPERSCRIPT)}"
+    # NumPy leaves the point of a whole mantissa that was rounded.
+    return f"{mantissa.removesuffix('.')}×10{str(int(exponent)).translate(_SUPERSCRIPT)}"
 
 
 def hex_byte(value: int) -> str:

@@ -1,5 +1,6 @@
 """What the components compute in the browser, held against the library bit by bit."""
 
+import base64
 import json
 import math
 
@@ -9,6 +10,7 @@ import pytest
 from nvfp4viz import formats
 from nvfp4viz.ui.bit_editor import cards, plain
 from nvfp4viz.ui.components import read
+from nvfp4viz.ui.numbers import four, hex_f32
 
 SCALARS = {
     "e2m1": formats.e2m1_code_scalar,
@@ -24,6 +26,7 @@ def script(browser):
     page = browser.new_page()
     page.add_script_tag(content=read("bit_editor", "arithmetic.js"))
     page.add_script_tag(content=read("packer", "arithmetic.js"))
+    page.add_script_tag(content=read("dataflow", "arithmetic.js"))
     page.evaluate("cards => { window.cards = Object.fromEntries(cards.map(card => [card.id, card])); }", cards())
     yield page
     page.close()
@@ -154,3 +157,45 @@ def test_packing_in_the_browser_is_the_library_s(script):
         assert packed[1] == int(formats.pack_u32(codes)[0])
         assert script.evaluate("bytes => unpackBytes(bytes)", packed[0]) == text
         assert script.evaluate("word => unpackWord(word)", packed[1]) == text
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f32"])
+def test_recorded_bits_are_written_as_the_library_writes_them(script, kind):
+    """Every BF16, and float32 bits of all sizes with the numbers around powers of ten; four digits, ties to even."""
+    if kind == "bf16":
+        bits = np.arange(1 << 16, dtype=np.uint32)
+        values = (bits << 16).view(np.float32)
+    else:
+        rng = np.random.default_rng(0)
+        tens = np.float32([sign * 10.0**power for power in range(-12, 13) for sign in (1, -1)])
+        near = [np.nextafter(tens, np.float32(side)) for side in (0, np.inf, -np.inf)]
+        ties = np.float32([1.0625, 0.10625, 12344.5, 12345.5, 2097.5, 9999.5, 99995.0, 1000.5])
+        random = rng.integers(0, 1 << 32, 20_000, dtype=np.uint32)
+        bits = np.concatenate([random, *(part.view(np.uint32) for part in (tens, *near, ties))])
+        values = bits.view(np.float32)
+    found = script.evaluate(
+        """([kind, bits]) => bits.map(word => [four(floatOf(word, kind)), hex(word, 8)])""", [kind, bits.tolist()]
+    )
+    wrong = [
+        (hex(word), text, four(value)) for word, value, (text, _) in zip(bits, values, found, strict=True)
+        if text != four(value)
+    ]  # fmt: skip
+    assert wrong == []
+    if kind == "f32":
+        assert all(text == f"0x{word:08X}" for word, (_, text) in zip(bits, found, strict=True))
+        assert found[-1][1] == hex_f32(values[-1])
+
+
+def test_recorded_codes_are_unpacked_as_the_library_unpacks_them(script):
+    packed = np.random.default_rng(1).integers(0, 256, 64, dtype=np.uint8)
+    codes = formats.unpack_nibbles(packed)
+    for block in range(8):
+        found = script.evaluate("([packed, first]) => codesOf(packed, first, 16)", [packed.tolist(), 16 * block])
+        assert found == codes[16 * block : 16 * block + 16].tolist()
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("u8", np.uint8), ("bf16", np.uint16), ("f32", np.uint32)])
+def test_recorded_words_arrive_as_they_were_sent(script, kind, dtype):
+    sent = np.random.default_rng(2).integers(0, np.iinfo(dtype).max, 300, dtype=dtype, endpoint=True)
+    text = base64.b64encode(sent.tobytes()).decode("ascii")
+    assert script.evaluate("([text, kind]) => Array.from(words(text, kind))", [text, kind]) == sent.tolist()

@@ -54,23 +54,35 @@ class Flow {
   take({ data }) {
     const fresh = JSON.stringify([data.picture, data.text]) !== this.drawn;
     this.text = data.text;
-    this.defaults = data.defaults;
     if (fresh) {
       this.drawn = JSON.stringify([data.picture, data.text]);
       this.picture = data.picture;
       this.runs = { healthy: this.read(data.picture.healthy), faulty: data.picture.faulty && this.read(data.picture.faulty) };
       this.build();
     }
-    // The address is where step and route are kept: a link, the browser's Back and the page's reset all write there.
-    if (this.pending) this.write();
-    const asked = new URLSearchParams(window.location.search);
+    this.settle(data);
+    this.draw();
+    // A run of the server writes an address of its own, without the step that it has never heard of.
+    if (this.own) for (const wait of [300, 2000]) setTimeout(() => this.write(), wait);
+  }
+
+  // A link says where to begin, and a reader's own step outlives new data.  The server's word counts where it is new: after the browser's
+  // Back, or when the page is started over.
+  settle(data) {
+    const first = this.epoch === undefined;
+    const over = data.epoch !== this.epoch;
+    const asked = new URLSearchParams(first ? window.location.search : "");
     for (const [name, low, high] of [["step", 1, this.picture.steps.length], ["route", 0, this.picture.routes.length - 1]]) {
-      // What the address leaves out stands at its default, unless the server has just brought it from another page.
-      const brought = data[name] !== this.given[name] ? data[name] : null;
-      this[name] = this.within(asked.get(name), low, high) ?? (brought !== null && brought <= high ? brought : this.defaults[name]);
+      const usual = data.defaults[name];
+      // A row that nobody chose gives way to the one that the new runs suggest.
+      const unchosen = name === "route" && this.route === this.defaults?.route;
+      const mine = over || unchosen || data[name] !== this.given[name] ? (data[name] ?? usual) : this[name];
+      this[name] = this.within(asked.get(name), low, high) ?? (mine <= high ? mine : usual);
       this.given[name] = data[name];
     }
-    this.draw();
+    this.own &&= !over;
+    this.epoch = data.epoch;
+    this.defaults = data.defaults;
   }
 
   within(text, low, high) {
@@ -163,16 +175,14 @@ class Flow {
       chip.append(box("span", "name"), box("span", "mark"));
       field.append(chip);
     });
+    for (const chip of field.querySelectorAll(".chip")) chip.tabIndex = -1;
     // The same rows stand in the healthy board; there each says what the faulty run makes of it.
     if (side === "faulty") for (const part of field.querySelectorAll("button")) part.tabIndex = -1;
     return figure;
   }
 
   name(token) {
-    const made = box("span", "token");
-    const long = token.text.length > 1;
-    made.append(box("span", long ? "long" : "", token.text), box("sub", "", long ? "" : token.sub));
-    return made;
+    return box("span", "token", token.text.length > 1 ? token.text : token.text + token.sub);
   }
 
   legend() {
@@ -197,6 +207,7 @@ class Flow {
     if (!width) return;
     this.groups = groupPlaces(this.picture, width);
     this.lanes = lanePlaces(this.picture, width, this.groups.height);
+    this.flow.style.setProperty("--lane-chip", `${this.lanes.chip}px`);
     const height = Math.max(this.lanes.height, this.groups.height);
     for (const part of this.root.querySelectorAll(".field")) part.style.height = `${height}px`;
     for (const part of this.root.querySelectorAll(".lane")) this.put(part, this.lanes.lanes[part.dataset.token]);
@@ -223,12 +234,13 @@ class Flow {
   // ---- what a step shows
   choose(change) {
     Object.assign(this, change);
+    this.own = true;
     this.draw();
     clearTimeout(this.pending);
     this.pending = setTimeout(() => this.write(), 150);
   }
 
-  // Without an entry in the browser's history: Back leads to the page before, not through every step that was played.
+  // The address is where a reader's step is kept, for a copied link.  Without an entry in the browser's history: Back leads to the page before, not through every step that was played.
   write() {
     clearTimeout(this.pending);
     this.pending = 0;
@@ -244,9 +256,7 @@ class Flow {
   draw() {
     const { text, picture } = this;
     const step = picture.steps[this.step - 1];
-    this.flow.dataset.step = this.step;
     this.flow.classList.toggle("in-lanes", LANES.has(this.step));
-    this.flow.classList.toggle("summed", this.step === picture.steps.length);
     this.flow.classList.toggle("quantized", QUANTIZED.has(this.step));
     for (const tab of this.find(".steps").children) {
       const chosen = Number(tab.dataset.step) === this.step;
@@ -269,41 +279,60 @@ class Flow {
     this.inspect();
   }
 
+  // A row is named by its expert in its token's lane, by its token in its expert's group.
+  nameOf(route, mode) {
+    const { tokens, experts } = this.picture;
+    return { lanes: `E${experts[route.expert].id}`, groups: tokens[route.token].text + (tokens[route.token].text.length > 1 ? "" : tokens[route.token].sub), sum: "Σ" }[mode];
+  }
+
+  // Only what another step or row changes: the browser has ten milliseconds.
   drawRows() {
     const { text, picture } = this;
-    const lanes = LANES.has(this.step);
     const marks = picture.marks?.[this.step - 1];
+    const token = picture.routes[this.route].token;
+    const mode = this.step === picture.steps.length ? "sum" : LANES.has(this.step) ? "lanes" : "groups";
     for (const figure of this.root.querySelectorAll(".board")) {
       const faulty = figure.classList.contains("faulty");
       figure.querySelector(".field").setAttribute("aria-label", fill(text.board, { twin: text[faulty ? "faulty" : "healthy"], step: picture.steps[this.step - 1].name }));
-      for (const part of figure.querySelectorAll(".lane")) part.disabled = !lanes;
-      for (const part of figure.querySelectorAll(".group")) part.disabled = lanes;
       for (const chip of figure.querySelectorAll(".chip")) {
         const number = Number(chip.dataset.route);
-        const route = picture.routes[number];
-        const expert = picture.experts[route.expert];
-        const token = picture.tokens[route.token];
         const mark = marks?.[number] ?? ".";
-        const name = chip.querySelector(".name");
-        if (this.step === picture.steps.length) name.textContent = "Σ";
-        else if (lanes) name.textContent = `E${expert.id}`;
-        else name.replaceChildren(...this.name(token).childNodes);
-        if (faulty) {
-          chip.classList.toggle("differs", mark === "≠");
-          chip.classList.toggle("zero", mark === "0");
-          chip.classList.toggle("nan", mark === "N");
-          chip.querySelector(".mark").textContent = mark === "." ? "" : mark;
-        } else {
-          const values = { text: token.text, position: route.token, id: expert.id, rank: route.rank + 1, k: picture.topK, row: route.row };
-          const state = { "≠": text.state_differs, 0: text.state_zero, N: text.state_nan }[mark] ?? text.state_same;
-          chip.setAttribute("aria-label", fill(text.chip, values) + (marks ? `; ${text.faulty}: ${state}` : ""));
-          chip.setAttribute("aria-pressed", number === this.route);
-          chip.tabIndex = number === this.route ? 0 : -1;
+        if (chip.dataset.mark !== mark) this.mark(chip, mark, faulty);
+        const name = this.nameOf(picture.routes[number], mode);
+        if (chip.firstChild.textContent !== name) chip.firstChild.textContent = name;
+        const chosen = number === this.route;
+        if (chip.classList.contains("chosen") !== chosen) {
+          chip.classList.toggle("chosen", chosen);
+          if (!faulty) chip.tabIndex = chosen ? 0 : -1;
         }
-        chip.classList.toggle("chosen", number === this.route);
-        chip.classList.toggle("kin", route.token === picture.routes[this.route].token);
+        if (!faulty) chip.setAttribute("aria-pressed", chosen);
+        chip.classList.toggle("kin", picture.routes[number].token === token);
       }
     }
+  }
+
+  mark(chip, mark, faulty) {
+    const { text } = this;
+    chip.dataset.mark = mark;
+    if (faulty) {
+      chip.querySelector(".mark").textContent = mark === "." ? "" : mark;
+      return;
+    }
+    const state = { "≠": text.state_differs, 0: text.state_zero, N: text.state_nan }[mark] ?? text.state_same;
+    chip.setAttribute("aria-label", this.called(Number(chip.dataset.route)) + (this.picture.covered ? "" : `; ${text.faulty}: ${state}`));
+  }
+
+  called(number) {
+    const { picture } = this;
+    const route = picture.routes[number];
+    return fill(this.text.chip, {
+      text: picture.tokens[route.token].text,
+      position: route.token,
+      id: picture.experts[route.expert].id,
+      rank: route.rank + 1,
+      k: picture.topK,
+      row: route.row,
+    });
   }
 
   // ---- the chosen row in numbers
@@ -311,7 +340,7 @@ class Flow {
     const { text, picture } = this;
     const route = picture.routes[this.route];
     const expert = picture.experts[route.expert];
-    const head = box("p", "head", fill(text.chip, { text: picture.tokens[route.token].text, position: route.token, id: expert.id, rank: route.rank + 1, k: picture.topK, row: route.row }));
+    const head = box("p", "head", this.called(this.route));
     const blocks = this.blocks();
     const sides = picture.covered ? ["healthy"] : ["healthy", "faulty"];
     const table = document.createElement("table");

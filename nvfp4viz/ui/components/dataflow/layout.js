@@ -1,23 +1,28 @@
 // Where each row lies: in the lane of its token, or in the group of its expert.  Places in pixels; no numbers of the model.
 const CHIP = { width: 30, height: 28, gap: 3 };
 const LANE = { least: 34, most: 46, label: 44 };
+// How far a row's mark stands out on its right.
+const MARK = 6;
 const GROUP = { pad: 4, head: 20, gap: 6 };
 
 // Lanes fill the height that the groups need, so that little moves up or down from step to step.
 function lanePlaces(picture, width, height) {
   const tall = Math.min(Math.max(height / picture.tokens.length, LANE.least), LANE.most);
   const inset = (tall - CHIP.height) / 2;
-  const slot = Math.min((width - LANE.label) / (picture.topK + 1), 52);
+  const slot = Math.min((width - LANE.label - MARK) / picture.topK, 46);
+  const chip = Math.min(slot - CHIP.gap, 38);
   return {
     chips: picture.routes.map((route) => ({ x: LANE.label + route.rank * slot, y: route.token * tall + inset })),
     // At the weighted sum the rows of a token meet in one place, the last of its lane.
-    sums: picture.routes.map((route) => ({ x: LANE.label + picture.topK * slot, y: route.token * tall + inset })),
+    sums: picture.routes.map((route) => ({ x: Math.min(LANE.label + picture.topK * slot + 8, width - MARK - chip), y: route.token * tall + inset })),
     lanes: picture.tokens.map((_, token) => ({ x: 0, y: token * tall, height: tall })),
     height: picture.tokens.length * tall,
+    chip,
   };
 }
 
-function groupPlaces(picture, width) {
+function groupPlaces(picture, whole) {
+  const width = whole - MARK + GROUP.pad;
   const chips = [];
   const groups = [];
   const line = GROUP.head + CHIP.height + 2 * GROUP.pad;

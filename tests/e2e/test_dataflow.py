@@ -1,0 +1,269 @@
+"""The dataflow component: scrubbed, played and linked in the browser, without a word to the server."""
+
+import re
+from urllib.parse import parse_qs, urlparse
+
+import pytest
+
+from nvfp4viz.moe.steps import STEPS
+
+from .conftest import settle
+
+ADDRESS = "/dataflow?lang=en"
+SELECTED = ".flow .step[aria-selected=true]"
+
+
+class Wire:
+    """Counts what the browser sends: requests, and messages on Streamlit's socket."""
+
+    def __init__(self, page):
+        self.page, self.sent = page, 0
+        page.on("request", lambda _: self._count())
+        page.on("websocket", lambda socket: socket.on("framesent", lambda _: self._count()))
+
+    def _count(self):
+        self.sent += 1
+
+
+@pytest.fixture
+def opened(visit):
+    """``opened("&step=3")`` → the page with the faulty twin uncovered, and its wire."""
+
+    def go(query: str = "", **options):
+        page = visit(ADDRESS, **options)
+        wire = Wire(page)
+        page.goto(page.url.split("/dataflow")[0] + ADDRESS + query)
+        page.locator(".flow .chip").first.wait_for()
+        settle(page)
+        page.get_by_text("Show me without a guess").click()
+        page.locator(".flow .faulty .chip").first.wait_for()
+        settle(page)
+        assert wire.sent > 0  # it does count
+        return page, wire
+
+    return go
+
+
+def step_of(page) -> int:
+    return int(page.locator(SELECTED).get_attribute("data-step"))
+
+
+def query(page) -> dict[str, str]:
+    return {name: values[0] for name, values in parse_qs(urlparse(page.url).query).items()}
+
+
+def test_scrubbing_asks_nothing_of_the_server(opened):
+    page, wire = opened()
+    page.wait_for_load_state("networkidle")
+    page.locator(SELECTED).focus()
+    before = wire.sent
+    for key, step in [
+        ("ArrowRight", 2),
+        ("ArrowRight", 3),
+        ("End", 9),
+        ("ArrowLeft", 8),
+        ("Home", 1),
+        ("ArrowLeft", 1),
+    ]:
+        page.keyboard.press(key)
+        assert step_of(page) == step
+    page.locator(".flow .scrub").fill("6")
+    assert step_of(page) == 6
+    page.get_by_role("tab", name=re.compile("^7 ")).click()
+    assert step_of(page) == 7
+    page.get_by_role("button", name="Step back").click()
+    assert step_of(page) == 6
+    page.locator('.flow .healthy .chip[data-route="0"]').click()
+    page.wait_for_url(re.compile("step=6.*route=0|route=0.*step=6"))
+    page.wait_for_timeout(700)  # longer than any component of ours waits before it reports
+    assert wire.sent == before
+    assert query(page)["step"] == "6"
+
+
+def test_a_step_is_drawn_within_ten_milliseconds(opened):
+    """Script, style and layout of a step, in time of the browser's own thread: a busy machine does not lengthen it."""
+    page, _ = opened()
+    chrome = page.context.new_cdp_session(page)
+    chrome.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def spent() -> float:
+        metrics = {entry["name"]: entry["value"] for entry in chrome.send("Performance.getMetrics")["metrics"]}
+        return sum(metrics[f"{part}Duration"] for part in ("Script", "RecalcStyle", "Layout"))
+
+    before = spent()
+    steps = page.locator(".flow").evaluate(
+        """flow => {
+             const scrub = flow.querySelector('.scrub');
+             const walk = Array.from({ length: 45 }, (_, index) => (index + 1) % 9 + 1);
+             for (const step of walk) {
+               scrub.value = step;
+               scrub.dispatchEvent(new Event('input', { bubbles: true }));
+               flow.getBoundingClientRect();
+             }
+             return walk.length;
+           }"""
+    )
+    assert 0 < (spent() - before) / steps < 0.010
+
+
+@pytest.mark.parametrize("step", [1, 3, 5, 6, 9])
+def test_a_link_opens_its_step(opened, step):
+    page, _ = opened(f"&step={step}")
+    assert step_of(page) == step
+    assert query(page).get("step", "1") == str(step)
+
+
+def test_a_copied_link_restores_step_and_row(opened, visit):
+    page, _ = opened()
+    page.locator(SELECTED).focus()
+    page.locator('.flow .healthy .chip[data-route="17"]').click()
+    page.keyboard.press("End")
+    page.wait_for_url(re.compile("(?=.*route=17)(?=.*step=9)"))
+    page.get_by_role("button", name="Copy link").click()
+    page.get_by_text("Copied.").wait_for()
+    link = page.evaluate("navigator.clipboard.readText()")
+    again = visit(link[link.index("/dataflow") :])
+    again.locator(".flow .chip").first.wait_for()
+    assert step_of(again) == 9
+    assert again.locator(".flow .healthy .chip[aria-pressed=true]").get_attribute("data-route") == "17"
+
+
+def test_step_and_row_outlive_another_setting(opened):
+    page, _ = opened()
+    page.locator(SELECTED).focus()
+    for _ in range(5):
+        page.keyboard.press("ArrowRight")
+    page.wait_for_url(re.compile("step=6"))
+    page.get_by_text("the fully calibrated file").click()
+    page.wait_for_url(re.compile("twin=calibrated"))
+    settle(page)
+    assert step_of(page) == 6
+    page.wait_for_url(re.compile("step=6"))
+    page.get_by_role("radio", name="中文").click()
+    page.wait_for_url(re.compile("lang=zh"))
+    settle(page)
+    page.get_by_role("tab", name=re.compile("^6 用 a2 量化")).wait_for()
+    assert step_of(page) == 6
+
+
+def test_starting_over_leads_to_the_first_step(opened):
+    page, _ = opened()
+    page.locator(SELECTED).focus()
+    page.keyboard.press("End")
+    page.wait_for_url(re.compile("step=9"))
+    page.get_by_role("button", name="Start this page over").click()
+    page.locator('.flow .step[data-step="1"][aria-selected=true]').wait_for()
+    page.wait_for_url(lambda url: "step=" not in url)
+
+
+def test_space_plays_and_pauses_and_play_ends_at_the_last_step(opened):
+    page, wire = opened("&step=7")
+    page.wait_for_load_state("networkidle")
+    page.locator(SELECTED).focus()
+    before = wire.sent
+    page.keyboard.press("Space")
+    page.get_by_role("button", name="Pause").wait_for()
+    page.locator('.flow .step[data-step="8"][aria-selected=true]').wait_for()
+    page.keyboard.press("Space")
+    page.get_by_role("button", name="Play").wait_for()
+    assert step_of(page) == 8
+    page.get_by_role("button", name="Play").click()
+    page.locator('.flow .step[data-step="9"][aria-selected=true]').wait_for()
+    page.get_by_role("button", name="Play").wait_for()
+    assert wire.sent == before
+
+
+def test_nothing_plays_by_itself(opened):
+    page, _ = opened()
+    page.wait_for_timeout(3500)
+    assert step_of(page) == 1
+    assert page.get_by_role("button", name="Play").count() == 1
+
+
+@pytest.mark.parametrize(("motion", "glides"), [("reduce", False), ("no-preference", True)])
+def test_rows_glide_only_for_readers_who_want_motion(opened, motion, glides):
+    page, _ = opened()
+    page.emulate_media(reduced_motion=motion)
+    seconds = page.locator(".flow .chip").first.evaluate(
+        "node => parseFloat(getComputedStyle(node).transitionDuration)"
+    )
+    assert (0 < seconds <= 0.4) if glides else seconds == 0
+
+
+def test_rows_are_walked_and_spoken(opened):
+    page, _ = opened("&step=6")
+    page.locator(".flow .healthy .chip[aria-pressed=true]").focus()
+    label = "document.activeElement.shadowRoot.activeElement.getAttribute('aria-label')"
+    assert re.fullmatch(r"Token ␣ at position 3, expert 9, rank 3 of 4, row 9; Faulty twin: NaN", page.evaluate(label))
+    page.keyboard.press("ArrowDown")
+    assert "expert 9" in page.evaluate(label)
+    assert "row 10" in page.evaluate(label)
+    for _ in range(2):
+        page.keyboard.press("ArrowDown")
+    assert page.evaluate(label).endswith("Faulty twin: same bits")
+    assert step_of(page) == 6
+
+
+def test_the_chosen_row_shows_its_bits_side_by_side(opened):
+    page, _ = opened("&step=6")
+    strips = page.locator(".flow .inspector td.strip")
+    healthy, faulty = strips.nth(0).inner_text(), strips.nth(1).inner_text()
+    assert faulty.count("0x7F") == 4
+    assert "0x7F" not in healthy
+    assert strips.nth(3).inner_text().count("0111") == 16
+    page.locator(".flow .block").select_option("3")
+    page.locator(".flow .inspector td.strip .cell.shown .hex").first.wait_for()
+    page.get_by_role("tab", name=re.compile("^9 ")).click()
+    assert page.locator(".flow .inspector tbody").last.locator("td").nth(1).inner_text().count("0x7FFF") == 16
+
+
+def test_token_and_expert_can_be_chosen_too(opened):
+    page, _ = opened()
+    page.get_by_role("button", name="Token 5 at position 7", exact=True).click(position={"x": 10, "y": 15})
+    page.locator(".flow .inspector .head", has_text="Token 5 at position 7").wait_for()
+    page.locator(SELECTED).focus()
+    page.keyboard.press("ArrowRight")
+    page.get_by_role("button", name=re.compile("^Expert 58, rows")).click(position={"x": 10, "y": 8})
+    page.locator(".flow .inspector .head", has_text="expert 58").wait_for()
+    assert "problem_sizes1[58]" in page.locator(".flow .inspector").inner_text()
+
+
+def test_rows_stand_in_their_expert_s_group(opened):
+    """At the steps between permuting and un-permuting every row lies inside its expert's box, on both boards."""
+    page, _ = opened("&step=4")
+    outside = page.locator(".flow").evaluate(
+        """flow => {
+             const found = [];
+             for (const board of flow.querySelectorAll('.board')) {
+               const boxes = [...board.querySelectorAll('.group')].map(group => group.getBoundingClientRect());
+               for (const chip of board.querySelectorAll('.chip')) {
+                 const inner = chip.getBoundingClientRect();
+                 const homes = boxes.filter(box => inner.left >= box.left - 1 && inner.right <= box.right + 1
+                   && inner.top >= box.top - 1 && inner.bottom <= box.bottom + 1);
+                 if (homes.length !== 1) found.push(chip.dataset.route);
+               }
+             }
+             return found;
+           }"""
+    )
+    assert outside == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_nothing_overflows_a_phone_at_any_step(visit, lang, theme):
+    page = visit(f"/dataflow?lang={lang}&prompt=logs&fate=nan", width=390, theme=theme)
+    page.get_by_text(re.compile("Show me without a guess|不猜")).first.click()
+    page.locator(".flow .faulty .chip").first.wait_for()
+    settle(page)
+    for step in range(1, len(STEPS) + 1):
+        page.locator(".flow .scrub").fill(str(step))
+        too_wide = page.locator(".flow").evaluate(
+            """flow => {
+                 const main = document.querySelector('[data-testid=stMain]');
+                 const cut = [...flow.querySelectorAll('.board, .inspector, .chip > span, .cell')]
+                   .filter(part => part.scrollWidth > part.clientWidth + 1);
+                 return [main.scrollWidth - main.clientWidth, flow.scrollWidth - flow.clientWidth, cut.length];
+               }"""
+        )
+        assert too_wide == [0, 0, 0], step
