@@ -25,12 +25,12 @@ def rank_name(rank: int, lang: str) -> str:
     return words(lang, "figures.expert_parallel.rank", rank=rank)
 
 
-def _ranks_axis(ranks: int, lang: str, **more: Any) -> dict[str, Any]:
+def _ranks_axis(ranks: int, lang: str, name: str = "rank", **more: Any) -> dict[str, Any]:
     """Every rank's name while there is room, else every fourth."""
     shown = range(0, ranks, 1 if ranks <= 2 * WRITTEN else 4)
     return {
         "tickvals": list(shown),
-        "ticktext": [rank_name(rank, lang) for rank in shown],
+        "ticktext": [words(lang, f"figures.expert_parallel.{name}", rank=rank) for rank in shown],
         "showgrid": False,
         "zeroline": False,
         **more,
@@ -41,14 +41,14 @@ def _ranks_axis(ranks: int, lang: str, **more: Any) -> dict[str, Any]:
 
 
 def ranks_figure(placement: Placement, layer: Exchange, *, theme: Theme, lang: str) -> go.Figure:
-    """A row of boxes for each rank: its slots, the expert in each, and the rows that it computes."""
+    """A row of boxes for each rank: its slots, the expert in each, and the rows that it computes (log scale)."""
     rows = layer.slot_rows.reshape(placement.ranks, -1)
     held = placement.slots.reshape(placement.ranks, -1)
-    copied = placement.replicas[held] > 1
-    names = np.char.add(held.astype(str), np.where(copied, "′", ""))
+    names = np.char.add(held.astype(str), np.where(placement.replicas[held] > 1, "′", ""))
+    ticks = [0, *(10**power for power in range(1 + int(np.log10(max(rows.max(), 1)))))]
     figure = go.Figure(
         go.Heatmap(
-            z=rows.tolist(),
+            z=np.log10(rows + 1).tolist(),
             text=names.tolist(),
             texttemplate="%{text}",
             textfont={"size": 12},
@@ -56,21 +56,17 @@ def ranks_figure(placement: Placement, layer: Exchange, *, theme: Theme, lang: s
             colorscale=SEQUENTIAL,
             zmin=0,
             xgap=2,
-            ygap=6,
-            colorbar=_bar(theme, words(lang, "figures.expert_parallel.rows")),
+            ygap=6 if placement.ranks <= WRITTEN else 3,
+            colorbar=_bar(theme, words(lang, "figures.expert_parallel.rows"))
+            | {"tickvals": np.log10(np.array(ticks) + 1).tolist(), "ticktext": [str(tick) for tick in ticks]},
             hovertemplate=words(lang, "figures.expert_parallel.slot_hover") + "<extra></extra>",
         )
     )
     figure.update_layout(
         base_layout(
             theme,
-            height=max(240, 60 + 34 * placement.ranks),
-            xaxis={
-                "title": words(lang, "figures.expert_parallel.slot_axis"),
-                "showgrid": False,
-                "zeroline": False,
-                "tickvals": [],
-            },
+            height=110 + (34 if placement.ranks <= WRITTEN else 22) * placement.ranks,
+            xaxis={"showgrid": False, "zeroline": False, "tickvals": [], "ticks": ""},
             yaxis=_ranks_axis(placement.ranks, lang, autorange="reversed"),
         )
     )
@@ -78,6 +74,7 @@ def ranks_figure(placement: Placement, layer: Exchange, *, theme: Theme, lang: s
 
 
 def _bar(theme: Theme, title: str) -> dict[str, Any]:
+    """A colour bar above the cells: beside them it would take a phone's width."""
     ink = surface(theme)
     return {
         "title": {"text": title, "side": "top", "font": {"color": ink.ink, "size": 12}},
@@ -103,7 +100,7 @@ def describe_ranks(placement: Placement, layer: Exchange, lang: str) -> str:
         "figures.expert_parallel.describe_ranks",
         rank=found.slowest,
         most=f"{int(load.max()):,}",
-        mean=f"{load.mean():,.1f}",
+        mean=f"{load.mean():,.0f}",
         ratio=f"{found.ratio:.2f}",
     )
 
@@ -150,10 +147,8 @@ def matrix_figure(sent: np.ndarray, *, theme: Theme, lang: str) -> go.Figure:
         base_layout(
             theme,
             height=max(300, 120 + (34 if ranks <= WRITTEN else 16) * ranks),
-            xaxis=_ranks_axis(
-                ranks, lang, title=words(lang, "figures.expert_parallel.to"), tickangle=0 if ranks <= 4 else -60
-            ),
-            yaxis=_ranks_axis(ranks, lang, title=words(lang, "figures.expert_parallel.from"), autorange="reversed"),
+            xaxis=_ranks_axis(ranks, lang, "to", tickangle=0 if ranks <= 4 else -60),
+            yaxis=_ranks_axis(ranks, lang, "from", autorange="reversed"),
         )
     )
     return figure
@@ -210,16 +205,12 @@ def timeline_figure(bars: Sequence[Bar], *, theme: Theme, lang: str) -> go.Figur
     """Two lines a rank, network above and experts below; halves of a batch are told by their number."""
     ink = surface(theme)
     shown = lanes(bars)
+    route = role("route", theme)
+    hatch = {"fgcolor": route.on_fill, "size": 6, "solidity": 0.12, "fillmode": "overlay"}
     styles: dict[str, dict[str, Any]] = {
-        "dispatch": {
-            "color": role("route", theme).fill,
-            "pattern": {"shape": "/", "fgcolor": ink.ink, "size": 6, "solidity": 0.15},
-        },
+        "dispatch": {"color": route.fill, "pattern": {"shape": "/", **hatch}},
         "compute": {"color": role("block_scale", theme).fill},
-        "combine": {
-            "color": role("route", theme).fill,
-            "pattern": {"shape": "\\", "fgcolor": ink.ink, "size": 6, "solidity": 0.15},
-        },
+        "combine": {"color": route.fill, "pattern": {"shape": "\\", **hatch}},
     }
     halves = max(bar.half for bar in bars) + 1
     figure = go.Figure()

@@ -141,11 +141,13 @@ def pick_traffic(page: Lesson, name: str) -> None:
 
 def choose(page: Lesson, name: str, options: tuple[str, ...], words: str = "") -> None:
     """One of a few, by the texts below `words`, or below the setting's own name."""
-    st.segmented_control(
+    # Where there are many, pills: segments look broken when they wrap.
+    (st.segmented_control if len(options) == 2 else st.pills)(
         page.t(f"pick.{name}"),
         options,
         format_func=lambda one: page.t(f"{words or name}.{one}"),
         required=True,
+        wrap=True,
         **page.view.widget(name),
     )
 

@@ -31,7 +31,9 @@ BACKENDS = ("vllm-cutlass", "vllm-flashinfer-cutlass")
 PROMPT = corpus.DEMO_PROMPTS["news"]
 REPLY = 16
 PROCESSES = (2, 4)
-SECONDS = 120.0
+SECONDS = 240.0
+STEP = 0.25
+"""Seconds between two looks at the ranks."""
 PRESSED = "_expert_parallel_pressed"
 TENSORS = (
     ("w13_weight, w2_weight", "U8", True),
@@ -127,7 +129,8 @@ def moves_part(page: Lesson) -> None:
 
 def _plain(text: str) -> str:
     """A reply inside backquotes, in one line; a long run of padding is cut."""
-    return text.replace("`", "'").replace("\n", " ⏎ ")[:48] or " "
+    line = text.replace("`", "'").replace("\n", " ⏎ ")
+    return (line if len(line) <= 40 else f"{line[:40]}…") or " "
 
 
 # ------------------------------------------------------------------ ranks in processes
@@ -223,49 +226,51 @@ def run_part(page: Lesson) -> None:
         choose(page, "spread", ("linear", "eplb"))
         st.number_input(page.t("pick.layer"), 0, 3, **page.view.widget("layer"))
         page.prose("run.does")
+    page.prose("run.text")
     with stage:
         if st.session_state.pop(PRESSED, False) and _free():
             _start(page)
+        button, shown = st.empty(), st.empty()
         job: Job | None = st.session_state.get(f"{PAGE}.job")
-        active = job is not None and job.active
-        busy = active or not _free()
-        st.button(
-            page.t("run.start"), key=f"{PAGE}.start", type="primary", icon=":material/play_arrow:", disabled=busy,
-            on_click=_press,
-        )  # fmt: skip
-        if busy and not active:
-            st.caption(page.t("run.elsewhere"))
-        if job is not None:
-            st.fragment(_watch, run_every=0.4 if active else None)(page, job)
-    page.prose("run.text")
+        if job is not None and job.active:
+            with shown.container():
+                st.button(page.t("run.cancel"), key=f"{PAGE}.cancel", icon=":material/stop:", on_click=job.cancel)
+                _follow(page, job)
+        busy = not _free()
+        with button:
+            st.button(
+                page.t("run.start"), key=f"{PAGE}.start", type="primary", icon=":material/play_arrow:", disabled=busy,
+                on_click=_press,
+            )  # fmt: skip
+        with shown.container():
+            if busy:
+                st.caption(page.t("run.elsewhere"))
+            if job is None:
+                return
+            if job.error is not None:
+                errors.show(job.error)
+            elif job.cancelled:
+                st.caption(page.t("run.cancelled"))
+            else:
+                _compared(page, job)
 
 
-def _watch(page: Lesson, job: Job) -> None:
-    """Progress while the ranks work; then the comparison.  Runs by itself until they are done."""
-    with errors.boundary():
-        if job.active:
-            job.look()
-            if not job.active:
-                st.rerun()
-            _progress(page, job)
-        elif job.error is not None:
-            errors.show(job.error)
-        elif job.cancelled:
-            st.caption(page.t("run.cancelled"))
-        else:
-            _compared(page, job)
-
-
-def _progress(page: Lesson, job: Job) -> None:
+def _follow(page: Lesson, job: Job) -> None:
+    """Draw what the ranks are at until they are done.  A click anywhere ends this run of the page, and the next one
+    follows on."""
     from nvfp4viz.device.ranks import STEPS
 
-    steps = job.run.steps()
-    st.progress(
-        sum(STEPS.index(step) for step in steps) / (len(steps) * (len(STEPS) - 1)),
-        page.t("run.busy", seconds=int(time.monotonic() - job.begin)),
-    )
-    page.table(("rank", "step"), [(str(rank), page.t(f"run.step.{step}")) for rank, step in enumerate(steps)])
-    st.button(page.t("run.cancel"), key=f"{PAGE}.cancel", icon=":material/stop:", on_click=job.cancel)
+    bar, table = st.empty(), st.empty()
+    while job.active:
+        steps = job.run.steps()
+        bar.progress(
+            sum(STEPS.index(step) for step in steps) / (len(steps) * (len(STEPS) - 1)),
+            page.t("run.busy", seconds=int(time.monotonic() - job.begin)),
+        )
+        lines = [f"- {page.t('columns.rank')} {rank}: {page.t(f'run.step.{step}')}" for rank, step in enumerate(steps)]
+        table.markdown("\n".join(lines))
+        time.sleep(STEP)
+        job.look()
 
 
 def _compared(page: Lesson, job: Job) -> None:

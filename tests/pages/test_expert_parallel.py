@@ -1,8 +1,5 @@
 """The page on expert parallelism as a reader in either language meets it."""
 
-import time
-
-import numpy as np
 import pytest
 
 from nvfp4viz.device import ranks
@@ -134,51 +131,50 @@ def test_every_offer_is_listed(open_page):
     assert all_to_all.VERSION in texts(at)
 
 
-def finish(at):
-    """Wait for the ranks as the page's own clock does."""
-    end = time.monotonic() + 110
-    while at.session_state[f"{PAGE}.job"].active:
-        assert time.monotonic() < end
-        time.sleep(0.1)
-        at.session_state[f"{PAGE}.job"].look()
-    return clean(at.run())
+LONG = 150  # the page follows the ranks until they are done, and other tests may keep the cores
 
 
-def test_the_ranks_really_run_and_their_bits_are_equal(open_page):
+def press(at):
+    """Press the button; the page's run ends when the ranks have."""
+    return clean(at.button(key=f"{PAGE}.start").click().run(timeout=LONG))
+
+
+@pytest.mark.parametrize("spread", ["linear", "eplb"])
+def test_the_ranks_really_run_and_their_bits_are_equal(open_page, spread):
     pytest.importorskip("torch")
-    at = open_page(PAGE, part="run")
-    clean(at.button(key=f"{PAGE}.start").click().run())
+    at = press(open_page(PAGE, part="run", spread=spread))
+    assert "**Bits equal.** 2 processes over gloo" in texts(at)
     job = at.session_state[f"{PAGE}.job"]
     assert len(job.run.processes) == 2
-    assert at.button(key=f"{PAGE}.start").disabled
-    finish(at)
-    assert "**Bits equal.** 2 processes over gloo" in texts(at)
-    assert job.answer is not None
-    assert np.array_equal(job.answer.rows, [int(row) for row in job.answer.rows])
+    assert job.problem.placement.slots_per_rank == (33 if spread == "eplb" else 32)
     partial = run.partial_sums(job.problem)
     assert 0 < partial < job.answer.out.size
     assert f"**{partial:,}** of" in texts(at)
-    assert not run._at_work() or run._free()
+    assert not at.button(key=f"{PAGE}.start").disabled
 
 
-def test_ranks_can_be_stopped(open_page):
+def test_ranks_can_be_stopped(open_page, monkeypatch):
+    """As a click on Stop does: its callback runs, and the page follows no longer."""
     pytest.importorskip("torch")
-    at = open_page(PAGE, part="run")
-    clean(at.button(key=f"{PAGE}.start").click().run())
-    job = at.session_state[f"{PAGE}.job"]
-    job.cancel()
-    assert all(process.returncode is not None for process in job.run.processes)
-    clean(at.run())
+    monkeypatch.setattr(run.Job, "look", run.Job.cancel)
+    at = press(open_page(PAGE, part="run"))
     assert "Stopped; every process has ended." in texts(at)
+    job = at.session_state[f"{PAGE}.job"]
+    assert all(process.returncode is not None for process in job.run.processes)
     assert run._free()
 
 
-def test_a_rank_that_dies_is_said_on_the_page(open_page):
+def test_a_rank_that_dies_is_said_on_the_page(open_page, monkeypatch):
     pytest.importorskip("torch")
-    at = open_page(PAGE, part="run", spread="linear")
-    clean(at.button(key=f"{PAGE}.start").click().run())
-    at.session_state[f"{PAGE}.job"].run.processes[0].kill()
-    finish(at)
+    start = run._start
+
+    def start_and_kill(page):
+        start(page)
+        page_job = run._at_work()[-1]
+        page_job.processes[0].kill()
+
+    monkeypatch.setattr(run, "_start", start_and_kill)
+    at = press(open_page(PAGE, part="run", spread="linear"))
     assert "Rank 0 ended before its work was done (SIGKILL)." in texts(at).replace("\\", "")
 
 

@@ -1,0 +1,62 @@
+"""Expert parallel in a browser: every part fits a phone, passes axe, and ranks start, run and can be stopped."""
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
+
+from nvfp4viz.ui.expert_parallel_parts import PARTS
+
+from .conftest import settle
+from .test_shell import RULES
+
+WAIT = 110_000  # four processes import torch on two cores
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.parametrize("part", PARTS)
+def test_nothing_overflows_a_phone(visit, lang, part):
+    page = visit(f"/expert_parallel?lang={lang}&part={part}", width=390)
+    main = page.locator("[data-testid=stMain]")
+    assert main.evaluate("node => node.scrollWidth - node.clientWidth") <= 0
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("part", PARTS)
+def test_contrast_and_names_pass_axe(visit, part, theme):
+    page = visit(f"/expert_parallel?lang=en&part={part}", theme=theme)
+    for _ in range({"ranks": 1, "balance": 2, "moves": 1}.get(part, 0)):
+        skip = page.get_by_role("button", name="Show me without a guess")
+        shown = page.get_by_text("The answer:").count()
+        skip.click()
+        expect(page.get_by_text("The answer:")).to_have_count(shown + 1)
+        settle(page)
+    page.wait_for_load_state("networkidle")
+    result = Axe().run(page, options={"runOnly": {"type": "rule", "values": RULES}})
+    found = [
+        (violation["id"], node["target"], node.get("failureSummary", ""))
+        for violation in result.response["violations"]
+        for node in violation["nodes"]
+    ]
+    assert found == []
+
+
+def test_ranks_run_and_their_bits_are_equal(visit):
+    pytest.importorskip("torch")
+    page = visit("/expert_parallel?lang=en&part=run")
+    page.get_by_role("button", name="Start the ranks").click()
+    expect(page.get_by_text("Bits equal.")).to_be_visible(timeout=WAIT)
+    expect(page.get_by_role("button", name="Start the ranks")).to_be_enabled()
+
+
+def test_ranks_can_be_stopped(visit):
+    pytest.importorskip("torch")
+    page = visit("/expert_parallel?lang=en&part=run&procs=4")
+    page.get_by_role("button", name="Start the ranks").click()
+    page.get_by_role("button", name="Stop them").click(timeout=WAIT)
+    expect(page.get_by_text("Stopped; every process has ended.")).to_be_visible(timeout=WAIT)
+
+
+def test_other_requests_land_in_the_link(visit):
+    page = visit("/expert_parallel?lang=en&part=ranks&now=news")
+    page.get_by_role("radio", name="recipes").or_(page.get_by_text("recipes", exact=True)).first.click()
+    page.wait_for_url(lambda url: "now=recipes" in url)

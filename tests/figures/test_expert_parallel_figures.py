@@ -1,0 +1,83 @@
+"""Figures of expert parallelism say what their records say."""
+
+import numpy as np
+import pytest
+
+from nvfp4viz.figures import expert_parallel as figures
+from nvfp4viz.moe import overlap
+from nvfp4viz.moe.parallel import Placement, choose_slots, exchange, imbalance, place
+from nvfp4viz.serving import route_trace
+
+THEMES = ["light", "dark"]
+LANGUAGES = ["en", "zh"]
+
+
+def batch(ranks, redundant=0):
+    rng = np.random.default_rng(2)
+    placed = place(64, ranks, redundant=redundant)
+    ids = np.stack([rng.permutation(64)[:4] ** 2 // 64 for _ in range(200)])
+    slots = choose_slots(ids, placed)
+    return placed, slots, exchange(slots, placed)
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("ranks", [4, 32])
+class TestFigures:
+    def test_ranks(self, theme, lang, ranks):
+        placed, _, layer = batch(ranks, ranks)
+        (cells,) = figures.ranks_figure(placed, layer, theme=theme, lang=lang).to_dict()["data"]
+        assert np.array_equal(np.array(cells["customdata"]).ravel(), layer.slot_rows)
+        assert np.allclose(10 ** np.array(cells["z"]).ravel() - 1, layer.slot_rows)  # drawn as log10(n + 1)
+        names = np.array(cells["text"]).ravel()
+        assert [int(name.rstrip("′")) for name in names] == placed.slots.tolist()
+        assert [name.endswith("′") for name in names] == (placed.replicas[placed.slots] > 1).tolist()
+        said = figures.describe_ranks(placed, layer, lang)
+        assert f"{imbalance(layer.rank_rows).ratio:.2f}" in said
+        assert sum(row["rows"] for row in figures.slot_rows(placed, layer)) == 800
+
+    def test_matrix(self, theme, lang, ranks):
+        _, _, layer = batch(ranks)
+        sent, back = layer.dispatch_bytes(4096), layer.combine_bytes(4096)
+        (cells,) = figures.matrix_figure(sent, theme=theme, lang=lang).to_dict()["data"]
+        drawn = np.array([[np.nan if value is None else value for value in row] for row in cells["z"]])
+        assert np.isnan(drawn.diagonal()).all()
+        assert np.nansum(drawn) * 1000 == pytest.approx(sent.sum())  # thousandths are no binary fractions
+        assert f"{int(sent.sum()):,}" in figures.describe_matrix(sent, lang)
+        rows = figures.sent_rows(layer, sent, back)
+        assert sum(row["dispatch_bytes"] for row in rows) == sent.sum()
+        assert sum(row["combine_bytes"] for row in rows) == back.sum()
+
+    @pytest.mark.parametrize("halves", [1, 2])
+    def test_timeline(self, theme, lang, ranks, halves):
+        placed, slots, whole = batch(ranks)
+        machine = overlap.Machine(1e11, 1e-5, 1e15, 5e12)
+        parts = [whole] if halves == 1 else overlap.halves(slots, placed)
+        bars = overlap.timeline([overlap.phases(part, overlap.LayerSize(4096, 2048), machine) for part in parts])
+        drawn = figures.timeline_figure(bars, theme=theme, lang=lang).to_dict()["data"]
+        assert [len(kind["x"]) for kind in drawn] == [halves * min(ranks, figures.WRITTEN)] * 3
+        ends = [base + width for kind in drawn for base, width in zip(kind["base"], kind["x"], strict=True)]
+        assert max(ends) == pytest.approx(1e6 * overlap.total(bars))  # seconds to microseconds and back
+        patterns = {(kind["marker"].get("pattern") or {}).get("shape", "") for kind in drawn}
+        assert len(patterns) == 3  # not by colour alone
+        assert f"{1e6 * overlap.total(bars):,.1f}" in figures.describe_timeline(bars, lang)
+        assert len(figures.bar_rows(bars)) == 3 * ranks * halves
+
+    def test_balance(self, theme, lang, ranks):
+        rng = np.random.default_rng(1)
+        placed = place(64, ranks)
+        without, rebalanced = rng.integers(0, 99, (2, 8, ranks))
+        found = route_trace.Balance(placed, (placed,), (Placement(placed.slots, ranks, 64),), 0, without, rebalanced)
+        before, after = figures.balance_figure(found, theme=theme, lang=lang).to_dict()["data"]
+        assert np.array_equal(before["y"], without.sum(axis=0))
+        assert np.array_equal(after["y"], rebalanced.sum(axis=0))
+        assert before["marker"]["pattern"]["shape"] == "/"
+        said = figures.describe_balance(found, lang)
+        assert f"{found.before.ratio:.2f}" in said
+        assert f"{found.after.ratio:.2f}" in said
+        assert len(figures.balance_rows(found)) == 8 * ranks
+
+
+def test_of_many_ranks_the_busiest_and_the_idlest_are_drawn():
+    bars = tuple(overlap.Bar(rank, "compute", 0, 0.0, float(rank)) for rank in range(32))
+    assert figures.lanes(bars) == [0, 1, 2, 3, 28, 29, 30, 31]
