@@ -77,10 +77,11 @@ def sample_layer(data: Data, seed: int = 5) -> SampleLayer:
         x[:, ::37] *= 8
     ids = np.stack([rng.permutation(EXPERTS)[:TOP_K] for _ in range(TOKENS)])
     routing = rng.dirichlet(np.ones(TOP_K) * 3, TOKENS).astype(np.float32)
-    experts = prepare_mega_experts(*weights)
+    w13, w13_scales, w2, w2_scales = weights
+    experts = prepare_mega_experts(w13, w13_scales, w2, w2_scales)
     tokens = x.astype(ml_dtypes.bfloat16)
     run = run_mega_kernel(tokens, ids, routing, experts)
-    return SampleLayer(tokens, weights[0], weights[1], experts, run, compare_float64(tokens, run, experts))
+    return SampleLayer(tokens, w13, w13_scales, experts, run, compare_float64(tokens, run, experts))
 
 
 # --------------------------------------------------------------------------------------- what each step does

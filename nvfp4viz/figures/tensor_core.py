@@ -14,7 +14,7 @@ from nvfp4viz.quant import quantize, tensor_core_explain
 from nvfp4viz.quant.gemm import scale_and_round
 from nvfp4viz.quant.tensor_core_difference import AccumulationComparison, compare_accumulation
 from nvfp4viz.quant.tensor_core_explain import TensorCoreExplanation
-from nvfp4viz.quant.tensor_core_k32_step import FRACTION_BITS_K32, StepTraceK32
+from nvfp4viz.quant.tensor_core_k32_step import FRACTION_BITS_K32, ProductTerm, StepTraceK32
 from nvfp4viz.quant.tensor_core_step import (
     BLOCK_SIZE,
     F32_FRACTION_BITS,
@@ -167,8 +167,9 @@ def bit_chart(trace: StepTrace | StepTraceK32) -> BitChart | None:
     if trace.max_exponent is None:
         return None
     cut = trace.max_exponent - (FRACTION_BITS_K32 if isinstance(trace, StepTraceK32) else FRACTION_BITS)
-    names = [*map(str, range(len(trace.terms) - 1)), "c"]
-    rows = [_row(name, term.value, cut, term.exponent) for name, term in zip(names, trace.terms, strict=True)]
+    terms: tuple[Term | ProductTerm, ...] = trace.terms
+    names = [*map(str, range(len(terms) - 1)), "c"]
+    rows = [_row(name, term.value, cut, term.exponent) for name, term in zip(names, terms, strict=True)]
     total = trace.total * Fraction(2) ** cut
     rows.append(_row("sum", total, cut, None))
     # The float32 keeps 24 digits from its leading one on, or less below the normal range.

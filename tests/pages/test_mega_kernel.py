@@ -79,7 +79,7 @@ def test_the_map_is_the_library_s(open_page):
 
 
 def test_the_usual_tensor_is_accepted_and_a_narrow_one_refused_with_its_reason(open_page):
-    assert "**Accepted.** All 8 demands hold." in texts(open_page(PAGE))
+    assert "**Accepted.** All demands hold (8 of them)." in texts(open_page(PAGE))
     at = open_page(PAGE, codes="192", stride="96")
     assert "**Refused** by the driver, for: codes a row." in texts(at)
     assert "| K is a multiple of 128 codes | 192 | broken |" in texts(at)
