@@ -35,7 +35,7 @@ _COUNTED = (
     "elements entries experts factors fields files findings gaps groups implementations instructions "
     "keys layers linears lines logits modules names numbers outputs overlaps pairs parts paths "
     "patterns peers places points positions products projections prompts ranks registers remedies "
-    "replies roles rounds routers routes rows runs scalars scales seconds shards slots steps targets "
+    "replies roles rounds routers routes rows runs scalars scales seconds settings shards slots steps targets "
     "tensors texts threads times tokens towers values weights"
 )
 _IRREGULAR = {"copies": "copy", "entries": "entry", "remedies": "remedy", "replies": "reply"}

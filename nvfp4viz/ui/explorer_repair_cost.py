@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import streamlit as st
+
 from nvfp4viz.errors import NvError
 from nvfp4viz.ui import caches, errors
 from nvfp4viz.ui.kernels import wait_for_kernels
@@ -38,11 +40,12 @@ def cost(page: Lesson, policy: str, value: float | None) -> None:
         wait_for_kernels()
         asked = texts()
         try:
-            mended = caches.repair_losses(policy, value, asked)
+            with st.spinner(page.t("repair.cost.running")):
+                mended = caches.repair_losses(policy, value, asked)
+                broken, calibrated = caches.losses(BROKEN, asked), caches.losses(CALIBRATED, asked)
         except NvError as error:
             errors.show(error)
             return
-        broken, calibrated = caches.losses(BROKEN, asked), caches.losses(CALIBRATED, asked)
         more = {domain: mended[domain] - calibrated[domain] for domain in mended}
         # NaN is above every bound.
         over = [domain for domain, loss in more.items() if not loss <= MARGIN]

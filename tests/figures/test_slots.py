@@ -9,7 +9,7 @@ from nvfp4viz.audit import run_audit
 from nvfp4viz.checkpoint import MemorySource, file_bytes, tensor
 from nvfp4viz.figures.coverage import HOLES, STATUSES, coverage_figure, coverage_rows, describe_coverage
 from nvfp4viz.figures.peers import describe_peers, peers_figure, peers_rows
-from nvfp4viz.figures.slots import coverage_grid, peers_of
+from nvfp4viz.figures.slots import coverage_grid, peers_of, roles_shown
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, opened, scalar, without
 
 ROW = "model.layers.0.mlp.experts"
@@ -117,8 +117,23 @@ def test_a_role_without_slots_has_no_map():
     assert coverage_grid(done.facts, done.report, "input_scale") is None
     assert peers_of(done.facts, done.report, "input_scale", 0, "down", 0) is None
     assert coverage_grid(done.facts, done.report, "weight_scale_2") is not None
+    assert roles_shown(done.report) == ("weight_scale_2", "weight_scale")
     empty = run_audit(opened({"x.weight": tensor(np.float32(1))}, CONFIG, None))
     assert coverage_grid(empty.facts, empty.report, "input_scale") is None
+    assert roles_shown(empty.report) == ()
+
+
+def test_a_block_scale_is_there_or_not_and_has_no_number():
+    name = "model.layers.0.mlp.experts.2.up_proj.weight_scale"
+    done = run_audit(opened(without(base(), name), CONFIG, QUANT))
+    assert roles_shown(done.report) == ("input_scale", "weight_scale_2", "weight_scale")
+    grid = coverage_grid(done.facts, done.report, "weight_scale")
+    assert grid.values is None
+    assert [kind for kind in grid.roles if grid.holes(kind).any()] == ["up"]
+    assert np.argwhere(grid.holes("up")).tolist() == [[0, 2]]
+    count = done.report.coverage["weight_scale"]
+    assert (count.missing, count.expected) == (1, grid.status.size)
+    assert peers_of(done.facts, done.report, "weight_scale", 0, "up", 2) is None
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])

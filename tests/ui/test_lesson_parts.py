@@ -58,6 +58,22 @@ def test_a_snippet_prints_without_touching_the_real_output(capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_what_the_page_has_already_takes_the_place_of_a_snippet_s_own():
+    source = 'source = "FOLDER"\nother = 2\nprint(source, other)'
+    assert snippets.run(source) == "FOLDER 2"
+    assert snippets.run(source, {"source": 1}) == "1 2"
+
+
+@pytest.mark.parametrize("value", ["https://example.org/?key=1", 'a"b', "a\\b", "a\nb", "a'b", "{x}", "$x"])
+def test_no_text_ends_a_literal(value):
+    with pytest.raises(TypeError):
+        snippets.literal(value)
+
+
+def test_an_address_is_a_literal():
+    assert snippets.literal("https://example.org:80/a%20b") == '"https://example.org:80/a%20b"'
+
+
 @pytest.mark.parametrize("value", ["__import__('os')", 'a"b', object(), {"a": 1}, "a\nb"])
 def test_only_literals_reach_a_snippet(value):
     with pytest.raises(TypeError):

@@ -1,0 +1,130 @@
+"""The Explorer's tools in a browser: nothing is cut or wider than the screen, and a mended copy lands on disk."""
+
+import io
+import zipfile
+
+import pytest
+
+from nvfp4viz.audit import audit
+from nvfp4viz.checkpoint import MemorySource
+from sample_checkpoints import ensure
+
+from .conftest import Server, settle
+
+LANGUAGES = ["en", "zh"]
+HOLES = "tiny-moe-nvfp4-holes"
+WORDS = {
+    "en": {"ranks": "TP and EP", "compare": "Compare", "repair": "Repair", "make": "Make the changed files",
+           "zip": "Changed files as ZIP", "server": "On this server", "write": "Write the mended copy",
+           "cost": "What this policy costs"},
+    "zh": {"ranks": "TP 与 EP", "compare": "比较", "repair": "修复", "make": "生成改动的文件",
+           "zip": "改动的文件 ZIP", "server": "这台服务器上", "write": "写入修复后的副本",
+           "cost": "这个策略的代价"},
+}  # fmt: skip
+
+
+def open_tab(page, lang: str, name: str) -> None:
+    page.get_by_role("tab", name=WORDS[lang][name], exact=True).click()
+    settle(page)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_the_choice_of_a_checkpoint_is_not_cut(visit, lang):
+    page = visit(f"/explorer?lang={lang}")
+    page.wait_for_function(
+        """() => { const fields = [...document.querySelectorAll('[data-testid=stSelectbox] input')];
+           const whole = field => field.value && field.scrollWidth <= field.clientWidth;
+           return fields.length > 2 && fields.every(whole); }"""
+    )
+    # GPU and ranks share a row.
+    rows = page.locator(".st-key-explorer_serving").evaluate(
+        "box => [...box.querySelectorAll('[data-testid=stSelectbox], [data-testid=stNumberInput]')]"
+        ".map(part => Math.round(part.getBoundingClientRect().bottom))"
+    )
+    assert len(rows) == 3
+    assert max(rows) - min(rows) <= 2
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("name", ["ranks", "compare", "repair"])
+def test_no_tool_scrolls_a_phone_sideways(visit, lang, name):
+    page = visit(f"/explorer?lang={lang}&tp=3&ep=5", width=390)
+    open_tab(page, lang, name)
+    main = page.locator("[data-testid=stMain]")
+    assert main.evaluate("box => box.scrollWidth <= box.clientWidth")
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_ranks_typed_by_a_reader_reach_the_link_and_the_findings(visit, lang):
+    page = visit(f"/explorer?lang={lang}")
+    field = page.locator(".st-key-explorer_serving [data-testid=stNumberInput] input").first
+    field.fill("3")
+    field.press("Enter")
+    page.wait_for_url("**tp=3**")
+    settle(page)
+    open_tab(page, lang, "ranks")
+    page.get_by_text("parallel.group-split").first.wait_for()
+    assert page.get_by_role("row").count() >= 2 + 3
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_a_mended_archive_is_made_and_mends(visit, lang):
+    page = visit(f"/explorer?lang={lang}")
+    open_tab(page, lang, "repair")
+    page.get_by_role("button", name=WORDS[lang]["make"]).click()
+    button = page.get_by_role("button", name=WORDS[lang]["zip"])
+    button.wait_for()
+    with page.expect_download() as caught:
+        button.click()
+    with zipfile.ZipFile(io.BytesIO(caught.value.path().read_bytes())) as pack:
+        files = {name: pack.read(name) for name in pack.namelist()}
+    before = {path.name: path.read_bytes() for path in ensure(HOLES).iterdir() if path.is_file()}
+    assert audit(MemorySource(before)).verdict == "backend"
+    assert audit(MemorySource({**before, **files})).verdict in ("ok", "info", "warn")
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_a_policy_s_cost_is_measured_when_asked(visit, lang):
+    page = visit(f"/explorer?lang={lang}")
+    open_tab(page, lang, "repair")
+    before = page.get_by_role("row").count()
+    page.get_by_text(WORDS[lang]["cost"]).click()
+    page.wait_for_function("n => document.querySelectorAll('table tr').length >= n + 7", arg=before, timeout=120_000)
+
+
+def test_mxfp4_has_a_map(visit):
+    page = visit("/explorer?lang=en&checkpoint=tiny-moe-mxfp4")
+    field = page.get_by_role("application")
+    field.wait_for()
+    field.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    page.get_by_text("one scale for every").first.wait_for()
+
+
+def test_a_mended_copy_lands_beside_its_source(browser, tmp_path, monkeypatch):
+    import shutil
+
+    root = tmp_path / "shared"
+    shutil.copytree(ensure(HOLES), root / "holes")
+    monkeypatch.setenv("NVFP4VIZ_ROOTS", str(root))
+    server = Server(tmp_path)
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
+    try:
+        page = context.new_page()
+        page.set_default_timeout(60_000)
+        page.goto(f"{server.url}/explorer?lang=en")
+        page.wait_for_selector("h1")
+        settle(page)
+        page.get_by_text(WORDS["en"]["server"]).first.click()
+        settle(page)
+        open_tab(page, "en", "repair")
+        page.get_by_role("button", name=WORDS["en"]["write"]).click()
+        page.get_by_text("Wrote holes-peer-max").wait_for()
+        assert audit(root / "holes-peer-max").verdict in ("ok", "info", "warn")
+        page.get_by_role("button", name=WORDS["en"]["write"]).click()
+        page.get_by_text("already exists").first.wait_for()
+        assert str(root) not in page.inner_text("body")
+    finally:
+        context.close()
+        server.stop()
