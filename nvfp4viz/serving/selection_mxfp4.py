@@ -45,7 +45,7 @@ class MxBackend:
     devices, platform, package, formats
         As far as they were read.
     open
-        Its conditions were not read.
+        Not all of its conditions were read; a device or package that was read can still refuse.
     id
         In the audit's vocabulary, where it has a word.
     """
@@ -68,12 +68,13 @@ _ROWS = (
               id="vllm-flashinfer-trtllm"),
     MxBackend("AITER", "aiter", platform="rocm", open=True),
     MxBackend("TRITON", "triton", open=True),
-    # The same class as for NVFP4, whose scheme check is what excludes Hopper there.
+    # The same class as for NVFP4, so its devices are known; where it takes MXFP4 among them was not read.
     MxBackend("FI_CUTLASS_BF16", "flashinfer_cutlass", "bf16", HOPPER + FAMILY_100 + FAMILY_120, package="flashinfer",
-              id="vllm-flashinfer-cutlass"),
+              open=True, id="vllm-flashinfer-cutlass"),
     MxBackend("FI_CUTLASS_MXFP8", "flashinfer_cutlass", "mxfp8", HOPPER + FAMILY_100 + FAMILY_120,
-              package="flashinfer", id="vllm-flashinfer-cutlass"),
+              package="flashinfer", open=True, id="vllm-flashinfer-cutlass"),
     MxBackend("CUTLASS_MXFP4_MXFP4", "cutlass", "mxfp4", open=True, id="vllm-cutlass"),
+    # DeepGEMM's own kernels exist for these two; the class's further conditions were not read.
     MxBackend("DEEPGEMM_MXFP4", "deep_gemm", devices=HOPPER + FAMILY_100, open=True),
     MxBackend("MARLIN", "marlin", id="vllm-marlin"),
     MxBackend("BATCHED_MARLIN", "marlin", formats=("batched",), id="vllm-marlin"),
@@ -151,7 +152,7 @@ def select_mxfp4(request: Mxfp4Request) -> Selection:
     >>> select_mxfp4(Mxfp4Request("sm_100")).winner.enum
     'TRTLLM_BF16'
     >>> [row.enum for row in select_mxfp4(Mxfp4Request("sm_90")).rests_with]
-    ['TRITON']
+    ['TRITON', 'FI_CUTLASS_BF16']
     """
     order = mxfp4_order(request)
     if request.choice != "auto":

@@ -121,7 +121,7 @@ def test_a_linear_choice_without_a_kernel_only_warns(open_page, lang):
 
 def test_an_answer_that_rests_with_an_unread_candidate_says_so(open_page):
     at = open_page(PAGE, part="mxfp4", gpu="sm_90")
-    assert "it rests with TRITON, whose conditions are not among the facts that were read" in texts(at)
+    assert "it rests with TRITON, FI_CUTLASS_BF16, whose conditions are not among the facts that were read" in texts(at)
     at = open_page(PAGE, part="mxfp4", gpu="sm_90", mpick="flashinfer_trtllm")
     assert "Mxfp4 MoE backend 'TRTLLM\\_MXFP8' does not support" in texts(at)
 

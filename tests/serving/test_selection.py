@@ -329,17 +329,16 @@ def literal_mxfp4(r):
         return "?DEEPGEMM_MXFP4" if b200 or sm == 90 else marlin
     if sm == 0:
         return "?AITER"
-    eights = r.flashinfer and standard
-    if r.wanted == "mxfp8" and eights and b200:
+    if r.wanted == "mxfp8" and r.flashinfer and b200 and standard:
         return "TRTLLM_MXFP8"
-    if r.wanted == "mxfp8" and eights and sm in (90, 120, 121):
-        return "FI_CUTLASS_MXFP8"
+    if r.wanted == "mxfp8" and r.flashinfer and sm in (90, 100, 103, 120, 121):
+        return "?FI_CUTLASS_MXFP8"
     if r.wanted == "mxfp4":
         return "?CUTLASS_MXFP4_MXFP4"
-    if eights and b200:
+    if r.flashinfer and b200 and standard:
         return "TRTLLM_BF16"
     if sm in (120, 121):
-        return "FI_CUTLASS_BF16" if eights else marlin
+        return "?FI_CUTLASS_BF16" if r.flashinfer else marlin
     return "?TRITON"
 
 
