@@ -219,7 +219,8 @@ class Flow {
   }
 
   put(part, at) {
-    part.style.transform = `translate(${at.x}px, ${at.y}px)`;
+    const place = `translate(${at.x}px, ${at.y}px)`;
+    if (part.place !== place) part.style.transform = part.place = place;
     if (at.width) part.style.width = `${at.width}px`;
     if (at.height) part.style.height = `${at.height}px`;
   }
@@ -276,7 +277,11 @@ class Flow {
     const status = this.find(".status");
     const said = fill(text.status, { n: this.step, all: picture.steps.length, name: step.name, said: step.said });
     if (status.textContent !== said) status.textContent = said;
-    this.inspect();
+    // The picture at once; its numbers once a frame, however fast the reader scrubs.
+    this.frame ||= requestAnimationFrame(() => {
+      this.frame = 0;
+      this.inspect();
+    });
   }
 
   // A row is named by its expert in its token's lane, by its token in its expert's group.
@@ -289,7 +294,6 @@ class Flow {
   drawRows() {
     const { text, picture } = this;
     const marks = picture.marks?.[this.step - 1];
-    const token = picture.routes[this.route].token;
     const mode = this.step === picture.steps.length ? "sum" : LANES.has(this.step) ? "lanes" : "groups";
     for (const figure of this.root.querySelectorAll(".board")) {
       const faulty = figure.classList.contains("faulty");
@@ -305,8 +309,7 @@ class Flow {
           chip.classList.toggle("chosen", chosen);
           if (!faulty) chip.tabIndex = chosen ? 0 : -1;
         }
-        if (!faulty) chip.setAttribute("aria-pressed", chosen);
-        chip.classList.toggle("kin", picture.routes[number].token === token);
+        if (!faulty && chip.getAttribute("aria-pressed") !== String(chosen)) chip.setAttribute("aria-pressed", chosen);
       }
     }
   }
