@@ -318,6 +318,11 @@ def test_a_repository_on_a_stand_in_for_the_hub(open_page, files, lang, typed, m
     with serve(Site(files)) as storage, serve(Site({}, redirect=f"{storage.address}/blobs/", api=api)) as site:
         monkeypatch.setenv("HF_ENDPOINT", site.address)
         at = send(at_address(open_page, lang), typed)
+        assert i18n.t("explorer.address.version_commit", mark=SHA[:12]).strip() in plain(at)
+        before = len(storage.asked)
+        at = send(at, typed)
+        assert i18n.t("explorer.address.again").strip() in plain(at)
+        assert len(storage.asked) == before
     kept = at.session_state["explorer.kept.address"].opened.audit.report
     assert kept.findings == audit(ensure(HOLES)).findings
     assert kept.source == f"hf://{typed.removeprefix('hf://')}"
