@@ -38,6 +38,8 @@ TRAFFIC = (EVERY, *DOMAINS)
 EXPERTS, LAYERS_OF_MODEL = 64, 4
 MOST_EXTRA = 4
 HALF = STEPS // 2
+ROOM = 26
+"""Letters that segments of the side column have room for."""
 ASKED = {"layer": 1, "ranks": 4}
 """What the questions about EPLB are about, whatever the reader has set."""
 
@@ -141,11 +143,12 @@ def pick_traffic(page: Lesson, name: str) -> None:
 
 def choose(page: Lesson, name: str, options: tuple[str, ...], words: str = "") -> None:
     """One of a few, by the texts below `words`, or below the setting's own name."""
-    # Where there are many, pills: segments look broken when they wrap.
-    (st.segmented_control if len(options) == 2 else st.pills)(
+    labels = {one: page.t(f"{words or name}.{one}") for one in options}
+    # Where there is much to say, pills: segments look broken when they wrap.
+    (st.pills if sum(map(len, labels.values())) > ROOM else st.segmented_control)(
         page.t(f"pick.{name}"),
         options,
-        format_func=lambda one: page.t(f"{words or name}.{one}"),
+        format_func=labels.__getitem__,
         required=True,
         wrap=True,
         **page.view.widget(name),

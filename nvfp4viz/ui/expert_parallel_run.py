@@ -239,7 +239,7 @@ def run_part(page: Lesson) -> None:
         busy = not _free()
         with button:
             st.button(
-                page.t("run.start"), key=f"{PAGE}.start", type="primary", icon=":material/play_arrow:", disabled=busy,
+                page.t("run.start"), key=f"{PAGE}.start", icon=":material/play_arrow:", disabled=busy,
                 on_click=_press,
             )  # fmt: skip
         with shown.container():
@@ -288,11 +288,11 @@ def _compared(page: Lesson, job: Job) -> None:
         backend=answer.backend,
     )
     page.table(
-        ("rank", "experts", ">rows", ">sent", ">returned", ">dispatch_ms", ">compute_ms", ">combine_ms"),
+        ("rank", ">experts", ">rows", ">sent", ">returned", ">dispatch_ms", ">compute_ms", ">combine_ms"),
         [
             (
                 str(rank),
-                " ".join(map(str, placement.on(rank).tolist())),
+                str(len(set(placement.on(rank).tolist()))),
                 f"{answer.rows[rank]:,}",
                 f"{_others(answer.dispatched, rank):,}",
                 f"{_others(answer.combined, rank):,}",
