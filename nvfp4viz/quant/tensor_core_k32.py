@@ -132,7 +132,10 @@ def _numba(a: U8, a_scales: U8, b: U8, b_scales: U8, c: F32, elements: tuple[Ele
     sides = []
     _, scale_exponents, scale_nan = scale_tables("mxfp4")
     for codes, scales, element in ((a, a_scales, elements[0]), (b, b_scales, elements[1])):
-        sides += [np.ascontiguousarray(table[codes]) for table in element_tables(element)]
+        significands, exponents, kinds = element_tables(element)
+        special = kinds[codes]
+        sides += [significands[codes].astype(np.int32), exponents[codes].astype(np.int32), special]
+        sides += [special.reshape(*scales.shape, STEP_K32).max(axis=-1)]
         sides += [scale_exponents[scales].astype(np.int32), scale_nan[scales].astype(np.uint8)]
 
     def part(index: int, count: int) -> None:

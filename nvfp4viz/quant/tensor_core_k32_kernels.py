@@ -19,7 +19,6 @@ _STEP = 32
 _UNIT_BITS = 6  # a significand is in eighths, so a product is in 64ths
 _PLACES = 25
 
-_I2_2 = read_only(nb.i2, 2)
 _I4_2 = read_only(nb.i4, 2)
 _U1_2 = read_only(nb.u1, 2)
 _F4_2 = read_only(nb.f4, 2)
@@ -52,19 +51,21 @@ def _step(a_significand, a_exponent, b_significand, b_exponent, scale, m, n, at,
     size = np.int64(bits & 0x7FFFFF) | (np.int64(1 << 23) if field > 0 else np.int64(0))
     e = np.int32((field if field > 1 else 1) - 127)
     top = e
+    # Numba adds two int32 as int64; the int32() around each sum keeps eight lanes in a vector register.
     for k in range(at, at + _STEP):
-        here = np.int32(a_exponent[m, k] + b_exponent[n, k] + scale)
+        here = np.int32(np.int32(a_exponent[m, k] + b_exponent[n, k]) + scale)
         top = here if here > top else top
     down = np.int64(top - e)
     down = down if down < 63 else np.int64(63)
     size = (size << (_PLACES - 23)) >> down
     total = -size if bits < 0 else size
     for k in range(at, at + _STEP):
-        shift = np.int32(top - np.int32(a_exponent[m, k] + b_exponent[n, k] + scale))
-        shift = shift if shift < 31 else np.int32(31)
-        product = np.int32(a_significand[m, k]) * np.int32(b_significand[n, k])
-        term = np.int32(abs(product) << (_PLACES - _UNIT_BITS)) >> shift
-        total += -term if product < 0 else term
+        shift = np.int32(top - np.int32(np.int32(a_exponent[m, k] + b_exponent[n, k]) + scale))
+        shift = shift if shift < np.int32(31) else np.int32(31)
+        product = np.int32(a_significand[m, k] * b_significand[n, k])
+        size32 = np.int32(-product) if product < np.int32(0) else product
+        term = np.int32(np.int32(size32 << np.int32(_PLACES - _UNIT_BITS)) >> shift)
+        total += np.int32(-term) if product < np.int32(0) else term
     unit = np.int64((np.int64(top) - _PLACES + 1023) << 52)
     value = np.float64(total) * unit.view(np.float64)
     # Keep 24 bits of the 53, or, below f32's normal range, whole multiples of 2^-149: both toward zero.
@@ -76,18 +77,18 @@ def _step(a_significand, a_exponent, b_significand, b_exponent, scale, m, n, at,
 
 @kernel(
     nb.void(
-        _I2_2, _I2_2, _U1_2, _I4_2, _U1_2, _I2_2, _I2_2, _U1_2, _I4_2, _U1_2,
+        _I4_2, _I4_2, _U1_2, _U1_2, _I4_2, _U1_2, _I4_2, _I4_2, _U1_2, _U1_2, _I4_2, _U1_2,
         _F4_2, nb.b1, nb.f4[:, ::1], nb.i8, nb.i8,
     )
 )  # fmt: skip
 def product_k32(
-    a_significand, a_exponent, a_special, a_scale, a_scale_nan,
-    b_significand, b_exponent, b_special, b_scale, b_scale_nan,
+    a_significand, a_exponent, a_special, a_any, a_scale, a_scale_nan,
+    b_significand, b_exponent, b_special, b_any, b_scale, b_scale_nan,
     c, has_c, out, part, parts,
 ):  # fmt: skip
     """Every ``parts``-th row of the result, from ``part`` on.
 
-    Element arrays are ``(rows, steps*32)``, scales ``(rows, steps)``.
+    Element arrays are ``(rows, steps*32)``; scales, and whether any element of a step is special, ``(rows, steps)``.
     """
     rows, columns = out.shape
     steps = a_scale.shape[1]
@@ -101,7 +102,9 @@ def product_k32(
                 if nan:
                     break
                 at = s * _STEP
-                infinite = _infinite_terms(a_significand, a_special, b_significand, b_special, m, n, at)
+                infinite = 0
+                if a_any[m, s] or b_any[n, s]:
+                    infinite = _infinite_terms(a_significand, a_special, b_significand, b_special, m, n, at)
                 if abs(acc) == np.inf:
                     own = 1 if acc > 0 else -1
                     nan = infinite == 2 or infinite == -own
