@@ -51,5 +51,7 @@ OFFERS = (
     Offer("nixl_ep", "NIXL", "batched", ("bf16",)),
 )
 """The default first.  ``VLLM_DEEPEPLL_NVFP4_DISPATCH`` chooses NVFP4 for DeepEP's low-latency kernels."""
+DEEPEP_BLOCK = 128
+"""Values that share a scale in the one FP8 scheme which DeepEP's high-throughput kernels carry."""
 NEVER = ("FLASHINFER_B12X",)
 """NVFP4 backends that refuse expert parallelism altogether."""

@@ -40,8 +40,8 @@ MOST_EXTRA = 4
 HALF = STEPS // 2
 ROOM = 26
 """Letters that segments of the side column have room for."""
-ASKED = {"layer": 1, "ranks": 4}
-"""What the questions about EPLB are about, whatever the reader has set."""
+ASKED = {"layer": 1, "ranks": 4, "hidden": 4096}
+"""What the questions are about, whatever the reader has set."""
 
 
 # ------------------------------------------------------------------ what the settings ask for
@@ -196,7 +196,9 @@ def asked_layer() -> Exchange:
 def _asked_copies(page: Lesson) -> bool:
     """Asked: does it save anything to send a token once a rank instead of once an expert?"""
     layer = asked_layer()
-    once, each, every = (int(layer.dispatch_bytes(4096, "bf16", way).sum()) for way in ("tokens", "routes", "gather"))
+    once, each, every = (
+        int(layer.dispatch_bytes(ASKED["hidden"], "bf16", way).sum()) for way in ("tokens", "routes", "gather")
+    )
     saved = 1 - once / each
     return predict.ask(
         f"{PAGE}.predict.copies",
@@ -204,6 +206,7 @@ def _asked_copies(page: Lesson) -> bool:
         answer="none" if saved < 0.1 else "third" if saved < 0.45 else "half",
         k=4,
         ranks=ASKED["ranks"],
+        hidden=ASKED["hidden"],
         once=f"{once:,}",
         each=f"{each:,}",
         gather=f"{every:,}",
@@ -333,15 +336,18 @@ def _heaviest(page: Lesson) -> tuple[int, float]:
 
 def _asked_replicas() -> bool:
     """Asked: how much of what EPLB gains is due to replicas?  On few ranks none, on many nearly all."""
-    few, many = ([balance_of("code", "code", 1, ranks, extra) for extra in (0, 2)] for ranks in (4, 32))
+    few, many = (
+        [balance_of("code", "code", ASKED["layer"], ranks, extra) for extra in (0, 2)] for ranks in (ASKED["ranks"], 32)
+    )
     packed, copied = few[0].after.ratio, few[1].after.ratio
     gain = (packed - copied) / (few[0].before.ratio - copied)
     return predict.ask(
         f"{PAGE}.predict.replicas",
         ("nothing", "some", "most"),
         answer="nothing" if gain < 0.05 else "some" if gain < 0.5 else "most",
-        ranks=4,
-        slots=8,
+        layer=ASKED["layer"],
+        ranks=ASKED["ranks"],
+        slots=2 * ASKED["ranks"],
         before=f"{few[0].before.ratio:.2f}",
         packed=f"{packed:.2f}",
         copied=f"{copied:.2f}",

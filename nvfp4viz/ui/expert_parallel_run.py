@@ -344,6 +344,7 @@ def offers_part(page: Lesson) -> None:
     page.prose(
         "offers.text",
         version=all_to_all.VERSION,
+        block=all_to_all.DEEPEP_BLOCK,
         never=", ".join(f"`{name}`" for name in all_to_all.NEVER),
         read="; ".join(f"`{path}` @ `{commit}`" for path, commit in all_to_all.READ.items()),
     )
