@@ -128,11 +128,67 @@ def compare_generation(quick: bool) -> harness.Section:
     )
 
 
+# 80 layers of 384 experts: 92,160 slots of a role, in 368,640 tensors.
+BIG = {"layers": 80, "experts": 384, "shards": 40}
+INTERACTION_GOAL = 0.3
+
+
+def compare_interactions(quick: bool) -> harness.Section:
+    """What the server computes between a reader's click in the Explorer and the last message to the browser."""
+    from streamlit.testing.v1 import AppTest
+
+    from benchmarks.big_checkpoint import make
+    from nvfp4viz.ui.explorer_roots import VARIABLE
+
+    with tempfile.TemporaryDirectory() as folder:
+        make(Path(folder) / "big", **({"layers": 2, "experts": 384, "shards": 1} if quick else BIG))
+        os.environ[VARIABLE] = folder
+        page = AppTest.from_file(str(Path(__file__).parents[1] / "app.py"), default_timeout=300)
+        page.query_params["lang"] = "en"
+        page.switch_page("pages/explorer.py")
+        page.run()
+        source = page.button_group(key="explorer.source")
+        opening = timed(lambda: source.set_value("server").run())
+        assert not page.exception
+        turns = {
+            "another role": ("explorer.role", ("weight_scale_2", "weight_scale", "input_scale")),
+            "another GPU": ("explorer.gpu", ("sm_120", "sm_100", "any")),
+            "another expert": ("expert", (5, 100, 383)),
+            "another layer": ("layer", (3, 4)),
+        }
+
+        def turn(key: str, value: object) -> None:
+            page.session_state[key] = value
+            page.run()
+            # The big one is what is drawn: its layers and experts stand on the page.
+            assert not page.exception
+            assert any("384" in metric.value for metric in page.metric)
+
+        times: dict[str, list[float]] = {}
+        for lap in range(3 if quick else 9):
+            for name, (key, values) in turns.items():
+                value = values[lap % len(values)]
+                seconds = timed(lambda k=key, v=value: turn(k, v))
+                if lap > 1:
+                    times.setdefault(name, []).append(seconds)
+    goals = [
+        harness.Goal(f"{name}, seconds", statistics.median(values), INTERACTION_GOAL, at_most=True)
+        for name, values in times.items()
+    ]
+    return harness.Section(
+        "Interactions in the Explorer on 92,160 slots",
+        f"Server time of one rerun (AppTest), findings open; opening the checkpoint took {opening:.1f} s.",
+        harness.rows_from(times),
+        "",
+        goals,
+    )
+
+
 SAMPLES = {"holed export": "tiny-moe-nvfp4-holes", "full export": "tiny-moe-nvfp4-full"}
 
 
 def measure(quick: bool) -> list[harness.Section]:
-    return [compare_generation(quick), *compare_pages(quick)]
+    return [compare_generation(quick), compare_interactions(quick), *compare_pages(quick)]
 
 
 if __name__ == "__main__":

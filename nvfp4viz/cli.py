@@ -7,7 +7,6 @@ nothing at or above ``--fail-on``; 1: something was; 2: the source could not be 
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -149,11 +148,12 @@ def _audit(options: argparse.Namespace) -> int:
     from nvfp4viz.audit import run_audit, to_json, to_text
     from nvfp4viz.audit.deep_findings import deepen
     from nvfp4viz.audit.report import VERDICTS
+    from nvfp4viz.audit.run import without_collector
     from nvfp4viz.checkpoint import inspect
     from nvfp4viz.checkpoint.source import is_address
 
     gpu = _gpu(options.gpu)
-    with _progress(cli_words(options.language, "progress.scales"), options.quiet) as progress, _without_collector():
+    with _progress(cli_words(options.language, "progress.scales"), options.quiet) as progress, without_collector():
         checkpoint = inspect(options.source, revision=options.revision, progress=progress)
         # An address is shown without its secrets, with or without --paths.
         local = options.paths and not is_address(options.source)
@@ -349,10 +349,11 @@ def _repair(options: argparse.Namespace) -> int:
 
 def _diff(options: argparse.Namespace) -> int:
     from nvfp4viz.audit.diff import diff, diff_to_json
+    from nvfp4viz.audit.run import without_collector
     from nvfp4viz.audit.terminal import diff_to_text
     from nvfp4viz.checkpoint import inspect
 
-    with _progress(cli_words(options.language, "progress.scales"), False) as progress, _without_collector():
+    with _progress(cli_words(options.language, "progress.scales"), False) as progress, without_collector():
         sides = [
             inspect(source, revision=options.revision if source.startswith("hf://") else None, progress=progress)
             for source in (options.source, options.other)
@@ -393,18 +394,6 @@ def _width() -> int:
     import shutil
 
     return shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """One report, and then the process ends: walking half a million records again and again is a tenth of its time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @contextmanager
