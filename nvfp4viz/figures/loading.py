@@ -55,6 +55,7 @@ def fates_figure(fates: Sequence[Fate], *, theme: Theme, lang: str) -> go.Figure
             "title": {"text": words(lang, "figures.loading.error"), "side": "top"},
             # Below, where it takes no width from the cells of a phone.
             "orientation": "h",
+            "len": 0.88,
             "y": -0.12,
             "yanchor": "top",
             "tickvals": [-3, -2, -1, 0],

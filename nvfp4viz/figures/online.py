@@ -26,7 +26,8 @@ def changed_figure(
     import plotly.graph_objects as go
 
     ink = surface(theme)
-    kinds = (("codes", "mantissa", ""), ("scales", "block_scale", "/"))
+    # Codes have no role among the colours; block scales do.
+    kinds = (("codes", ink.accent, ""), ("scales", role("block_scale", theme).fill, "/"))
     traces = [
         {
             "type": "bar",
@@ -38,12 +39,12 @@ def changed_figure(
             "textposition": "outside",
             "cliponaxis": False,
             "marker": {
-                "color": role(colour, theme).fill,
+                "color": colour,
                 "line": {"color": ink.ink, "width": 1},
                 "pattern": {
                     "shape": pattern,
                     "fgcolor": ink.ink,
-                    "bgcolor": role(colour, theme).fill,
+                    "bgcolor": colour,
                     "size": 6,
                 },
             },
@@ -149,10 +150,10 @@ def memory_figure(peaks: dict[str, dict[str, int]], elements: int, *, theme: The
 
     ink = surface(theme)
     parts = (
-        ("folded_f32", "exponent", "/"),
-        ("folded_bf16", "mantissa", "x"),
-        ("codes", "global_scale", ""),
-        ("block_scales", "block_scale", "."),
+        ("folded_f32", ink.line, "/"),
+        ("folded_bf16", ink.panel, "x"),
+        ("codes", ink.accent, ""),
+        ("block_scales", role("block_scale", theme).fill, "."),
     )
     names = [words(lang, f"figures.online.way.{way}") for way in peaks]
     traces = [
@@ -163,12 +164,12 @@ def memory_figure(peaks: dict[str, dict[str, int]], elements: int, *, theme: The
             "y": names,
             "x": [found.get(part, 0) / elements for found in peaks.values()],
             "marker": {
-                "color": role(colour, theme).fill,
+                "color": colour,
                 "line": {"color": ink.ink, "width": 1},
                 "pattern": {
                     "shape": pattern,
                     "fgcolor": ink.ink,
-                    "bgcolor": role(colour, theme).fill,
+                    "bgcolor": colour,
                     "size": 6,
                 },
             },

@@ -145,7 +145,7 @@ def _fold_reference(weights: Array, encode: F32, cast: bool) -> Array:
     out = np.empty(weights.shape, np.float32)
     for at in np.ndindex(weights.shape):
         with np.errstate(over="ignore", invalid="ignore"):
-            product = np.float32(weights[at]) * encode[at[0]]
+            product = np.float32(np.float32(weights[at]) * np.float32(encode[at[0]]))
         if cast and np.isfinite(product):
             bits = int(product.view(np.uint32))
             low, bits = bits & 0xFFFF, bits & 0xFFFF0000
