@@ -66,7 +66,7 @@ def picture(twins: LayerTwins, *, covered: bool) -> dict[str, Any]:
         ],
         "experts": [_expert(twins, int(expert), covered) for expert in np.unique(plan.row_expert)],
         "routes": _routes(twins),
-        "steps": [_step(twins, index, covered) for index in range(len(STEPS))],
+        "steps": _steps(twins, covered),
         "marks": None if covered else marks(twins),
         "first": None if covered else twins.comparison.first_difference,
         "firstNan": None if covered else twins.comparison.first_nan,
@@ -170,11 +170,10 @@ def _bf16(value: np.ndarray) -> str:
     return f"{exact(float(value[0]))}  0x{int(value.view(np.uint16)[0]):04X}"
 
 
-def _step(twins: LayerTwins, index: int, covered: bool) -> dict[str, str]:
-    name = f"{_PAGE}.steps.{STEPS[index]}"
-    first, second = twins.healthy.input.values.shape, twins.healthy.intermediate.values.shape
+def _steps(twins: LayerTwins, covered: bool) -> list[dict[str, str]]:
+    rows, hidden = twins.healthy.input.values.shape
+    inner = twins.healthy.intermediate.values.shape[1]
     tokens, top_k = twins.healthy.dispatch.ids.shape
-    rows, hidden, inner = first[0], first[1], second[1]
     values = {
         "tokens": tokens,
         "k": top_k,
@@ -188,12 +187,16 @@ def _step(twins: LayerTwins, index: int, covered: bool) -> dict[str, str]:
         "inner_blocks": inner // 16,
         "experts": len(np.unique(twins.healthy.dispatch.row_expert)),
     }
-    count = facts.counts(twins)[index]
-    what = "tokens" if STEPS[index] == "sum" else "rows"
-    said = t(f"{_PAGE}.said.covered") if covered else t(f"{_PAGE}.said.{what}", **count)
-    return {
-        "name": t(f"{name}.name"),
-        "words": t(f"{name}.words", **values),
-        "shape": t(f"{name}.shape", **values),
-        "said": said,
-    }
+    made = []
+    for step, count in zip(STEPS, facts.counts(twins), strict=True):
+        name = f"{_PAGE}.steps.{step}"
+        said = "covered" if covered else "tokens" if step == "sum" else "rows"
+        made.append(
+            {
+                "name": t(f"{name}.name"),
+                "words": t(f"{name}.words", **values),
+                "shape": t(f"{name}.shape", **values),
+                "said": t(f"{_PAGE}.said.{said}", **({} if covered else count)),
+            }
+        )
+    return made
