@@ -112,7 +112,7 @@ def test_a_mended_copy_lands_beside_its_source(browser, tmp_path, monkeypatch):
     context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
     try:
         page = context.new_page()
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(180_000)  # a fresh server beside other tests
         page.goto(f"{server.url}/explorer?lang=en")
         page.wait_for_selector("h1")
         settle(page)
