@@ -24,7 +24,7 @@ separate ones in another order, bit for bit, as long as each row is summed in th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -121,6 +121,11 @@ class FusedLayout:
     @property
     def order(self) -> Order:
         return "flat" if self.groups == 1 else "interleaved"
+
+    @property
+    def whole(self) -> FusedLayout:
+        """The same for one rank: the checkpoint's own rows from top to bottom."""
+        return replace(self, tp=1)
 
     def part(self, name: str) -> Part:
         return next(part for part in self.parts if part.name == name)
@@ -434,7 +439,7 @@ def cut_in_pieces(layout: FusedLayout) -> tuple[dict[str, int], ...]:
     >>> cut_in_pieces(gate_up_layout(4, tp=2))
     ({'gate': 4, 'up': 0}, {'gate': 0, 'up': 4})
     """
-    whole = FusedLayout(layout.name, layout.parts, 1, layout.groups)
+    whole = layout.whole
     names = np.concatenate([np.full(run.rows, index) for index, run in enumerate(whole.runs)])
     found = []
     for piece in np.split(names, np.arange(1, layout.tp) * len(names) // layout.tp):
@@ -443,3 +448,24 @@ def cut_in_pieces(layout: FusedLayout) -> tuple[dict[str, int], ...]:
             counts[whole.runs[index].part] += int(count)
         found.append(counts)
     return tuple(found)
+
+
+def misplaced_channels(layout: FusedLayout) -> tuple[int, int]:
+    """``(wrong, all)``: channels of the DeltaNet convolution that would meet another channel's kernel.
+
+    The convolution's weight stands in the order q, k, v on every rank, whatever the projection's order; its
+    ``2 key_dim + value_dim`` channels are counted over all ranks.  Outputs taken as they come are in that order only if
+    the projection is flat.
+
+    >>> misplaced_channels(qkvz_layout(2, 4, 8, 8)), misplaced_channels(qkvz_layout(2, 4, 8, 8, order="interleaved"))
+    ((0, 64), (40, 64))
+    """
+    wrong = total = 0
+    for rank in range(layout.tp):
+        runs = [run for run in layout.runs if run.rank == rank and run.part != "z"]
+        came = np.concatenate([layout.sources[rank, run.first : run.first + run.rows] for run in runs])
+        sorted_runs = [run for part in "qkv" for run in runs if run.part == part]
+        wanted = np.concatenate([layout.sources[rank, run.first : run.first + run.rows] for run in sorted_runs])
+        wrong += int((came != wanted).sum())
+        total += len(came)
+    return wrong, total
