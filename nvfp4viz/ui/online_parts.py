@@ -27,6 +27,8 @@ PAGE = "online_quantisation"
 PARTS = ("ways", "memory", "ranks", "token")
 WEIGHTS = ("gate_up_proj", "down_proj")
 RANKS = ("2", "4")
+FAMILY = 100
+"""Compute capability family that vLLM asks for; `numerics-vllm.md` section 8."""
 TOKEN_BACKEND = "vllm-flashinfer-trtllm"
 RECORDED = ("quantise bf16, vllm-cuda", "quantise bf16, vllm-cuda, 128 ranges")
 """Rows of the recorded GPU bench: one global scale for everything, and one for each range of rows, in one launch."""
@@ -329,7 +331,7 @@ def token_part(page: Lesson) -> None:
         product=exact(E2M1.max_value * E4M3.max_value),
         flag=next(info.flag for info in BACKENDS.values() if info.per_token),
     )
-    page.prose("token.text", vllm=VLLM, one=exact(1.0))
+    page.prose("token.text", vllm=VLLM, one=exact(1.0), family=FAMILY)
     page.heading("zero.heading")
     cases = per_token.token_cases()
     made = {version: per_token.quantize_tokens(cases, version) for version in per_token.VERSIONS}
