@@ -267,7 +267,9 @@ class RankRun:
             errors = [one for one in self._said(rank) if "error" in one]
             if not errors:
                 how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-                log = (self.folder / f"rank{rank}.log").read_text(encoding="utf-8", errors="replace").strip()
+                log = ""
+                with contextlib.suppress(OSError):
+                    log = (self.folder / f"rank{rank}.log").read_text(encoding="utf-8", errors="replace").strip()
                 return DeviceError("ranks.died", rank=rank, how=how, last=(log.splitlines() or ["–"])[-1][:200])
             said.append(DeviceError(errors[-1]["error"], **errors[-1]["params"]))
         return min(said, key=lambda error: error.code == "ranks.lost")

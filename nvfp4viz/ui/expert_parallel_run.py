@@ -175,7 +175,12 @@ class Job:
         try:
             if self.run.poll():
                 self.answer = self.run.answer()
-        except NvError as error:
+        except (NvError, OSError) as error:
+            # Stop ends the ranks and removes their files from the reader's next run, while this one still looks.
+            if self.cancelled:
+                return
+            if not isinstance(error, NvError):
+                raise
             self.error = error
         if not self.active:
             self.seconds = time.monotonic() - self.begin
@@ -247,10 +252,10 @@ def run_part(page: Lesson) -> None:
                 st.caption(page.t("run.elsewhere"))
             if job is None:
                 return
-            if job.error is not None:
-                errors.show(job.error)
-            elif job.cancelled:
+            if job.cancelled:
                 st.caption(page.t("run.cancelled"))
+            elif job.error is not None:
+                errors.show(job.error)
             else:
                 _compared(page, job)
 
