@@ -26,6 +26,7 @@ import numpy.typing as npt
 from nvfp4viz.moe.dense import product_f32
 from nvfp4viz.moe.experts import activate, epilogue
 from nvfp4viz.moe.experts_quant import quantize_rows
+from nvfp4viz.moe.fusion import FusedLayout, fuse
 from nvfp4viz.quant import QuantizedTensor, global_scale, mma_grouped, mma_matmul
 from nvfp4viz.quant.scales import amax
 from nvfp4viz.quant.shared_scale import SharedPart, Way, share_scale
@@ -73,6 +74,23 @@ def measure_fusions(parts: Mapping[str, Array], experts: Array, seed: int = 0) -
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((TOKENS, experts.shape[2])).astype(ml_dtypes.bfloat16)
     return (*_weights(parts, x), *_launches(experts, x), _silu_quant(experts, x))
+
+
+def check_layout(layout: FusedLayout, seed: int = 0) -> tuple[int, int]:
+    """``(outputs, differing)``: the fused product on every rank against the separate ones, in exact integers.
+
+    Weights and activations are seeded integers of -50 to 49, sixteen columns and four tokens; of copies each is counted.
+
+    >>> from nvfp4viz.moe.fusion import gate_up_layout
+    >>> check_layout(gate_up_layout(8, tp=2))
+    (64, 0)
+    """
+    rng = np.random.default_rng(seed)
+    tensors = {name: rng.integers(-50, 50, (rows, 16), np.int32) for name, rows in layout.tensors.items()}
+    x = rng.integers(-50, 50, (16, 4), np.int32)
+    fused = fuse(layout, tensors) @ x
+    separate = fuse(layout, {name: weight @ x for name, weight in tensors.items()})
+    return fused.size, int((fused != separate).sum())
 
 
 def _weights(parts: Mapping[str, Array], x: Array) -> list[FusionBits]:
