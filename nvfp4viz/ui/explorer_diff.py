@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import streamlit as st
@@ -20,7 +23,8 @@ if TYPE_CHECKING:
 KINDS = ("config", "types", "only_a", "only_b", "values")
 # Rows that a page shows; the JSON has all.
 MOST_ROWS = 5000
-_KEPT = "explorer.kept.diff"
+_KEPT = "explorer.kept"
+_NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def compare(page: Lesson, opened: Opened) -> None:
@@ -35,14 +39,13 @@ def compare(page: Lesson, opened: Opened) -> None:
         errors.show(error)
         return
     page.table(("side", "name", "layout", ">tensors"), [_side("A", found.a), _side("B", found.b)])
-    rows = list(diff_rows(found, opened.audit.view, other.audit.view))
-    counts = {kind: sum(row["kind"] == kind for row in rows) for kind in KINDS}
+    counts = {kind: len(getattr(found, kind)) for kind in KINDS}
     if found.same:
         page.finding("compare.same")
     else:
         named = [page.t(f"compare.count.{kind}", count=f"{counts[kind]:,}") for kind in KINDS if counts[kind]]
         page.finding("compare.differ", what=page.t("findings.separator").join(named))
-        _table(page, rows, counts)
+        _table(page, _rows(opened, other), counts)
     st.download_button(
         page.t("compare.json"),
         data=lambda: diff_to_json(found),
@@ -61,15 +64,25 @@ def _side(letter: str, side: Side) -> tuple[str, ...]:
 
 def _diff(opened: Opened, other: Opened) -> Diff:
     """Compared once for as long as both stay what they are."""
+    return _kept("diff", opened, other, lambda: diff(opened.audit.checkpoint, other.audit.checkpoint))
+
+
+def _rows(opened: Opened, other: Opened) -> list[Row]:
+    return _kept(
+        "rows", opened, other, lambda: list(diff_rows(_diff(opened, other), opened.audit.view, other.audit.view))
+    )
+
+
+def _kept(what: str, opened: Opened, other: Opened, make: Callable[[], Any]) -> Any:
     pair = opened.identity, other.identity
-    kept: tuple[tuple[str, str], Diff] | None = st.session_state.get(_KEPT)
+    kept = st.session_state.get(f"{_KEPT}.{what}")
     if kept is None or kept[0] != pair:
-        kept = pair, diff(opened.audit.checkpoint, other.audit.checkpoint)
-        st.session_state[_KEPT] = kept
+        kept = pair, make()
+        st.session_state[f"{_KEPT}.{what}"] = kept
     return kept[1]
 
 
-def _table(page: Lesson, rows: list[dict[str, Any]], counts: dict[str, int]) -> None:
+def _table(page: Lesson, rows: list[Row], counts: dict[str, int]) -> None:
     present = [kind for kind in KINDS if counts[kind]]
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
         shown = st.pills(
@@ -87,8 +100,9 @@ def _table(page: Lesson, rows: list[dict[str, Any]], counts: dict[str, int]) -> 
     if not fitting:
         page.prose("compare.no_row")
         return
-    named = [{**row, "kind": page.t(f"compare.kinds.{row['kind']}")} for row in fitting[:MOST_ROWS]]
-    columns = [name for name in fitting[0] if any(row[name] is not None for row in fitting)]
+    cells = [row.cells() for row in islice(fitting, MOST_ROWS)]
+    named = [{**row, "kind": page.t(f"compare.kinds.{row['kind']}")} for row in cells]
+    columns = [name for name in cells[0] if any(row[name] is not None for row in cells)]
     st.dataframe(
         [{name: row[name] for name in columns} for row in named],
         hide_index=True,
@@ -106,8 +120,27 @@ def _table(page: Lesson, rows: list[dict[str, Any]], counts: dict[str, int]) -> 
         st.caption(page.t("compare.more", shown=f"{MOST_ROWS:,}", count=f"{len(fitting):,}"))
 
 
-def diff_rows(found: Diff, a: CanonicalView, b: CanonicalView) -> Iterator[dict[str, Any]]:
-    """One row for each difference; what A and B have is text, because a tensor's type and a number share a column.
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One difference.  ``text`` is what words are looked for in; the slot is found only for rows that are shown."""
+
+    kind: str
+    name: str
+    text: str
+    a: str | None = None
+    b: str | None = None
+    ratio: float | None = None
+    view: CanonicalView | None = None
+
+    def cells(self) -> dict[str, Any]:
+        """What the table shows; what A and B have is text, because a tensor's type and a number share a column."""
+        place = {} if self.view is None else _place(self.view, self.name)
+        where = dict.fromkeys(("layer", "expert", "projection", "role")) | place
+        return {"kind": self.kind, "name": self.name, **where, "A": self.a, "B": self.b, "ratio": self.ratio}
+
+
+def diff_rows(found: Diff, a: CanonicalView, b: CanonicalView) -> Iterator[Row]:
+    """One row for each difference.
 
     Parameters
     ----------
@@ -115,16 +148,32 @@ def diff_rows(found: Diff, a: CanonicalView, b: CanonicalView) -> Iterator[dict[
         The two checkpoints' views, which tell the slot of a tensor that one of them has.
     """
     for item in found.config:
-        yield _row("config", f"{item.file}: {item.field}", {}, said(item.a), said(item.b))
+        name = f"{item.file}: {item.field}"
+        yield Row("config", name, name.lower(), said(item.a), said(item.b))
+    text_of = {id(view): _texts(view) for view in (a, b)}
     for item in found.types:
         kinds = (f"{dtype} {list(shape)}" for dtype, shape in (item.a, item.b))
-        yield _row("types", item.tensor, _place(a, item.tensor), *kinds)
+        yield Row("types", item.tensor, text_of[id(a)](item.tensor), *kinds, view=a)
     for kind, names, view in (("only_a", found.only_a, a), ("only_b", found.only_b, b)):
         for name in names:
-            yield _row(kind, name, _place(view, name))
+            yield Row(kind, name, text_of[id(view)](name), view=view)
     for item in found.values:
-        place = {"layer": item.layer, "expert": item.expert, "projection": item.projection, "role": item.role}
-        yield _row("values", item.tensor, place, str(item.a), str(item.b), item.ratio)
+        text = f"{item.tensor} {item.projection or ''} {item.role or ''}".lower()
+        yield Row("values", item.tensor, text, str(item.a), str(item.b), item.ratio, a)
+
+
+def _texts(view: CanonicalView) -> Callable[[str], str]:
+    """A name with its projection and role: asked once for all names that differ by their numbers alone, of 370,000 maybe."""
+    known: dict[str, str] = {}
+
+    def text_of(name: str) -> str:
+        pattern = _NUMBERS.sub("#", name)
+        if pattern not in known:
+            place = _place(view, name)
+            known[pattern] = f" {place.get('projection') or ''} {place.get('role') or ''}"
+        return (name + known[pattern]).lower()
+
+    return text_of
 
 
 def _place(view: CanonicalView, name: str) -> dict[str, Any]:
@@ -135,22 +184,14 @@ def _place(view: CanonicalView, name: str) -> dict[str, Any]:
     return {"layer": slot.layer, "expert": expert, "projection": slot.projection, "role": slot.role}
 
 
-def _row(
-    kind: str, name: str, place: dict[str, Any], a: str | None = None, b: str | None = None, ratio: float | None = None
-) -> dict[str, Any]:
-    where = dict.fromkeys(("layer", "expert", "projection", "role")) | place
-    return {"kind": kind, "name": name, **where, "A": a, "B": b, "ratio": ratio}
-
-
 def said(value: Any) -> str:
     """A setting as a cell says it."""
     return "∅" if value is None else str(value)[:400]
 
 
-def filtered(rows: list[dict[str, Any]], kinds: tuple[str, ...], words: str) -> Iterator[dict[str, Any]]:
+def filtered(rows: list[Row], kinds: tuple[str, ...], words: str) -> Iterator[Row]:
     """Rows of these kinds in whose name, projection or role each of the words stands."""
     wanted = words.lower().split()
     for row in rows:
-        text = f"{row['name']} {row['projection'] or ''} {row['role'] or ''}".lower()
-        if row["kind"] in kinds and all(word in text for word in wanted):
+        if row.kind in kinds and all(word in row.text for word in wanted):
             yield row

@@ -93,8 +93,11 @@ def test_every_difference_has_one_row(a, b):
     views = open_sample(a).audit.view, open_sample(b).audit.view
     rows = list(diff_rows(found, *views))
     assert len(rows) == sum(map(len, (found.config, found.types, found.only_a, found.only_b, found.values)))
-    for kind in {row["kind"] for row in rows}:
-        assert list(filtered(rows, (kind,), "")) == [row for row in rows if row["kind"] == kind]
+    for kind in {row.kind for row in rows}:
+        assert list(filtered(rows, (kind,), "")) == [row for row in rows if row.kind == kind]
+    for row in rows:  # words are looked for in what the cells say
+        cells = row.cells()
+        assert all((cells[column] or "") in row.text for column in ("projection", "role"))
     assert list(filtered(rows, (), "")) == []
 
 
