@@ -163,7 +163,7 @@ def diff_rows(found: Diff, a: CanonicalView, b: CanonicalView) -> Iterator[Row]:
 
 
 def _texts(view: CanonicalView) -> Callable[[str], str]:
-    """A name with its projection and role: asked once for all names that differ by their numbers alone, of 370,000 maybe."""
+    """A name with its projection and role, asked once for all names that differ by their numbers: 370,000 may come."""
     known: dict[str, str] = {}
 
     def text_of(name: str) -> str:
