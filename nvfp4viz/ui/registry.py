@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlencode
 
 import streamlit as st
 
-from nvfp4viz.ui.i18n import t
+from nvfp4viz.ui.i18n import lang, t
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,6 +49,7 @@ PAGES = (
     PageEntry("explorer", "checkpoint", kernels=False),
     PageEntry("fault_lab", "checkpoint"),
     PageEntry("kernel_lab", "kernels"),
+    PageEntry("map", "learn", kernels=False),
 )
 
 
@@ -77,6 +80,16 @@ def entry_at(url_path: str) -> PageEntry:
 
 def link(page_id: str, label: str | None = None, **query: str) -> None:
     """A link to another page of ours, with the view it should open on (ids and numbers as in a link)."""
+    st.page_link(entry_of(page_id).script, label=label or t(f"{page_id}.title"), query_params=params(query))
+
+
+def params(query: Mapping[str, str]) -> dict[str, str]:
+    """What the address of another page of ours says: the language, the mode if this page's has one, and ``query``."""
+    mode = st.query_params.get("mode")
+    return {"lang": lang(), **({} if mode is None else {"mode": mode}), **query}
+
+
+def href(page_id: str, query: Mapping[str, str]) -> str:
+    """The same as :func:`link` for a drawing of ours: relative, so that it also holds under a server's base path."""
     entry = entry_of(page_id)
-    params = {"lang": st.session_state.get("lang", "en"), **query}
-    st.page_link(entry.script, label=label or t(f"{page_id}.title"), query_params=params)
+    return f"{'./' if entry.default else entry.id}?{urlencode(params(query))}"
