@@ -1,8 +1,8 @@
 """``python -m nvfp4viz.warm``: compile every kernel now, so that no page waits for a compiler.
 
 Kernels state their signatures, so importing their modules is all it takes; later processes load the compiled code from
-Numba's cache in a fraction of a second.  Every module whose name ends in ``kernels`` or ``kernel`` holds some.  Where a
-GPU computes, the CUDA kernels are compiled for it into the cache of `nvfp4viz.device.build`.
+Numba's cache in a fraction of a second.  They live in modules whose names end in ``kernels`` or ``kernel``.  Where a GPU
+computes, the CUDA kernels are compiled for it into the cache of `nvfp4viz.device.build`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from nvfp4viz.device import build
 from nvfp4viz.errors import DeviceError
 
 PACKAGE = Path(__file__).parent
+MARK = "\n@kernel("
 
 
 def kernel_modules() -> list[str]:
@@ -29,7 +30,12 @@ def kernel_modules() -> list[str]:
     True
     """
     files = sorted([*PACKAGE.rglob("*kernels.py"), *PACKAGE.rglob("*kernel.py")])
-    return [".".join((PACKAGE.name, *file.relative_to(PACKAGE).with_suffix("").parts)) for file in files]
+    # A lesson may be named after a kernel; its snippet under content/code is a template and no Python yet.
+    return [
+        ".".join((PACKAGE.name, *file.relative_to(PACKAGE).with_suffix("").parts))
+        for file in files
+        if MARK in file.read_text(encoding="utf-8")
+    ]
 
 
 def cuda_sources() -> list[str]:
