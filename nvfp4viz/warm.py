@@ -1,8 +1,8 @@
 """``python -m nvfp4viz.warm``: compile every kernel now, so that no page waits for a compiler.
 
 Kernels state their signatures, so importing their modules is all it takes; later processes load the compiled code from
-Numba's cache in a fraction of a second.  They live in modules whose names end in ``kernels`` or ``kernel``.  Where a GPU
-computes, the CUDA kernels are compiled for it into the cache of `nvfp4viz.device.build`.
+Numba's cache in a fraction of a second.  They live in modules whose names end in ``kernels`` or ``kernel``.  Where a
+GPU computes, the CUDA kernels are compiled for it into the cache of `nvfp4viz.device.build`.
 """
 
 from __future__ import annotations
