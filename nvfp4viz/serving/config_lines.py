@@ -73,7 +73,7 @@ def read_configs(config: str, sidecar: str = "") -> Decision:
     while known not in lines:
         known = known[:-1]
     line = lines[known]
-    return Decision(resolved, step, resolved.source, line, text.splitlines()[line - 1].strip(), known != path)
+    return Decision(resolved, step, resolved.source, line, text.split("\n")[line - 1].strip(), known != path)
 
 
 def json_lines(text: str) -> dict[JsonPath, int]:
@@ -108,7 +108,11 @@ def json_lines(text: str) -> dict[JsonPath, int]:
             stack[-1], key_line = json.loads(sign, strict=False), line
         else:
             in_object = bool(kinds) and kinds[-1] == "{"
-            found[tuple(stack)] = key_line if in_object else line
+            path = tuple(stack)
+            if path in found:  # what stood in the earlier value of a repeated key is gone
+                for stale in [known for known in found if known[: len(path)] == path]:
+                    del found[stale]
+            found[path] = key_line if in_object else line
             waiting = False
             if sign in "{[":
                 kinds.append(sign)
@@ -128,8 +132,10 @@ def _parse(name: str, text: str) -> Mapping[str, Any] | None:
         raise ServingError(
             "serving.config-json", file=name, line=error.lineno, column=error.colno, reason=error.msg
         ) from None
-    except (RecursionError, ValueError):
+    except RecursionError:
         raise ServingError("serving.config-json", file=name, line=1, column=1, reason="nested too deeply") from None
+    except ValueError:
+        raise ServingError("serving.config-json", file=name, line=1, column=1, reason="a number is too long") from None
     if not isinstance(parsed, dict):
         raise ServingError("serving.config-object", file=name)
     return parsed

@@ -183,9 +183,9 @@ def _promotion_steps(declared: str, raw: Mapping[str, Any]) -> list[RuleStep]:
     steps.append(RuleStep("groups-are-objects", not odd, _short(odd)))
     if odd:
         return steps
-    activations = {name: group.get("input_activations", "absent") for name, group in groups.items()}
-    none = all(value is None or value == "absent" for value in activations.values())
-    steps.append(RuleStep("no-input-activations", none, _short(activations)))
+    none = all(group.get("input_activations") is None for group in groups.values())
+    found = {name: group.get("input_activations", "absent") for name, group in groups.items()}
+    steps.append(RuleStep("no-input-activations", none, _short(found)))
     return steps
 
 
@@ -205,4 +205,6 @@ def _other_method(method: str, raw: Mapping[str, Any], source: str, steps: list[
 
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str)
+    # Half of a surrogate pair is valid JSON, but no text that can be sent to a browser or written into a report.
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     return text if len(text) <= 120 else text[:117] + "…"

@@ -69,7 +69,7 @@ def test_an_unquantised_model_has_no_line():
         ("{", "serving.config-json", "line 1, column 2"),
         ("[1]", "serving.config-object", "config.json"),
         ("[" * 9000, "serving.config-json", "line 1"),
-        ('{"a": ' + "1" * 5000 + "}", "serving.config-json", "line 1"),
+        ('{"a": ' + "1" * 5000 + "}", "serving.config-json", "a number is too long"),
         ("{}" + " " * MOST_CHARACTERS, "serving.config-long", f"{MOST_CHARACTERS + 2} characters"),
         ('{"quantization_config": {"quant_algo": "INT3"}}', "serving.quant-algo", "INT3"),
         ('{"quantization_config": 3}', "serving.quant-shape", "3"),
@@ -117,3 +117,32 @@ def test_every_value_of_any_json_has_its_line(seed):
 
 def test_of_a_repeated_key_the_last_counts_as_for_json():
     assert json_lines('{"a": 1,\n"a": 2}')[("a",)] == 2
+
+
+def section(body):
+    return f'{{"quantization_config": {{"quant_algo": "NVFP4",\n{body}}}}}'
+
+
+def test_a_text_is_not_taken_for_a_key_that_is_absent():
+    found = read_configs(section('"config_groups": {"g": {"input_activations": "absent"}}'))
+    assert (found.resolved.algo, found.resolved.promoted) == ("NVFP4", False)
+
+
+def test_what_a_repeated_key_replaced_decides_nothing():
+    first, last = '"config_groups": {"g": {\n"input_activations": 1}}', '"config_groups": {"g": {}}'
+    found = read_configs(section(f"{first},\n{last}"))
+    assert found.resolved.promoted
+    assert (found.line, found.absent) == (4, True)
+
+
+def test_a_line_separator_inside_a_string_ends_no_line():
+    found = read_configs(section('"x": "a\u2028b\u0085c",\n"config_groups": {}'))
+    assert (found.line, found.text) == (3, '"config_groups": {}}}')
+
+
+@pytest.mark.parametrize(
+    "body", ['"config_groups": {"\\ud800": {}}', '"config_groups": {"g": {"input_activations": "\\ud800"}}']
+)
+def test_half_of_a_surrogate_pair_can_be_shown(body):
+    for step in read_configs(section(body)).resolved.steps:
+        assert step.found.encode("utf-8").decode("utf-8") == step.found
