@@ -238,15 +238,14 @@ def run_part(page: Lesson) -> None:
         button, shown = st.empty(), st.empty()
         job: Job | None = st.session_state.get(f"{PAGE}.job")
         if job is not None and job.active:
+            # In the place of Start, which does not move while the ranks report: a click would miss what moves.
+            button.button(page.t("run.cancel"), key=f"{PAGE}.cancel", icon=":material/stop:", on_click=job.cancel)
             with shown.container():
-                st.button(page.t("run.cancel"), key=f"{PAGE}.cancel", icon=":material/stop:", on_click=job.cancel)
                 _follow(page, job)
         busy = not _free()
-        with button:
-            st.button(
-                page.t("run.start"), key=f"{PAGE}.start", icon=":material/play_arrow:", disabled=busy,
-                on_click=_press,
-            )  # fmt: skip
+        button.button(
+            page.t("run.start"), key=f"{PAGE}.start", icon=":material/play_arrow:", disabled=busy, on_click=_press
+        )
         with shown.container():
             if busy:
                 st.caption(page.t("run.elsewhere"))

@@ -54,9 +54,6 @@ def test_ranks_can_be_stopped(visit):
     page.get_by_role("button", name="Start the ranks").click()
     stop = page.get_by_role("button", name="Stop them")
     stop.wait_for(timeout=WAIT)
-    page.wait_for_timeout(
-        1500
-    )  # as a reader would: a click in the instant of its drawing may meet the page's redrawing
     stop.click()
     expect(page.get_by_text("Stopped; every process has ended.")).to_be_visible(timeout=WAIT)
 
