@@ -79,7 +79,7 @@ def measure_fusions(parts: Mapping[str, Array], experts: Array, seed: int = 0) -
 def check_layout(layout: FusedLayout, seed: int = 0) -> tuple[int, int]:
     """``(outputs, differing)``: the fused product on every rank against the separate ones, in exact integers.
 
-    Weights and activations are seeded integers of -50 to 49, sixteen columns and four tokens; of copies each is counted.
+    Weights and activations are seeded integers of -50 to 49, sixteen columns, four tokens; every copy counts.
 
     >>> from nvfp4viz.moe.fusion import gate_up_layout
     >>> check_layout(gate_up_layout(8, tp=2))

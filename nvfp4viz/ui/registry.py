@@ -41,6 +41,7 @@ PAGES = (
     PageEntry("mxfp4", "formats"),
     PageEntry("routing", "moe"),
     PageEntry("dataflow", "moe"),
+    PageEntry("fusion", "moe"),
     PageEntry("expert_parallel", "moe", kernels=False),
     PageEntry("backends", "serving"),
     PageEntry("loading", "serving"),

@@ -1,0 +1,236 @@
+"""The parts of the page on fusion that show rows; `fusion_scale_parts` has those that measure bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import streamlit as st
+
+from nvfp4viz.errors import InputError
+from nvfp4viz.figures import fusion as figures
+from nvfp4viz.moe.fusion import ORDERS, FusedLayout, cut_in_pieces, find_row, misplaced_channels, trace_row
+from nvfp4viz.moe.fusion_bits import check_layout
+from nvfp4viz.ui import errors, predict, state
+from nvfp4viz.ui.i18n import lang
+from nvfp4viz.ui.lesson import Lesson
+from nvfp4viz.ui.theme import theme
+
+PAGE = "fusion"
+PARTS = ("qkv", "w13", "deltanet", "scale", "kinds", "unchanged")
+RANKS = (1, 2, 4, 8, 16)
+WHICH = ("qkvz", "ba")
+ASKED = ("qwen3_next", 4)
+"""Model and ranks that the question about cutting is about."""
+
+
+def rank_count(default: int) -> state.Param:
+    """Tensor-parallel ranks: one of ``RANKS``."""
+
+    def parse(text: str) -> int:
+        if int(text) not in RANKS:
+            raise ValueError(text)
+        return int(text)
+
+    return state.Param(default, parse, ", ".join(map(str, RANKS)))
+
+
+def layouts_of(page: Lesson) -> tuple[FusedLayout, ...]:
+    """What the open part draws: one layout, or the DeltaNet's in both orders.
+
+    Raises
+    ------
+    InputError
+        If the chosen number of ranks cannot be had.
+    """
+    view = page.view
+    if view["part"] == "w13":
+        return (figures.experts_of(view["ffn"], view["tp"]),)
+    if view["part"] in ("deltanet", "unchanged"):
+        return tuple(figures.deltanet_of(view["gdn"], view["tp"], order, view["which"]) for order in ORDERS)
+    return (figures.attention_of(view["attn"], view["tp"]),)
+
+
+def drawable(page: Lesson) -> tuple[FusedLayout, ...]:
+    """As `layouts_of`; empty where the split is impossible, which the part itself explains."""
+    try:
+        return layouts_of(page)
+    except InputError:
+        return ()
+
+
+def pick(page: Lesson, name: str, options: Sequence[object]) -> None:
+    """One of a few, by its texts ``<name>.<option>``."""
+    st.segmented_control(
+        page.t(f"pick.{name}"),
+        options,
+        format_func=lambda option: page.t(f"{name}.{option}"),
+        required=True,
+        **page.view.widget(name),
+    )
+
+
+def _pick_ranks(page: Lesson) -> None:
+    st.select_slider(page.t("pick.tp"), RANKS, **page.view.widget("tp"))
+
+
+def _pick_row(page: Lesson, layout: FusedLayout) -> tuple[int, int]:
+    """The row to follow: a rank, and a row of its matrix."""
+    view = page.view
+    page.refine(rank=state.integer(0, layout.tp - 1, default=0), row=state.integer(0, layout.rank_rows - 1, default=0))
+    left, right = st.columns(2)
+    left.number_input(page.t("pick.rank"), 0, layout.tp - 1, **view.widget("rank"))
+    right.number_input(page.t("pick.row"), 0, layout.rank_rows - 1, **view.widget("row"))
+    return int(view["rank"]), int(view["row"])
+
+
+def _followed(page: Lesson, layout: FusedLayout, rank: int, row: int, key: str = "seen.row") -> None:
+    """Where the row comes from, and which ranks hold it."""
+    found = trace_row(layout, rank, row)
+    copies = find_row(layout, found.part, found.part_row)
+    part = layout.part(found.part)
+    page.finding(
+        f"{key}.head" if part.unit_rows > 1 else f"{key}.plain",
+        rank=rank,
+        row=f"{row:,}",
+        part=found.part,
+        head=found.unit,
+        within=found.part_row % part.unit_rows,
+        tensor=found.tensor,
+        tensor_row=f"{found.tensor_row:,}",
+        ranks=", ".join(str(holder) for holder, _ in copies),
+    )
+
+
+def _same(page: Lesson, layout: FusedLayout) -> None:
+    outputs, differ = check_layout(layout)
+    page.finding("seen.same", outputs=f"{outputs:,}", differ=f"{differ:,}")
+
+
+def _rows_figure(page: Lesson, layout: FusedLayout, follow: tuple[int, int], height: int = 460) -> None:
+    page.figure(
+        figures.rows_figure(layout, theme=theme(), lang=lang(), follow=follow, height=height),
+        alt=page.t("rows.alt", order=page.t(f"order.{layout.order}")),
+        finding=figures.describe_rows(layout, lang()),
+        rows=lambda: figures.run_rows(layout),
+    )
+
+
+def rows_part(page: Lesson, sizes: str, models: Sequence[str], terms: Sequence[str]) -> None:
+    """A layout in the flat order: which row of which tensor stands where; ``sizes`` names the setting of the model."""
+    stage, side = page.stage()
+    with side:
+        pick(page, sizes, models)
+        _pick_ranks(page)
+        with errors.boundary():
+            (layout,) = layouts_of(page)
+            follow = _pick_row(page, layout)
+            _followed(page, layout, *follow)
+            _same(page, layout)
+            page.glossary(*terms)
+            with stage:
+                _rows_figure(page, layout, follow)
+
+
+def qkv_part(page: Lesson) -> None:
+    """QKV under grouped-query attention."""
+    rows_part(page, "attn", tuple(figures.ATTENTION), ("fused_projection", "gqa", "tensor_parallel"))
+    page.prose("qkv.text", version="0.33.0")
+
+
+def w13_part(page: Lesson) -> None:
+    """Gate and up; and in which order backends want them."""
+    rows_part(page, "ffn", tuple(figures.INTERMEDIATE), ("fused_projection", "tensor_parallel", "grouped_gemm"))
+    page.prose("w13.text", version="0.33.0")
+    page.table(
+        ("backend", "row_order"),
+        [
+            (page.t(f"row_order.{name}.who"), page.t(f"row_order.{name}.order"))
+            for name in ("gate", "up", "tile", "eight")
+        ],
+    )
+
+
+def deltanet_part(page: Lesson) -> None:
+    """The two orders side by side, after the question which of them can be cut in pieces."""
+    if not _which_cut(page):
+        return
+    left, middle, right = st.columns(3)
+    with left:
+        pick(page, "gdn", tuple(figures.DELTANET))
+    with middle:
+        pick(page, "which", WHICH)
+    with right:
+        _pick_ranks(page)
+    with errors.boundary():
+        flat, woven = layouts_of(page)
+        with st.container(key="fusion_follow"):
+            follow = _pick_row(page, flat)
+        found = trace_row(flat, *follow)
+        follows = follow, find_row(woven, found.part, found.part_row)[0]
+        for column, layout, at in zip(st.columns(2, gap="large"), (flat, woven), follows, strict=True):
+            with column:
+                st.subheader(page.t(f"order.{layout.order}"), anchor=False)
+                _rows_figure(page, layout, at, height=520)
+                _followed(page, layout, *at)
+        _same(page, woven)
+        page.glossary("gated_deltanet", "fused_projection", "tensor_parallel")
+        page.prose("deltanet.text", version="0.33.0")
+        page.heading("deltanet.pieces")
+        pieces = [(layout, rank, piece) for layout in (flat, woven) for rank, piece in enumerate(cut_in_pieces(layout))]
+        page.table(
+            ("order", ">rank", ">rows_each", "pieces"),
+            [
+                (page.t(f"order.{layout.order}"), str(rank), f"{layout.rank_rows:,}", _held(piece))
+                for layout, rank, piece in pieces
+            ],
+        )
+        page.prose("deltanet.cut", right=_held({part.name: part.rows // flat.tp for part in flat.parts}))
+
+
+def _held(piece: dict[str, int]) -> str:
+    return " · ".join(f"{rows:,} {part}" for part, rows in piece.items() if rows)
+
+
+def _which_cut(page: Lesson) -> bool:
+    """Asked: which order survives a cut into equal pieces?"""
+    model, tp = ASKED
+    right, firsts = [], {}
+    for order in ORDERS:
+        layout = figures.deltanet_of(model, tp, order)
+        share = {part.name: part.rows // tp for part in layout.parts}
+        pieces = cut_in_pieces(layout)
+        firsts[order] = pieces[0]
+        if all(piece == share for piece in pieces):
+            right.append(order)
+    answer = "both" if len(right) == 2 else right[0] if right else "neither"
+    return predict.ask(
+        f"{PAGE}.predict.cut",
+        (*ORDERS, "both", "neither"),
+        answer=answer,
+        ranks=tp,
+        flat=_held(firsts["flat"]),
+        interleaved=_held(firsts["interleaved"]),
+    )
+
+
+def unchanged_part(page: Lesson) -> None:
+    """What stands around a fused projection and stays as it was."""
+    stage, side = page.stage()
+    with stage:
+        page.table(
+            ("what", "acts_on", "why"),
+            [
+                tuple(page.t(f"unchanged.{name}.{cell}") for cell in ("what", "on", "why"))
+                for name in ("norm", "rotary", "conv", "recurrence", "formats")
+            ],
+        )
+    with side:
+        pick(page, "gdn", tuple(figures.DELTANET))
+        _pick_ranks(page)
+        with errors.boundary():
+            layouts = tuple(figures.deltanet_of(page.view["gdn"], page.view["tp"], order) for order in ORDERS)
+            (_, channels), (wrong, _) = (misplaced_channels(layout) for layout in layouts)
+            page.finding("unchanged.seen", channels=f"{channels:,}", wrong=f"{wrong:,}")
+            _same(page, layouts[1])
+            page.glossary("gated_deltanet", "fused_projection")
+    page.prose("unchanged.text")

@@ -1,0 +1,60 @@
+"""Fusion: which rows stand where, what one scale for several weights costs, and three kinds kept apart."""
+
+from nvfp4viz.figures import fusion as figures
+from nvfp4viz.ui import fusion_parts as parts
+from nvfp4viz.ui import fusion_scale_parts as scales
+from nvfp4viz.ui import lesson, state
+from nvfp4viz.ui.shell import ensure_shell
+
+ensure_shell()
+page = lesson.open_page(
+    "fusion",
+    part=state.choice(parts.PARTS, default=parts.PARTS[0]),
+    tp=parts.rank_count(default=4),
+    attn=state.choice(tuple(figures.ATTENTION), default="qwen3_30b"),
+    ffn=state.choice(tuple(figures.INTERMEDIATE), default="qwen3_30b"),
+    gdn=state.choice(tuple(figures.DELTANET), default="small"),
+    which=state.choice(parts.WHICH, default=parts.WHICH[0]),
+    rank=state.integer(0, parts.RANKS[-1] - 1, default=0),
+    row=state.integer(0, None, default=0),
+    what=state.choice(scales.WHAT, default=scales.WHAT[0]),
+    layer=state.integer(0, 3, default=scales.ASKED_LAYER),
+    expert=state.integer(0, 63, default=0),
+    stretch=state.option(scales.STRETCHES, default=1.0),
+)
+view = page.view
+
+part = page.parts("part", parts.PARTS)
+if part == "qkv":
+    parts.qkv_part(page)
+elif part == "w13":
+    parts.w13_part(page)
+elif part == "deltanet":
+    parts.deltanet_part(page)
+elif part == "scale":
+    scales.scale_part(page)
+elif part == "kinds":
+    scales.kinds_part(page)
+else:
+    parts.unchanged_part(page)
+
+page.foot(
+    code={
+        "tp": view["tp"],
+        "attention": figures.ATTENTION[view["attn"]],
+        "intermediate": figures.INTERMEDIATE[view["ffn"]],
+        "deltanet": figures.DELTANET[view["gdn"]],
+        "rank": view["rank"],
+        "row": view["row"],
+        "layer": view["layer"],
+    },
+    data={
+        "rows": lambda: [
+            {"layout": layout.name, "order": layout.order} | row
+            for layout in parts.drawable(page)
+            for row in figures.run_rows(layout)
+        ],
+        "shared_scale": lambda: figures.scale_rows(scales.shared_of(page)),
+        "fusions": lambda: figures.fusion_rows(scales.measured()),
+    },
+)

@@ -1,0 +1,181 @@
+"""The page on fusion as a reader in either language meets it."""
+
+import pytest
+
+from nvfp4viz.figures import fusion as figures
+from nvfp4viz.moe.fusion import find_row, trace_row
+from nvfp4viz.ui.fusion_parts import PARTS, RANKS, WHICH
+from nvfp4viz.ui.fusion_scale_parts import ASKED_LAYER, STRETCHES, WHAT, measured, shared
+
+from .conftest import clean, shown_code_output, texts
+
+PAGE = "fusion"
+LANGUAGES = ["en", "zh"]
+TITLES = {"en": "Fusion", "zh": "融合"}
+CUT, MAXIMUM, BITS = (f"{PAGE}.predict.{name}" for name in ("cut", "maximum", "bits"))
+QUESTIONS = {"deltanet": CUT, "scale": MAXIMUM, "kinds": BITS}
+FIGURES = {"qkv": 1, "w13": 1, "deltanet": 2, "scale": 1, "kinds": 0, "unchanged": 0}
+
+
+def skip(at, question):
+    return clean(at.button(key=f"predict.skip.{question}").click().run())
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_opens_by_link(open_page, lang, part):
+    at = open_page(PAGE, lang=lang, part=part)
+    assert at.title[0].value == TITLES[lang]
+    if part in QUESTIONS:
+        assert len(at.get("plotly_chart")) == 0
+        skip(at, QUESTIONS[part])
+    assert len(at.get("plotly_chart")) == FIGURES[part]
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"part": "moe"},
+        {"tp": "3"},
+        {"tp": "many"},
+        {"attn": "llama"},
+        {"ffn": "small"},
+        {"gdn": "tiny_moe"},
+        {"which": "qkv"},
+        {"rank": "4"},
+        {"row": "-1"},
+        {"row": "1280"},
+        {"row": "9" * 5000},
+        {"what": "w2"},
+        {"layer": "4"},
+        {"expert": "64"},
+        {"stretch": "3"},
+    ],
+    ids=lambda query: " ".join(f"{name}={value[:8]}" for name, value in query.items()),
+)
+def test_a_bad_link_is_named_and_leaves_the_page_usable(open_page, lang, query):
+    at = open_page(PAGE, lang=lang, **query)
+    assert at.title[0].value == TITLES[lang]
+    (name,) = query
+    assert f"`{name}=" in texts(at)
+
+
+def test_it_opens_on_rows_that_are_all_accounted_for(open_page):
+    at = open_page(PAGE)
+    layout = figures.attention_of("qwen3_30b", 4)
+    assert figures.describe_rows(layout, "en") in texts(at)
+    outputs = layout.tp * layout.rank_rows * 4
+    assert f"{outputs:,} outputs, **0 differ**" in texts(at)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_a_row_is_followed(open_page, lang):
+    at = open_page(PAGE, lang=lang, attn="qwen3_235b", tp="8", rank="5", row="1100")
+    layout = figures.attention_of("qwen3_235b", 8)
+    found = trace_row(layout, 5, 1100)
+    assert (found.part, found.unit, found.tensor) == ("k", 2, "k_proj")
+    holders = ", ".join(str(rank) for rank, _ in find_row(layout, found.part, found.part_row))
+    assert holders == "4, 5"
+    assert holders in texts(at)
+    assert f"`k_proj`{', row ' if lang == 'en' else ' 的第 '}{found.tensor_row}" in texts(at)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("model", figures.ATTENTION)
+@pytest.mark.parametrize("tp", RANKS)
+def test_every_split_is_drawn_or_refused(open_page, lang, model, tp):
+    at = open_page(PAGE, lang=lang, attn=model, tp=str(tp))
+    possible = figures.ATTENTION[model][0] % tp == 0
+    assert len(at.get("plotly_chart")) == possible
+    assert ("fusion.uneven" in texts(at)) == (not possible)
+
+
+def test_the_order_of_the_backends_is_named(open_page):
+    at = open_page(PAGE, part="w13", ffn="tiny_moe", tp="16", rank="15", row="7")
+    assert "is row 63 of **up**: `up_proj`, row 63" in texts(at)
+    assert "| `FLASHINFER_CUTEDSL` |" in texts(at)
+
+
+def test_what_can_be_cut_is_asked_before_it_is_shown(open_page):
+    at = open_page(PAGE, part="deltanet")
+    assert len(at.get("plotly_chart")) == 0
+    at.radio(key=f"predict.asked.{CUT}").set_value("flat").run()
+    clean(at)
+    assert "interleaved: 512 q · 512 k · 1,024 v · 1,024 z. Flat: 2,048 q · 1,024 k." in texts(at)
+    assert len(at.get("plotly_chart")) == 2
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("which", WHICH)
+@pytest.mark.parametrize("model", figures.DELTANET)
+@pytest.mark.parametrize("tp", [1, 4, 16])
+def test_both_orders_side_by_side(open_page, lang, which, model, tp):
+    at = open_page(PAGE, lang=lang, part="deltanet", gdn=model, which=which, tp=str(tp), rank=str(tp - 1), row="1")
+    skip(at, CUT)
+    possible = figures.DELTANET[model][0] % tp == 0
+    assert len(at.get("plotly_chart")) == (2 if possible else 0)
+    assert ("fusion.uneven" in texts(at)) == (not possible)
+
+
+def test_the_maximum_is_asked_before_it_is_shown(open_page):
+    at = open_page(PAGE, part="scale")
+    at.radio(key=f"predict.asked.{MAXIMUM}").set_value("nothing").run()
+    clean(at)
+    found = shared("qkv", ASKED_LAYER, 0, 1.0)
+    worst = figures.worst_part(found, "max")
+    assert worst.name == "v"
+    assert f"{worst.summary.sqnr_db:.2f} dB signal to error instead of 20.56 dB" in texts(at)
+    assert f"{found['shared']['v'].summary.sqnr_db:.2f} dB. The format can share a scale" in texts(at)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("what", WHAT)
+@pytest.mark.parametrize("stretch", [STRETCHES[0], STRETCHES[-1]])
+def test_other_weights_share_a_scale(open_page, lang, what, stretch):
+    at = open_page(PAGE, lang=lang, part="scale", what=what, layer="3", expert="17", stretch=f"{stretch:g}")
+    skip(at, MAXIMUM)
+    found = shared(what, 3, 17, stretch)
+    for way in found:
+        for part in found[way].values():
+            assert f"{part.summary.sqnr_db:.2f}" in texts(at)
+
+
+def test_sharing_reaches_as_far_as_the_block_scales(open_page):
+    """What the page's text says of multiplying by powers of two."""
+    near, far = (shared("qkv", 0, 0, stretch) for stretch in (STRETCHES[1], STRETCHES[-1]))
+    own = near["own"]["v"].summary.sqnr_db
+    assert far["own"]["v"].summary.sqnr_db == own
+    assert own - near["shared"]["v"].summary.sqnr_db < 0.1
+    assert far["shared"]["v"].summary.sqnr_db < own - 2
+
+
+def test_which_kind_changes_bits_is_asked_before_it_is_shown(open_page):
+    at = open_page(PAGE, part="kinds")
+    assert "Measured on tiny-moe" not in texts(at)
+    at.radio(key=f"predict.asked.{BITS}").set_value("weights_kernels").run()
+    clean(at)
+    assert "As you predicted" in texts(at) or "as predicted" in texts(at).lower()
+    for one in measured():
+        assert f"| {one.before} → {one.after} | {one.values:,} | {one.differ:,} |" in texts(at)
+
+
+def test_what_stays_counts_the_channels(open_page):
+    at = open_page(PAGE, part="unchanged", gdn="qwen3_next", tp="1")
+    assert "The convolution has 8,192 channels" in texts(at)
+
+
+@pytest.mark.parametrize(
+    "query", [{}, {"tp": "16", "attn": "tiny_moe"}, {"tp": "1", "row": "900", "layer": "0"}], ids=str
+)
+def test_the_code_shown_gives_the_page_s_numbers(open_page, query):
+    output = shown_code_output(open_page(PAGE, **query), PAGE)
+    if not query:
+        assert "qkv: 1280 rows a rank; FusedRow(part='q', unit=0" in output
+        assert "'v': 'x 1.25, 11.3" in output
+
+
+def test_downloads_open(open_page):
+    at = open_page(PAGE)
+    at.session_state[f"{PAGE}.download"] = True
+    clean(at.run())
