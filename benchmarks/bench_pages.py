@@ -11,22 +11,32 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from benchmarks import harness
+from nvfp4viz.ui.registry import PAGES
 from tests.e2e.conftest import FLAGS, Server, drawn
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 PAINT_GOAL, STEP_GOAL, TOKENS_GOAL = 1.0, 2.0, 2.0
-# What must be on the screen before a page counts as painted.
+PLOT = ".js-plotly-plot .main-svg"
+# What must be on the screen before a page counts as painted; a page that is not named here has a plot.
 MAIN_FIGURES = {
-    "": ".reply.silent",
+    "empty_answer": ".reply.silent",
     "e2m1": ".editor .bit",
     "two_level_scaling": ".lab",
+    "tensor_core": ".lab .chart",
+    "dataflow": ".lab .board",
+    "backends": ".ladder",
+    "loading": "table",
+    "mega_kernel": ".map .cell",
     "explorer": ".field canvas",
-    "fault_lab": ".js-plotly-plot .main-svg",
     "kernel_lab": ".kernel-lab .machine",
+    "map": "svg",
+    "glossary": "table",
 }
+ADDRESSES = {entry.id: "" if entry.default else entry.id for entry in PAGES}
 STEPS = {2: ".reply", 3: ".field canvas", 4: ".chain button.row", 5: ".story table tbody tr"}
 
 
@@ -62,8 +72,8 @@ def compare_pages(quick: bool) -> list[harness.Section]:
             page = browser.new_context(viewport={"width": 1280, "height": 900}, locale="en-US").new_page()
             page.set_default_timeout(60_000)
             paints = {
-                f"/{name}": (lambda n=name, f=figure: paint(page, f"{server.url}/{n}", f))
-                for name, figure in MAIN_FIGURES.items()
+                f"/{name}": partial(paint, page, f"{server.url}/{name}", MAIN_FIGURES.get(id, PLOT))
+                for id, name in ADDRESSES.items()
             }
             first = harness.interleave(paints, repeats, warm=2)
             paints["/"]()
@@ -76,7 +86,7 @@ def compare_pages(quick: bool) -> list[harness.Section]:
             # The first reader after a start: nothing of this step has been computed yet.
             cold = Server(Path(folder))
             try:
-                paint(page, f"{cold.url}/", MAIN_FIGURES[""])
+                paint(page, f"{cold.url}/", MAIN_FIGURES["empty_answer"])
                 fresh = {f"step {s}, computed now": [timed(lambda s=s: press(page, s))] for s in (2, 3, 4)}
             finally:
                 cold.stop()
