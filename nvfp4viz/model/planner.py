@@ -135,10 +135,12 @@ def _together(single: npt.NDArray[np.bool_]) -> float:
 @lru_cache(maxsize=16)
 def _frequencies(n: int, up_to: int) -> F64:
     """``f(0) … f(K)`` over the grid: (K+1, grid) of ``C(n, y) · B(a+y, b+n−y) / B(a, b)``."""
-    rows = [np.log(_never(n))]
+    none = _never(n)
+    rows = [np.log(none)]
     for y in range(up_to):
         rows.append(rows[-1] + np.log((n - y) / (y + 1) * (_A + y) / (_B + n - y - 1)))
-    return np.exp(np.stack(rows))
+    # f(0) is taken as it is, not through its logarithm: between document n and itself exactly nothing closes.
+    return np.stack([none, *np.exp(np.stack(rows[1:]))])
 
 
 @lru_cache(maxsize=256)

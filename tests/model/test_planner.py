@@ -73,6 +73,15 @@ def test_more_text_never_opens_a_hole(logs):
         assert [plan.expected for plan in plans] == sorted((plan.expected for plan in plans), reverse=True)
 
 
+@pytest.mark.parametrize("pilot", [1, 2, 16, 32, 64, 100, 128, 129])
+def test_a_plan_for_the_pilot_itself_is_what_the_pilot_saw(logs, pilot):
+    """Whatever the rounding: a plan for no further document must not ask for less than nothing."""
+    for name, log in logs.items():
+        (plan,) = planner.plan_unseen(log.part(0, pilot), [pilot])
+        now = int((log.totals(pilot) == 0).sum())
+        assert (plan.low, plan.expected, plan.high) == (now, now, now), name
+
+
 def test_nothing_unseen_stays_so():
     seen = RoutingLog(np.full(20, 9), np.ones((20, 2, 4), int))
     (plan,) = planner.plan_unseen(seen, [500])
