@@ -137,8 +137,8 @@ def linear_failed(row: LinearKernel, request: LinearRequest) -> str | None:
     capability = capability_of(request.gpu)
     if row.enum == request.disabled:
         return "disabled"
-    if capability is None:
-        return None if row.rocm and request.scheme in row.schemes else "device" if not row.rocm else "scheme"
+    if capability is None:  # the spec names emulation for ROCm, without a word on W4A16
+        return "device" if not row.rocm else None if request.scheme in row.schemes else "open"
     if row.open:
         return "open"
     installed = (

@@ -107,6 +107,11 @@ def _pick(page: Lesson, name: str, options: tuple[str, ...]) -> None:
     )
 
 
+def _gpus(page: Lesson, *names: str) -> str:
+    """GPUs as the page calls them."""
+    return ", ".join(page.t(f"gpu.{name}") if has(f"{PAGE}.gpu.{name}") else name for name in names)
+
+
 def _toggles(page: Lesson, *names: str) -> None:
     for name in names:
         st.checkbox(page.t(f"pick.{name}"), **page.view.widget(name))
@@ -140,18 +145,24 @@ def moe_part(page: Lesson) -> None:
 
 
 def _moe_finding(page: Lesson, request: MoeRequest, found: Selection) -> None:
+    gpu = _gpus(page, request.gpu)
     if found.winner is None:
         key = "moe.seen_open" if found.rests_with else "moe.seen_none"
-        page.finding(key, gpu=request.gpu, choice=request.choice)
+        page.finding(key, gpu=gpu, choice=request.choice)
         return
     assert isinstance(found.winner, MoeBackend)
     if found.error is not None:
-        page.finding("moe.seen_later", gpu=request.gpu, winner=found.winner.enum)
+        page.finding("moe.seen_later", gpu=gpu, winner=found.winner.enum)
         return
-    reach = page.t(f"reach.{found.winner.reach}")
-    page.finding(
-        "moe.seen", gpu=request.gpu, winner=found.winner.enum, reach=reach, elsewhere=_elsewhere(page, request)
-    )
+    reach = page.t(f"reach.{reads(found.winner, request.scheme)}")
+    page.finding("moe.seen", gpu=gpu, winner=found.winner.enum, reach=reach, elsewhere=_elsewhere(page, request))
+
+
+def reads(row: MoeBackend, scheme: str) -> str:
+    """Which activation scales a backend reads under a scheme: ``expert``, ``layer``, ``none`` or ``token``."""
+    if scheme == "W4A4-token":
+        return "token"
+    return "none" if scheme == "W4A16" else row.reach
 
 
 def _elsewhere(page: Lesson, request: MoeRequest) -> str:
@@ -161,24 +172,26 @@ def _elsewhere(page: Lesson, request: MoeRequest) -> str:
         fields = {name: getattr(request, name) for name in MoeRequest.__dataclass_fields__}
         found = select_moe(MoeRequest(**{**fields, "gpu": gpu}))
         winner = found.winner if found.error is None else None
-        others.setdefault(winner.reach if isinstance(winner, MoeBackend) else "refused", []).append(gpu)
-    return "; ".join(
-        page.t(f"elsewhere.{reach}", gpus=", ".join(others[reach]))
-        for reach in ("expert", "layer", "none", "refused")
+        others.setdefault(reads(winner, request.scheme) if isinstance(winner, MoeBackend) else "refused", []).append(
+            gpu
+        )
+    return page.t("moe.and").join(
+        page.t(f"elsewhere.{reach}", gpus=_gpus(page, *others[reach]))
+        for reach in ("expert", "layer", "token", "none", "refused")
         if reach in others
     )
 
 
 def _winner(page: Lesson, row: MoeBackend, request: MoeRequest) -> None:
     page.heading("winner.heading")
-    token = request.scheme == "W4A4-token"
-    reads = "token" if token else "a16" if request.scheme == "W4A16" else row.reach
+    read = reads(row, request.scheme)
+    key = "a16" if request.scheme == "W4A16" else read
     page.table(
         ("what", "how"),
         [
-            (page.t("winner.scales"), page.t(f"reads.{reads}") + ("" if row.reads_down else page.t("reads.no_down"))),
-            (page.t("winner.bad"), page.t(f"bad.{reads}")),
-            (page.t("winner.eplb"), page.t(f"eplb.{row.reach if reads == row.reach else 'none'}")),
+            (page.t("winner.scales"), page.t(f"reads.{key}") + ("" if row.reads_down else page.t("reads.no_down"))),
+            (page.t("winner.bad"), page.t(f"bad.{key}")),
+            (page.t("winner.eplb"), page.t(f"eplb.{'none' if read == 'token' else read}")),
             (page.t("winner.gate"), page.t("gate.rules" if row.gate_rules else "gate.unread")),
             (page.t("winner.layout"), page.t(f"layout.{row.layout}")),
             (page.t("winner.multiplies"), page.t(f"multiplies.{row.multiplies}")),
@@ -194,11 +207,15 @@ def _winner(page: Lesson, row: MoeBackend, request: MoeRequest) -> None:
     except FormatError as error:
         errors.show(error, key="cost")
         return
+    alike: dict[RankBytes, list[str]] = {}
+    for name, one in rows:
+        alike.setdefault(one, []).append(f"**{name}**" if name == row.enum else name)
+    _cost_finding(page, rows)
     page.table(
         ("backend", ">stored", ">experts", ">codes", ">scalars", ">padding", ">total"),
         [
             (
-                f"**{name}**" if name == row.enum else name,
+                ", ".join(names),
                 f"{one.hidden:,} × {one.intermediate:,}",
                 str(one.experts),
                 f"{one.codes + one.block_scales:,}",
@@ -206,10 +223,21 @@ def _winner(page: Lesson, row: MoeBackend, request: MoeRequest) -> None:
                 percent(one.padding / one.total),
                 f"{one.total:,}",
             )
-            for name, one in rows
+            for one, names in alike.items()
         ],
     )
     page.prose("cost.text", version=VERSION)
+
+
+def _cost_finding(page: Lesson, rows: list[tuple[str, RankBytes]]) -> None:
+    """Whether the choice of a backend changes what is stored, and by how much."""
+    least = min(one.total for _, one in rows)
+    name, most = max(rows, key=lambda row: row[1].total)
+    if most.total == least:
+        page.finding("cost.same", count=len(rows), bytes=f"{least:,}")
+        return
+    key = "cost.padded" if most.padding else "cost.scalars"
+    page.finding(key, name=name, share=percent((most.total - least) / least), bytes=f"{most.total - least:,}")
 
 
 def cost_rows(page: Lesson, request: MoeRequest) -> list[tuple[str, RankBytes]]:
@@ -264,7 +292,7 @@ def linear_part(page: Lesson) -> None:
 
 
 def _seen(page: Lesson, part: str, found: Selection) -> None:
-    gpu = page.view["gpu"]
+    gpu = _gpus(page, page.view["gpu"])
     if found.winner is not None:
         page.finding(f"{part}.seen", gpu=gpu, winner=found.winner.enum)
         return
@@ -337,7 +365,7 @@ def defaults_part(page: Lesson) -> None:
     reach = {row.enum: row.reach for row in MOE}
     of_expert = [row["gpu"] for row in rows if reach.get(row["w4a4"]) == "expert"]
     without = [row["gpu"] for row in rows if reach.get(row["no_flashinfer"]) == "expert"]
-    page.finding("defaults.seen", gpus=", ".join(of_expert), without=", ".join(without))
+    page.finding("defaults.seen", gpus=_gpus(page, *of_expert), without=_gpus(page, *without))
     for name, columns in (
         ("experts", tuple(EXPERT_COLUMNS)),
         ("rest", ("linear_w4a4", "linear_w4a16", "gpt_oss", "deepseek_v4")),
@@ -350,7 +378,7 @@ def defaults_part(page: Lesson) -> None:
                 _marked(page, column, group[0][column], reach) if name == "experts" else group[0][column]
                 for column in columns
             ]
-            lines.append((", ".join(row["gpu"] for row in group), *cells))
+            lines.append((_gpus(page, *(row["gpu"] for row in group)), *cells))
         page.table(("gpu", *columns), lines)
     page.prose("defaults.text", version=VERSION)
 

@@ -100,6 +100,32 @@ def test_a_later_refusal_is_no_winner(open_page, lang):
     assert "EPLB" not in texts(at)
 
 
+def test_scales_of_a_token_are_not_scales_of_the_file(open_page):
+    """TRTLLM takes one maximum over the layer; with `nvfp4_per_token` it takes nothing from the file."""
+    at = open_page(PAGE, gpu="sm_100", scheme="W4A4-token")
+    assert "**FLASHINFER_TRTLLM**, which reads no scale of the file" in texts(at)
+    assert "one a token on sm_100, sm_103; refused on" in texts(at)
+    assert "one maximum" not in next(part.value for part in at.markdown if "**FLASHINFER_TRTLLM**" in part.value)
+    at = open_page(PAGE, scheme="W4A16", pick="flashinfer_b12x")
+    assert "**FLASHINFER_B12X**, which reads no activation scale" in texts(at)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("query", [{}, {"shape": "tiny_moe"}, {"par": "ep", "ranks": "8"}], ids=str)
+def test_backends_that_store_the_same_share_a_row_and_a_sentence_says_so(open_page, lang, query):
+    at = open_page(PAGE, lang=lang, **query)
+    table = next(part.value for part in at.markdown if "VLLM_CUTLASS" in part.value and "|---" in part.value)
+    assert len(table.splitlines()) == 2 + (1 if not query else 2)
+    said = {"en": ("the choice costs no memory", "padding", "other ranks"), "zh": ("不影响内存", "补齐", "其他 rank")}
+    assert said[lang][("shape" in query) + 2 * ("par" in query)] in texts(at)
+
+
+def test_amd_s_platform_is_called_by_its_name(open_page):
+    at = open_page(PAGE, gpu="rocm")
+    assert "On AMD (ROCm) this deployment gets **EMULATION**" in texts(at)
+    assert "sm_121, AMD (ROCm)" in texts(at)
+
+
 def test_a_rank_boundary_through_a_block_is_explained(open_page):
     at = open_page(PAGE, shape="tiny_moe", ranks="8")
     assert "Error grouping.shape" in texts(at)
@@ -109,7 +135,8 @@ def test_bytes_of_a_rank_are_shown_with_their_padding(open_page):
     at = open_page(PAGE, gpu="sm_100", shape="tiny_moe")
     # Hidden 128 becomes 256 on TRTLLM: half of what is stored is padding, but for the scalars.
     assert "| **FLASHINFER_TRTLLM** | 256 × 64 | 64 | 1,769,472 |" in texts(at)
-    assert "| VLLM_CUTLASS | 128 × 64 | 64 | 884,736 |" in texts(at)
+    assert "VLLM_CUTLASS, MARLIN, EMULATION, FLASHINFER_B12X | 128 × 64 | 64 | 884,736 |" in texts(at)
+    assert "**FLASHINFER_TRTLLM** stores" in texts(at)
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)

@@ -250,7 +250,7 @@ def literal_linear(r):
         fits = sm >= 100 and r.cutlass_fp4 and r.scheme == "W4A4" and on("Cutlass")
         return "Cutlass" if fits else "Emulation"
     if sm == 0:
-        return "Emulation" if r.scheme == "W4A4" and on("Emulation") else None
+        return None if not on("Emulation") else "Emulation" if r.scheme == "W4A4" else "?"
     if r.scheme == "W4A16":
         if sm == 90 and r.humming and on("Humming"):
             return "Humming"
