@@ -49,7 +49,7 @@ def timed(call: Callable[[], object]) -> float:
 def paint(page, url: str, figure: str) -> None:
     page.goto(url)
     page.wait_for_selector("h1")
-    page.locator(figure).first.wait_for()
+    page.locator(figure).filter(visible=True).first.wait_for()
     drawn(page)
 
 
