@@ -28,11 +28,18 @@ from nvfp4viz.quant.shared_scale import SHARE_WAYS, SharedPart, Way
 Rows = list[dict[str, object]]
 Found = Mapping[Way, Mapping[str, SharedPart]]
 
+MODELS = {
+    "tiny_moe": "tiny-moe",
+    "qwen3_30b": "Qwen3-30B-A3B",
+    "qwen3_235b": "Qwen3-235B-A22B",
+    "qwen3_next": "Qwen3-Next-80B-A3B",
+}
+"""Names of the models below."""
 ATTENTION = {"tiny_moe": (4, 2, 32), "qwen3_30b": (32, 4, 128), "qwen3_235b": (64, 4, 128)}
 """Query heads, key-value heads and rows of a head, from the models' ``config.json``."""
 INTERMEDIATE = {"tiny_moe": 64, "qwen3_30b": 768, "qwen3_235b": 1536, "qwen3_next": 512}
 """Rows of gate and of up in one expert."""
-DELTANET = {"small": (4, 8, 128, 128), "qwen3_next": (16, 32, 128, 128)}
+DELTANET = {"small": (8, 16, 128, 128), "qwen3_next": (16, 32, 128, 128)}
 """Key heads, value heads, rows of each; ``small`` is no model's, and easier to read."""
 
 STYLES = {
@@ -88,7 +95,7 @@ def rows_figure(
         shade, pattern = _style(part.name, theme)
         figure.add_trace(
             go.Bar(
-                x=[at for at, _ in mine],
+                x=[_place(at) for at, _ in mine],
                 base=[run.first / totals[at] for at, run in mine],
                 y=[run.rows / totals[at] for at, run in mine],
                 width=0.84,
@@ -105,10 +112,9 @@ def rows_figure(
         )
     if follow is not None:
         figure.add_trace(_path(layout, follow, theme, lang))
-    names = [words(lang, "figures.fusion.checkpoint")] + [
-        words(lang, "figures.fusion.rank" if layout.tp <= 4 else "figures.fusion.rank_short", rank=rank)
-        for rank in range(layout.tp)
-    ]
+    short = "" if len(columns) <= WRITTEN else "_short"
+    names = [words(lang, f"figures.fusion.checkpoint{short}")]
+    names += [words(lang, f"figures.fusion.rank{short}", rank=rank) for rank in range(layout.tp)]
     figure.update_layout(
         base_layout(
             theme,
@@ -116,11 +122,11 @@ def rows_figure(
             barmode="overlay",
             uniformtext={"minsize": 10, "mode": "hide"},
             xaxis={
-                "tickvals": list(range(len(columns))),
+                "tickvals": [_place(at) for at in range(len(columns))],
                 "ticktext": [f"{name}<br>{rows:,}" for name, rows in zip(names, totals, strict=True)]
-                if layout.tp <= 4
+                if not short
                 else names,
-                "range": [-0.5, len(columns) - 0.5],
+                "range": [-0.5, _place(layout.tp) + 0.5],
                 "showgrid": False,
                 "zeroline": False,
                 "ticks": "",
@@ -130,6 +136,11 @@ def rows_figure(
         )
     )
     return figure
+
+
+def _place(column: int) -> float:
+    """Where a column stands: the checkpoint's a little apart from the ranks'."""
+    return column + 0.5 if column else 0.0
 
 
 def _style(part: str, theme: Theme) -> tuple[Shade, dict[str, Any]]:
@@ -173,7 +184,7 @@ def _path(layout: FusedLayout, follow: tuple[int, int], theme: Theme, lang: str)
     _, start = find_row(layout.whole, row.part, row.part_row)[0]
     copies = find_row(layout, row.part, row.part_row)
     return go.Scatter(
-        x=[0, *(1 + rank for rank, _ in copies)],
+        x=[_place(0), *(_place(1 + rank) for rank, _ in copies)],
         y=[(start + 0.5) / layout.whole.rank_rows, *((at + 0.5) / layout.rank_rows for _, at in copies)],
         mode="lines+markers",
         line={"color": surface(theme).ink, "width": 2},
@@ -185,6 +196,7 @@ def _path(layout: FusedLayout, follow: tuple[int, int], theme: Theme, lang: str)
         },
         name=words(lang, "figures.fusion.followed"),
         hoverinfo="skip",
+        cliponaxis=False,
     )
 
 
@@ -245,26 +257,32 @@ def scales_figure(found: Found, *, theme: Theme, lang: str) -> go.Figure:
         values = [found[way][name].summary.sqnr_db for way in SHARE_WAYS]
         figure.add_trace(
             go.Bar(
-                x=[words(lang, f"figures.fusion.way.{way}") for way in SHARE_WAYS],
-                y=values,
+                orientation="h",
+                y=[words(lang, f"figures.fusion.way.{way}") for way in SHARE_WAYS],
+                x=values,
                 name=name,
                 marker={"color": shade.fill, "pattern": pattern, "line": {"color": ink.ink, "width": 1}},
-                text=[f"{value:.1f}" for value in values],
+                text=[f"{name} {value:.2f}" for value in values],
                 textposition="outside",
-                textangle=0,
-                textfont={"color": ink.ink, "size": 11},
+                textfont={"color": ink.ink, "size": 12},
                 cliponaxis=False,
-                hovertemplate=f"{name}: %{{y:.2f}} dB<extra></extra>",
+                hovertemplate=f"{name}: %{{x:.2f}} dB<extra></extra>",
             )
         )
+    values = [part.summary.sqnr_db for parts in found.values() for part in parts.values()]
+    # Room for the numbers behind the bars.
+    room = 0.22 * (max(values) - min(0.0, *values))
     figure.update_layout(
         base_layout(
             theme,
-            height=400,
+            height=140 + 20 * len(SHARE_WAYS) * (len(found["own"]) + 1),
             barmode="group",
-            bargap=0.25,
-            xaxis={"showgrid": False, "ticks": "", "tickangle": 0},
-            yaxis={"title": words(lang, "figures.fusion.sqnr")},
+            bargap=0.2,
+            yaxis={"showgrid": False, "ticks": "", "autorange": "reversed"},
+            xaxis={
+                "title": words(lang, "figures.fusion.sqnr"),
+                "range": [min(values) - room if min(values) < 0 else 0, max(values) + room],
+            },
         )
     )
     return figure

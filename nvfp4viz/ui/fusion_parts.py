@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import streamlit as st
 
@@ -19,6 +20,8 @@ PAGE = "fusion"
 PARTS = ("qkv", "w13", "deltanet", "scale", "kinds", "unchanged")
 RANKS = (1, 2, 4, 8, 16)
 WHICH = ("qkvz", "ba")
+FOLLOWED = (1, 1100)
+"""Rank and row that are followed at first: a row of k."""
 ASKED = ("qwen3_next", 4)
 """Model and ranks that the question about cutting is about."""
 
@@ -46,15 +49,19 @@ def layouts_of(page: Lesson) -> tuple[FusedLayout, ...]:
     if view["part"] == "w13":
         return (figures.experts_of(view["ffn"], view["tp"]),)
     if view["part"] in ("deltanet", "unchanged"):
-        return tuple(figures.deltanet_of(view["gdn"], view["tp"], order, view["which"]) for order in ORDERS)
+        which = view["which"] if view["part"] == "deltanet" else WHICH[0]  # b and a pass no convolution
+        return tuple(figures.deltanet_of(view["gdn"], view["tp"], order, which) for order in ORDERS)
     return (figures.attention_of(view["attn"], view["tp"]),)
 
 
-def drawable(page: Lesson) -> tuple[FusedLayout, ...]:
-    """As `layouts_of`; empty where the split is impossible, which the part itself explains."""
+def drawable(page: Lesson, place: Any = None) -> tuple[FusedLayout, ...]:
+    """As `layouts_of`; empty where the split is impossible, and then the error stands in ``place`` if there is one."""
     try:
         return layouts_of(page)
-    except InputError:
+    except InputError as error:
+        if place is not None:
+            with place:
+                errors.show(error)
         return ()
 
 
@@ -69,6 +76,16 @@ def pick(page: Lesson, name: str, options: Sequence[object]) -> None:
     )
 
 
+def pick_model(page: Lesson, name: str, models: Sequence[str]) -> None:
+    """The model whose sizes are taken; what is no model has a text ``<name>.<option>``."""
+    st.selectbox(
+        page.t(f"pick.{name}"),
+        models,
+        format_func=lambda model: figures.MODELS.get(model) or page.t(f"{name}.{model}"),
+        **page.view.widget(name),
+    )
+
+
 def _pick_ranks(page: Lesson) -> None:
     st.select_slider(page.t("pick.tp"), RANKS, **page.view.widget("tp"))
 
@@ -76,10 +93,14 @@ def _pick_ranks(page: Lesson) -> None:
 def _pick_row(page: Lesson, layout: FusedLayout) -> tuple[int, int]:
     """The row to follow: a rank, and a row of its matrix."""
     view = page.view
-    page.refine(rank=state.integer(0, layout.tp - 1, default=0), row=state.integer(0, layout.rank_rows - 1, default=0))
+    last_rank, last_row = layout.tp - 1, layout.rank_rows - 1
+    page.refine(
+        rank=state.integer(0, last_rank, default=min(FOLLOWED[0], last_rank)),
+        row=state.integer(0, last_row, default=min(FOLLOWED[1], last_row)),
+    )
     left, right = st.columns(2)
-    left.number_input(page.t("pick.rank"), 0, layout.tp - 1, **view.widget("rank"))
-    right.number_input(page.t("pick.row"), 0, layout.rank_rows - 1, **view.widget("row"))
+    left.number_input(page.t("pick.rank"), 0, last_rank, **view.widget("rank"))
+    right.number_input(page.t("pick.row"), 0, last_row, **view.widget("row"))
     return int(view["rank"]), int(view["row"])
 
 
@@ -119,10 +140,9 @@ def rows_part(page: Lesson, sizes: str, models: Sequence[str], terms: Sequence[s
     """A layout in the flat order: which row of which tensor stands where; ``sizes`` names the setting of the model."""
     stage, side = page.stage()
     with side:
-        pick(page, sizes, models)
+        pick_model(page, sizes, models)
         _pick_ranks(page)
-        with errors.boundary():
-            (layout,) = layouts_of(page)
+        for layout in drawable(page, stage):
             follow = _pick_row(page, layout)
             _followed(page, layout, *follow)
             _same(page, layout)
@@ -156,35 +176,36 @@ def deltanet_part(page: Lesson) -> None:
         return
     left, middle, right = st.columns(3)
     with left:
-        pick(page, "gdn", tuple(figures.DELTANET))
+        pick_model(page, "gdn", tuple(figures.DELTANET))
     with middle:
         pick(page, "which", WHICH)
     with right:
         _pick_ranks(page)
-    with errors.boundary():
-        flat, woven = layouts_of(page)
-        with st.container(key="fusion_follow"):
-            follow = _pick_row(page, flat)
-        found = trace_row(flat, *follow)
-        follows = follow, find_row(woven, found.part, found.part_row)[0]
-        for column, layout, at in zip(st.columns(2, gap="large"), (flat, woven), follows, strict=True):
-            with column:
-                st.subheader(page.t(f"order.{layout.order}"), anchor=False)
-                _rows_figure(page, layout, at, height=520)
-                _followed(page, layout, *at)
-        _same(page, woven)
-        page.glossary("gated_deltanet", "fused_projection", "tensor_parallel")
-        page.prose("deltanet.text", version="0.33.0")
-        page.heading("deltanet.pieces")
-        pieces = [(layout, rank, piece) for layout in (flat, woven) for rank, piece in enumerate(cut_in_pieces(layout))]
-        page.table(
-            ("order", ">rank", ">rows_each", "pieces"),
-            [
-                (page.t(f"order.{layout.order}"), str(rank), f"{layout.rank_rows:,}", _held(piece))
-                for layout, rank, piece in pieces
-            ],
-        )
-        page.prose("deltanet.cut", right=_held({part.name: part.rows // flat.tp for part in flat.parts}))
+    layouts = drawable(page, st.container())
+    if not layouts:
+        return
+    flat, woven = layouts
+    follow = _pick_row(page, flat)
+    found = trace_row(flat, *follow)
+    follows = follow, find_row(woven, found.part, found.part_row)[0]
+    for column, layout, at in zip(st.columns(2, gap="large"), layouts, follows, strict=True):
+        with column:
+            st.subheader(page.t(f"order.{layout.order}"), anchor=False)
+            _rows_figure(page, layout, at, height=520)
+            _followed(page, layout, *at)
+    _same(page, woven)
+    page.glossary("gated_deltanet", "fused_projection", "tensor_parallel")
+    page.prose("deltanet.text", version="0.33.0")
+    page.heading("deltanet.pieces")
+    page.table(
+        ("order", ">rank", ">rows_each", "pieces"),
+        [
+            (page.t(f"order.{layout.order}"), str(rank), f"{layout.rank_rows:,}", _held(piece))
+            for layout in layouts
+            for rank, piece in enumerate(cut_in_pieces(layout))
+        ],
+    )
+    page.prose("deltanet.cut", right=_held({part.name: part.rows // flat.tp for part in flat.parts}))
 
 
 def _held(piece: dict[str, int]) -> str:
@@ -225,12 +246,13 @@ def unchanged_part(page: Lesson) -> None:
             ],
         )
     with side:
-        pick(page, "gdn", tuple(figures.DELTANET))
+        pick_model(page, "gdn", tuple(figures.DELTANET))
         _pick_ranks(page)
-        with errors.boundary():
-            layouts = tuple(figures.deltanet_of(page.view["gdn"], page.view["tp"], order) for order in ORDERS)
-            (_, channels), (wrong, _) = (misplaced_channels(layout) for layout in layouts)
+        layouts = drawable(page, stage)
+        if layouts:
+            flat, woven = layouts
+            (_, channels), (wrong, _) = misplaced_channels(flat), misplaced_channels(woven)
             page.finding("unchanged.seen", channels=f"{channels:,}", wrong=f"{wrong:,}")
-            _same(page, layouts[1])
+            _same(page, woven)
             page.glossary("gated_deltanet", "fused_projection")
     page.prose("unchanged.text")

@@ -23,7 +23,7 @@ from nvfp4viz.ui.theme import theme
 
 WHAT = ("qkv", "mlp", "expert")
 STRETCHES = (1.0, 2.0, 8.0, 64.0, 512.0, 4096.0, 32768.0, 262144.0)
-FACTORS = (1.0, 2.0, 8.0, 64.0, 512.0, 4096.0)
+FACTORS = (1.0, 8.0, 512.0, 4096.0, 32768.0, 262144.0)
 SAMPLE = "tiny-moe-bf16"
 ASKED_LAYER = 2
 MEASURED_EXPERTS = 8

@@ -171,7 +171,7 @@ def test_what_stays_counts_the_channels(open_page):
 def test_the_code_shown_gives_the_page_s_numbers(open_page, query):
     output = shown_code_output(open_page(PAGE, **query), PAGE)
     if not query:
-        assert "qkv: 1280 rows a rank; FusedRow(part='q', unit=0" in output
+        assert "qkv: 1280 rows a rank; FusedRow(part='k', unit=1" in output
         assert "'v': 'x 1.25, 11.3" in output
 
 

@@ -1,0 +1,64 @@
+"""Fusion in a browser: every part fits a phone, passes axe, and answers a choice."""
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
+
+from nvfp4viz.figures.words import words
+from nvfp4viz.ui.fusion_parts import PARTS
+
+from .conftest import settle
+from .test_shell import RULES
+
+ASKING = ("deltanet", "scale", "kinds")
+
+
+def reveal(page, part, lang="en"):
+    """Past the question, if the part has one."""
+    if part in ASKING:
+        skip = page.get_by_role("button", name=words(lang, "ui.predict.skip"))
+        skip.click()
+        skip.wait_for(state="detached")
+        settle(page)
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.parametrize("part", PARTS)
+def test_nothing_overflows_a_phone(visit, lang, part):
+    page = visit(f"/fusion?lang={lang}&part={part}&tp=16", width=390)
+    reveal(page, part, lang)
+    main = page.locator("[data-testid=stMain]")
+    assert main.evaluate("node => node.scrollWidth - node.clientWidth") <= 0
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("part", PARTS)
+def test_contrast_and_names_pass_axe(visit, part, theme):
+    page = visit(f"/fusion?lang=en&part={part}", theme=theme)
+    reveal(page, part)
+    page.wait_for_load_state("networkidle")
+    result = Axe().run(page, options={"runOnly": {"type": "rule", "values": RULES}})
+    found = [
+        (violation["id"], node["target"], node.get("failureSummary", ""))
+        for violation in result.response["violations"]
+        for node in violation["nodes"]
+    ]
+    assert found == []
+
+
+def test_ranks_and_rows_are_reached_by_keys_and_land_in_the_link(visit):
+    page = visit("/fusion?lang=en&attn=qwen3_235b")
+    page.get_by_role("slider").focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_url(lambda url: "tp=8" in url)
+    expect(page.get_by_text("Each head of k, v lies on 2 ranks")).to_be_visible()
+    rank = page.get_by_role("spinbutton", name="Follow rank")
+    rank.fill("5")
+    rank.press("Enter")
+    page.wait_for_url(lambda url: "rank=5" in url)
+    expect(page.get_by_text("Held by rank 4, 5.")).to_be_visible()
+
+
+def test_an_impossible_split_says_why(visit):
+    page = visit("/fusion?lang=en&attn=tiny_moe&tp=8")
+    expect(page.get_by_text("Part q has 4 units, which cannot be shared out to 8 ranks.")).to_be_visible()
