@@ -83,6 +83,7 @@ LESSONS: dict[str, tuple[Stop, ...]] = {
     "mxfp4": (Stop("quantise_a2"), _part("export", "models")),
     "routing": (_part("router", "routers"), _part("calibrate", "calibration")),
     "dataflow": (Stop(WHOLE + "layer"), Stop("weighted_sum", {"step": "9"})),
+    "fusion": (Stop("attention"), _part("w13", "w13")),
     "expert_parallel": (Stop("permute"), Stop("unpermute")),
     "backends": (Stop("backend"), _part("repair", "remedies")),
     "loading": (Stop("load"), Stop(WHOLE + "life", {"part": "chain"})),
@@ -91,13 +92,14 @@ LESSONS: dict[str, tuple[Stop, ...]] = {
     "explorer": (Stop("audit"), Stop("repair")),
     "fault_lab": (Stop(WHOLE + "layer"), Stop("token")),
     "kernel_lab": (Stop("kernel"),),
+    "glossary": (Stop(EVERYWHERE),),
 }
 """Page id to its places: the map, its links and its table are made from this alone."""
 
 PATHS: dict[str, tuple[str, ...]] = {
     "first": ("empty_answer", "e2m1", "two_level_scaling", "routing", "loading", "explorer"),
     "numerics": ("e2m1", "two_level_scaling", "blocks", "tensor_core", "mxfp4", "mega_kernel", "kernel_lab"),
-    "serving": ("empty_answer", "dataflow", "expert_parallel", "backends", "loading", "online_quantisation"),
+    "serving": ("empty_answer", "dataflow", "fusion", "expert_parallel", "backends", "loading", "online_quantisation"),
     "breaking": ("empty_answer", "routing", "dataflow", "loading", "fault_lab", "explorer"),
 }
 """Suggested ways through the lessons, each from a question that a reader may come with."""

@@ -187,6 +187,7 @@ class Lesson:
             with box:
                 for term in terms:
                     st.markdown(f"**{t(f'glossary.{term}.term')}**  \n{t(f'glossary.{term}.text')}")
+                registry.link("glossary", t("ui.all_terms"), term=terms[0])
 
     def foot(
         self,

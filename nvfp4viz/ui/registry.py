@@ -51,6 +51,7 @@ PAGES = (
     PageEntry("fault_lab", "checkpoint"),
     PageEntry("kernel_lab", "kernels"),
     PageEntry("map", "learn", kernels=False),
+    PageEntry("glossary", "learn", kernels=False),
 )
 
 

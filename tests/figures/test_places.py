@@ -23,8 +23,8 @@ def test_every_lesson_stands_at_a_station_that_exists():
         assert len({stop.at for stop in stops}) == len(stops), page
 
 
-def test_every_station_but_attention_has_a_lesson():
-    assert [place for place in IDS if not places.lessons_at(place)] == ["attention"]
+def test_every_station_has_a_lesson():
+    assert [place for place in IDS if not places.lessons_at(place)] == []
 
 
 def test_the_layer_s_stations_are_attention_and_the_steps_of_dataflow():

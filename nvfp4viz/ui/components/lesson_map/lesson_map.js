@@ -54,11 +54,11 @@ class LessonMap {
   }
 
   station({ name, text, carries, scale, lessons }, before) {
-    const item = element("li", `station ${carries}${scale ? ` scaled ${scale}` : ""}${lessons.length ? "" : " bare"}`);
+    const item = element("li", `station ${carries}${scale ? ` scaled ${scale}` : ""}`);
     const heading = element("div", "name", name);
     if (scale) heading.append(element("span", "scale", this.words[scale]));
     item.append(element("span", "dot"), heading, element("p", "text", text));
-    item.append(lessons.length ? this.lessons(lessons) : element("p", "text", this.words.bare));
+    item.append(this.lessons(lessons));
     if (carries !== "none" && carries !== before?.carries) item.append(element("p", "leaves", this.words[carries]));
     return item;
   }
