@@ -52,11 +52,13 @@ def routers_part(page: Lesson) -> None:
     stage, side = page.stage()
     names = {name: page.t(f"router.{name}") for name in ROUTERS}
     with side:
+        # What a link or the reader's own numbers brought may be none of the samples.
+        st.session_state[f"{PAGE}.preset"] = _preset_of(view["logits"])
         st.selectbox(
             page.t("routers.preset"),
             tuple(PRESETS),
             index=None,
-            placeholder="",
+            placeholder=page.t("routers.own"),
             format_func=lambda name: page.t(f"preset.{name}"),
             key=f"{PAGE}.preset",
             on_change=_take_preset,
@@ -137,6 +139,15 @@ def _weights(one: Picked) -> str:
 
 def _written(values: Sequence[float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
+
+
+def _preset_of(logits: Sequence[float]) -> str | None:
+    """The sample that these logits are; NaN equals NaN here.
+
+    >>> _preset_of((2, -1, 0.5, 1.5, math.nan, 1, 0, -2)), _preset_of((0,) * EXPERTS)
+    ('nan', None)
+    """
+    return next((name for name, values in PRESETS.items() if np.array_equal(values, logits, equal_nan=True)), None)
 
 
 def _take_preset(page: Lesson) -> None:

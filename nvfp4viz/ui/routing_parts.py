@@ -98,6 +98,8 @@ def map_part(page: Lesson) -> None:
             page.t("map.text"),
             corpus.DOMAINS if prompting else TEXTS,
             format_func=lambda name: page.t(f"text.{name}"),
+            # A kind of text has a prompt of its own, which would not be seen behind the reader's.
+            on_change=lambda: view.put(ask=None),
             **view.widget("text"),
         )
         own = _own_prompt(page) if prompting else ""

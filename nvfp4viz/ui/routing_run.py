@@ -7,6 +7,7 @@ from typing import Any
 import streamlit as st
 
 from nvfp4viz.model.calibration_run import GEMMA4
+from nvfp4viz.model.config import TinyMoeConfig
 from nvfp4viz.ui import caches
 from nvfp4viz.ui.lesson import Lesson
 
@@ -36,6 +37,7 @@ def run_part(page: Lesson) -> None:
     names = caches.checkpoint(SKELETON).tensors
     sidecar = caches.checkpoint(SKELETON).hf_quant_config or {}
     log = caches.routing_log("calibration")
+    tiny, tokens, routed = TinyMoeConfig(), int(log.tokens.sum()), int(log.totals().sum())
     values: dict[str, Any] = {
         "experts": GEMMA4.experts,
         "layers": GEMMA4.layers,
@@ -46,8 +48,9 @@ def run_part(page: Lesson) -> None:
         "length": f"{GEMMA4.length:,}",
         "tokens": f"{GEMMA4.tokens:,}",
         "share": f"{GEMMA4.even_share:,.0f}",
-        "tiny_tokens": f"{int(log.tokens.sum()):,}",
-        "tiny_share": f"{int(log.totals().sum()) / log.counts[0].size:,.0f}",
+        "tiny_tokens": f"{tokens:,}",
+        "tiny_share": f"{routed / log.counts[0].size:,.0f}",
+        "passes": routed // (tokens * tiny.num_hidden_layers * tiny.top_k_experts),
         "holes": int(log.holes_after()[-1]),
         "of": log.counts[0].size,
         "tensor": f"…experts.{experts[0]}.gate_proj.input_scale",

@@ -162,6 +162,11 @@ def test_the_real_run_s_holes_are_read_from_the_file(open_page):
     assert routing_run.without_scale() == {0: [40, 42, 82, 98]}
     assert "experts 40, 42, 82, 98" in texts(at)
     assert "4,096 news articles (CNN/DailyMail) of 1,024 tokens, 4,194,304 in all" in texts(at)
+    log = routing_parts.log_of("calibration")
+    tokens, passes = int(log.tokens.sum()), 2
+    assert int(log.totals().sum()) == passes * tokens * 4 * 4
+    share = passes * tokens * 4 / 64
+    assert f"{tokens:,} tokens, each read {passes} times, would be {share:,.0f} each" in texts(at)
     assert "| `gate_proj.input_scale` | ✓ | ∅ |" in texts(at)
     assert "| `down_proj.input_scale` | ✓ | ✓ |" in texts(at)
     assert "`model.vision_tower*`" in texts(at)
@@ -189,6 +194,28 @@ def test_a_preset_is_taken(open_page):
     clean(at)
     assert at.session_state[f"{PAGE}.logits"] == router_parts.PRESETS["ties"]
     assert "Experts 2 and 3 are equal" in texts(at)
+
+
+def test_the_sample_that_is_shown_is_named(open_page):
+    """Also where a link brought it, and none is where the numbers are the reader's own."""
+    preset = f"{PAGE}.preset"
+    assert open_page(PAGE, part="routers").selectbox(key=preset).value == "spread"
+    at = open_page(PAGE, part="routers", logits=",".join(map(str, router_parts.PRESETS["nan"])))
+    assert at.selectbox(key=preset).value == "nan"
+    at.text_input(key=f"{PAGE}.own_logits").set_value("0, 0, 0, 0, 0, 0, 0, 1")
+    clean(at.button(key=f"{PAGE}.apply").click().run())
+    assert at.selectbox(key=preset).value is None
+    clean(at.selectbox(key=preset).set_value("inf").run())
+    assert at.session_state[f"{PAGE}.logits"] == router_parts.PRESETS["inf"]
+
+
+def test_another_kind_of_text_takes_the_place_of_one_s_own_prompt(open_page):
+    at = open_page(PAGE, ask="The council said on Friday")
+    at.selectbox(key=f"{PAGE}.text").set_value("json").run()
+    clean(at)
+    used = routing_parts.prompt_counts(corpus.DEMO_PROMPTS["json"])
+    routes, _ = figures.blind_routes(used, routing_parts.seen())
+    assert f"**{routes} of {int(used.sum())} routes**" in texts(at)
 
 
 def test_one_s_own_logits_are_taken_and_bad_ones_refused(open_page):
