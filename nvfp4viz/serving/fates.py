@@ -12,10 +12,10 @@ from typing import Literal
 import numpy as np
 
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, memory_checkpoint
-from nvfp4viz.serving.fault_lab import FaultEffect, compare
+from nvfp4viz.serving.fault_lab import Baseline, FaultEffect, baseline, compare_to
 from nvfp4viz.serving.guard import check_slots
 from nvfp4viz.serving.loader import ALLOCATORS, LayerParameters, UnwrittenSlot, load_parameters
-from nvfp4viz.serving.served import load
+from nvfp4viz.serving.served import ServedModel, load
 
 SCALARS = ("weight_scale_2", "input_scale")
 Measure = Literal["values", "sentinel", "counter"]
@@ -105,13 +105,16 @@ def run_fates(
     ModelError
         For a prompt that the model cannot read.
     """
-    twin = load(complete, backend=backend, device="cpu")
-    fates = []
-    for allocator in allocators:
-        served = load(broken, allocator, seed, backend, device="cpu")
-        effect = compare(twin, served, None, prompt, n)
-        fates.append(Fate(allocator, seed, backend, served.load_report.unwritten, effect))
-    return tuple(fates)
+    twin = baseline(load(complete, backend=backend, device="cpu"), None, prompt, n)
+    return tuple(
+        fate_of(load(broken, allocator, seed, backend, device="cpu"), twin, allocator, seed, backend)
+        for allocator in allocators
+    )
+
+
+def fate_of(served: ServedModel, twin: Baseline, allocator: str, seed: int, backend: str) -> Fate:
+    """One load of the broken file, asked and compared; the last three say how it was loaded."""
+    return Fate(allocator, seed, backend, served.load_report.unwritten, compare_to(twin, served))
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,6 +161,41 @@ def break_checkpoint(checkpoint: Checkpoint, spot: FaultSpot) -> Checkpoint:
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Baseline:
+    """The healthy side of a comparison, run once for any number of faulty models: see `compare`.
+
+    Attributes
+    ----------
+    spot, n
+        As `compare` takes them.
+    answer
+        The healthy model's own.
+    read
+        Tokens of prompt and answer, which every model reads.
+    """
+
+    spot: FaultSpot | None
+    n: int
+    prompt: str
+    answer: Generation
+    read: tuple[int, ...]
+    reading: _Reading = field(repr=False)
+
+
+def baseline(healthy: ServedModel, spot: FaultSpot | None, prompt: str, n: int = 32) -> Baseline:
+    """Run the healthy model.
+
+    Raises
+    ------
+    ModelError
+        For a prompt that the model cannot read.
+    """
+    answer = healthy.generate(prompt, n)
+    read = (*answer.prompt_ids, *answer.token_ids)
+    return Baseline(spot, n, prompt, answer, read, _read(healthy, read, spot))
+
+
 def compare(healthy: ServedModel, faulty: ServedModel, spot: FaultSpot | None, prompt: str, n: int = 32) -> FaultEffect:
     """Run both models on a prompt.  Without a spot the fault is anywhere: nothing is said of visits or block scales.
 
@@ -169,13 +204,17 @@ def compare(healthy: ServedModel, faulty: ServedModel, spot: FaultSpot | None, p
     ModelError
         For a prompt that the model cannot read.
     """
-    answer = healthy.generate(prompt, n)
-    read = [*answer.prompt_ids, *answer.token_ids]
-    good, bad = _read(healthy, read, spot), _read(faulty, read, spot)
+    return compare_to(baseline(healthy, spot, prompt, n), faulty)
+
+
+def compare_to(base: Baseline, faulty: ServedModel) -> FaultEffect:
+    """`compare`, with the healthy side already run."""
+    spot, answer, read, good = base.spot, base.answer, base.read, base.reading
+    bad = _read(faulty, read, spot)
     return FaultEffect(
         healthy=answer,
-        faulty=faulty.generate(prompt, n),
-        read=tuple(read),
+        faulty=faulty.generate(base.prompt, base.n),
+        read=read,
         visits=0 if spot is None else int((good.routes[spot.layer] == spot.expert).any(axis=-1).sum()),
         layer_error=np.array([_relative_error(a, b) for a, b in zip(good.hidden, bad.hidden, strict=True)], np.float32),
         layer_nan=np.array([np.isnan(b).any(axis=-1).mean() for b in bad.hidden], np.float32),

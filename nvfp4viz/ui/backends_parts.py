@@ -212,12 +212,11 @@ def _winner(page: Lesson, row: MoeBackend, request: MoeRequest) -> None:
         alike.setdefault(one, []).append(f"**{name}**" if name == row.enum else name)
     _cost_finding(page, rows)
     page.table(
-        ("backend", ">stored", ">experts", ">codes", ">scalars", ">padding", ">total"),
+        ("backend", ">stored", ">codes", ">scalars", ">padding", ">total"),
         [
             (
                 ", ".join(names),
-                f"{one.hidden:,} × {one.intermediate:,}",
-                str(one.experts),
+                f"{one.experts} × {one.hidden:,} × {one.intermediate:,}",
                 f"{one.codes + one.block_scales:,}",
                 f"{one.scalars:,}",
                 percent(one.padding / one.total),

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
     from nvfp4viz.checkpoint import Checkpoint
     from nvfp4viz.serving.fates import Fate
+    from nvfp4viz.serving.fault_lab import Baseline
     from nvfp4viz.serving.loader import LayerParameters
+    from nvfp4viz.serving.served import ServedModel
     from nvfp4viz.ui.lesson import Lesson
 
 PAGE = "loading"
@@ -56,27 +58,35 @@ def _complete(holed: tuple[str, caches.Stamp], full: tuple[str, caches.Stamp]) -
 
 def fates(prompt: str, backend: str, seed: int) -> tuple[Fate, ...]:
     """Every fate of the holed file, from the cache where it has been run."""
+    identity = caches.stamp(caches.sample_path(HOLED))
     return tuple(
-        _fate(allocator, prompt, backend, seed if allocator == "random" else 0, caches.stamp(caches.sample_path(HOLED)))
-        for allocator in ALLOCATORS
+        _fate(allocator, prompt, backend, seed if allocator == "random" else 0, identity) for allocator in ALLOCATORS
     )
 
 
 @st.cache_resource(max_entries=200, show_spinner=False)
 def _fate(allocator: str, prompt: str, backend: str, seed: int, identity: caches.Stamp) -> Fate:
-    from nvfp4viz.serving.fates import run_fates
+    from nvfp4viz.serving.fates import fate_of
 
     use_one_thread()
-    (fate,) = run_fates(
-        caches.checkpoint(HOLED),
-        complete(),
-        DEMO_PROMPTS[prompt],
-        backend=backend,
-        seed=seed,
-        n=TOKENS,
-        allocators=(allocator,),
-    )
-    return fate
+    twin = _twin(prompt, backend, identity)
+    return fate_of(_loaded(backend, allocator, seed, identity), twin, allocator, seed, backend)
+
+
+@st.cache_resource(max_entries=32, show_spinner=False)
+def _twin(prompt: str, backend: str, identity: caches.Stamp) -> Baseline:
+    """The complete file's answer, which all fates of a prompt are held to."""
+    from nvfp4viz.serving import load
+    from nvfp4viz.serving.fault_lab import baseline
+
+    return baseline(load(complete(), backend=backend, device="cpu"), None, DEMO_PROMPTS[prompt], TOKENS)
+
+
+@st.cache_resource(max_entries=15, show_spinner=False)
+def _loaded(backend: str, allocator: str, seed: int, identity: caches.Stamp) -> ServedModel:
+    from nvfp4viz.serving import load
+
+    return load(caches.checkpoint(HOLED), allocator, seed, backend, device="cpu")
 
 
 def shown_fates(page: Lesson) -> tuple[Fate, ...]:

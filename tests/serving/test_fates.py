@@ -8,6 +8,7 @@ from nvfp4viz.errors import NvError
 from nvfp4viz.serving import ALLOCATORS, load
 from nvfp4viz.serving.bisect import bisect_experts
 from nvfp4viz.serving.fates import MEASURES, complete_with, measures, run_fates
+from nvfp4viz.serving.served import ServedModel
 
 PROMPT = "12 + 34 ="
 HOLES = {(0, 1), (0, 2), (0, 5), (1, 0), (1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (1, 7)}
@@ -46,6 +47,15 @@ def test_every_fate_is_that_of_its_allocator(pair, fates):
     for name, fate in fates.items():
         assert fate.text == load(broken, name, device="cpu").generate(PROMPT, 4).text
         assert fate.same_text == (fate.text == fate.effect.healthy.text)
+
+
+def test_the_twin_is_asked_once_for_all_fates(pair, monkeypatch):
+    asked = []
+    generate = ServedModel.generate
+    monkeypatch.setattr(ServedModel, "generate", lambda *given: asked.append(given) or generate(*given))
+    broken, full = pair
+    run_fates(broken, full, PROMPT, n=2)
+    assert len(asked) == 1 + len(ALLOCATORS)
 
 
 def test_nan_in_the_slots_reaches_the_answer_and_ones_do_not_make_nan(fates):
