@@ -184,10 +184,11 @@ def _path(layout: FusedLayout, follow: tuple[int, int], theme: Theme, lang: str)
     _, start = find_row(layout.whole, row.part, row.part_row)[0]
     copies = find_row(layout, row.part, row.part_row)
     return go.Scatter(
-        x=[_place(0), *(_place(1 + rank) for rank, _ in copies)],
+        # At the left of each column, clear of the labels.
+        x=[_place(at) - 0.32 for at in (0, *(1 + rank for rank, _ in copies))],
         y=[(start + 0.5) / layout.whole.rank_rows, *((at + 0.5) / layout.rank_rows for _, at in copies)],
         mode="lines+markers",
-        line={"color": surface(theme).ink, "width": 2},
+        line={"color": surface(theme).ink, "width": 2, "dash": "dot"},
         marker={
             "symbol": "circle",
             "size": 11,

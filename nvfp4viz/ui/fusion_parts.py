@@ -86,6 +86,11 @@ def pick_model(page: Lesson, name: str, models: Sequence[str]) -> None:
     )
 
 
+def whole(text: str) -> str:
+    """A short cell on one line: Chinese breaks between any two characters, and a narrow table between all of them."""
+    return text if text.isascii() else "\u2060".join(text)
+
+
 def _pick_ranks(page: Lesson) -> None:
     st.select_slider(page.t("pick.tp"), RANKS, **page.view.widget("tp"))
 
@@ -190,7 +195,7 @@ def deltanet_part(page: Lesson) -> None:
     follows = follow, find_row(woven, found.part, found.part_row)[0]
     for column, layout, at in zip(st.columns(2, gap="large"), layouts, follows, strict=True):
         with column:
-            st.subheader(page.t(f"order.{layout.order}"), anchor=False)
+            st.header(page.t(f"order.{layout.order}"), anchor=False)
             _rows_figure(page, layout, at, height=520)
             _followed(page, layout, *at)
     _same(page, woven)
@@ -241,7 +246,10 @@ def unchanged_part(page: Lesson) -> None:
         page.table(
             ("what", "acts_on", "why"),
             [
-                tuple(page.t(f"unchanged.{name}.{cell}") for cell in ("what", "on", "why"))
+                (
+                    whole(page.t(f"unchanged.{name}.what")),
+                    *(page.t(f"unchanged.{name}.{cell}") for cell in ("on", "why")),
+                )
                 for name in ("norm", "rotary", "conv", "recurrence", "formats")
             ],
         )

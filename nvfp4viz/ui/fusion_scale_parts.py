@@ -15,7 +15,7 @@ from nvfp4viz.moe.fusion_bits import FusionBits, measure_fusions
 from nvfp4viz.quant import sweep_headroom
 from nvfp4viz.quant.shared_scale import SHARE_WAYS, share_scale
 from nvfp4viz.ui import caches, predict, registry
-from nvfp4viz.ui.fusion_parts import PAGE, pick
+from nvfp4viz.ui.fusion_parts import PAGE, pick, whole
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.lesson import Lesson
 from nvfp4viz.ui.numbers import exact, four
@@ -161,7 +161,7 @@ def kinds_part(page: Lesson) -> None:
     page.table(
         ("kind", "becomes_one", "example"),
         [
-            tuple(page.t(f"kind.{kind}.{cell}") for cell in ("name", "one", "example"))
+            (whole(page.t(f"kind.{kind}.name")), *(page.t(f"kind.{kind}.{cell}") for cell in ("one", "example")))
             for kind in ("weights", "launches", "kernels")
         ],
     )
@@ -174,8 +174,8 @@ def kinds_part(page: Lesson) -> None:
         [
             (
                 page.t(f"fused.{one.id}.name"),
-                page.t(f"kind.{one.kind}.name"),
-                f"{one.before} → {one.after}",
+                whole(page.t(f"kind.{one.kind}.name")),
+                f"{one.before}\u00a0→\u00a0{one.after}",
                 f"{one.values:,}",
                 f"{one.differ:,}",
                 page.t(f"fused.{one.id}.saves"),

@@ -157,7 +157,7 @@ def test_which_kind_changes_bits_is_asked_before_it_is_shown(open_page):
     clean(at)
     assert "As you predicted" in texts(at) or "as predicted" in texts(at).lower()
     for one in measured():
-        assert f"| {one.before} → {one.after} | {one.values:,} | {one.differ:,} |" in texts(at)
+        assert f"| {one.before}\u00a0→\u00a0{one.after} | {one.values:,} | {one.differ:,} |" in texts(at)
 
 
 def test_what_stays_counts_the_channels(open_page):
