@@ -214,7 +214,7 @@ def _stage_row(page: Lesson, stage: Stage, life: ExpertLife) -> tuple[str, ...]:
         "ptq": {"tokens": life.tokens, "amax": none if life.input_amax is None else exact(life.input_amax)},
         "export": {
             "scale": exact(life.weight_scale_2),
-            "tensor": life.key,
+            "tensor": life.key[life.key.index("experts.") :],
             "stored": page.t("no_key") if life.stored is None else exact(life.stored),
         },
         "load": {"slot": exact(life.slot)},
