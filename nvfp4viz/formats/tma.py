@@ -116,12 +116,13 @@ def check_tensor_map(wanted: TensorMap) -> tuple[MapRule, ...]:
     ['width']
     """
     half_row = -(-wanted.codes // 2)
+    sides = wanted.rows, wanted.codes
     return (
         MapRule("address", wanted.address, 32, wanted.address % 32 == 0),
-        MapRule("width", wanted.codes, BOX_CODES, wanted.codes > 0 and wanted.codes % BOX_CODES == 0),
-        MapRule("size", max(wanted.rows, wanted.codes), 2**32, 0 < wanted.rows <= 2**32 and wanted.codes <= 2**32),
-        MapRule("stride", wanted.stride, 32, wanted.stride % 32 == 0),
-        MapRule("row", wanted.stride, half_row, half_row <= wanted.stride < 2**40),
+        MapRule("width", wanted.codes, BOX_CODES, wanted.codes % BOX_CODES == 0),
+        MapRule("size", f"{sides[0]} × {sides[1]}", 2**32, all(0 < side <= 2**32 for side in sides)),
+        MapRule("stride", wanted.stride, 32, wanted.stride % 32 == 0 and wanted.stride < 2**40),
+        MapRule("row", wanted.stride, half_row, half_row <= wanted.stride),
         MapRule("box", wanted.box_codes, BOX_CODES, wanted.box_codes == BOX_CODES),
         MapRule("lines", wanted.box_rows, 256, 0 < wanted.box_rows <= 256),
         MapRule("swizzle", wanted.swizzle, ", ".join(LOADABLE), wanted.swizzle in LOADABLE),

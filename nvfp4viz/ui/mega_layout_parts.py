@@ -66,7 +66,7 @@ def bytes_part(page: Lesson) -> None:
         ],
     )
     half = int(np.flatnonzero(decode_e2m1(range(16)) == E2M1.min_subnormal)[0])
-    page.prose("widen.text", half=exact(E2M1.min_subnormal), code=hex_nibble(half))
+    page.prose("widen.text", half=exact(E2M1.min_subnormal), code=hex_nibble(half), minus=hex_nibble(half | 8))
 
 
 def _spaced(digits: str, *widths: int) -> str:

@@ -37,6 +37,11 @@ def test_every_code_lies_where_its_place_says() -> None:
     assert len(set(places)) == 128
 
 
+def test_an_empty_side_is_named_whichever_it_is() -> None:
+    assert "size" in broken(TensorMap(rows=256, codes=0, stride=128))
+    assert check_tensor_map(replace(GOOD, rows=0))[2] == MapRule("size", "0 × 256", 2**32, False)
+
+
 @pytest.mark.parametrize("size", [4, 12])
 def test_half_an_atom_is_refused(size: int) -> None:
     for function in (formats.pad_align16b, formats.unpad_align16b):
@@ -61,12 +66,12 @@ def test_the_usual_map_is_accepted_and_each_demand_can_fail_alone() -> None:
     for change, rule in (
         ({"address": 16}, "address"),
         ({"codes": 192, "stride": 96}, "width"),
-        ({"codes": 0}, "width"),
+        ({"codes": 0}, "size"),
         ({"rows": 0}, "size"),
         ({"rows": 2**32 + 1}, "size"),
         ({"stride": 144}, "stride"),
         ({"stride": 96}, "row"),
-        ({"stride": 2**40}, "row"),
+        ({"stride": 2**40}, "stride"),
         ({"box_codes": 64}, "box"),
         ({"box_codes": 256}, "box"),
         ({"box_rows": 257}, "lines"),

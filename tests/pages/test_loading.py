@@ -61,7 +61,10 @@ def test_five_fates_of_one_file(open_page):
     at.radio(key=f"predict.asked.{PAGE}.predict.fates").set_value("finite").run()
     seen = texts(clean(at))
     assert "Your guess: ones and the neighbour's bytes" in seen
-    assert "159 slots have no tensor in the file. **3 different replies** came of 5 loads; 1 of them" in seen
+    assert (
+        "159 slots have no tensor in the file. **3 different replies** came of 5 loads; the complete twin's came 1 of 5 times."
+        in seen
+    )
     assert "` auth#9 C:\\tmpri`" in seen
     assert seen.count("`<pad>` × 16") == 3
 
