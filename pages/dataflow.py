@@ -13,7 +13,7 @@ from nvfp4viz.ui.shell import ensure_shell
 ensure_shell()
 page = lesson.open_page(
     "dataflow",
-    step=state.integer(1, len(STEPS), default=1),
+    step=state.integer(1, len(STEPS)),
     route=state.integer(0, parts.MOST * parts.TOP_K - 1),
     prompt=state.choice(parts.PROMPTS, default="arithmetic"),
     ask=state.Param(None, str, "abc"),

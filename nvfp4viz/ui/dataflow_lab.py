@@ -47,9 +47,14 @@ def dataflow_lab(view: View, twins: LayerTwins, *, covered: bool) -> None:
             "epoch": str(epoch),
             "step": view["step"],
             "route": view["route"],
-            "defaults": {"step": view.params["step"].default, "route": facts.first_bad_route(twins)},
+            "defaults": {"step": first_step(twins, covered=covered), "route": facts.first_bad_route(twins)},
         },
     )
+
+
+def first_step(twins: LayerTwins, *, covered: bool) -> int:
+    """The step, from 1, that is shown until the reader chooses one: once uncovered, where the runs part."""
+    return 1 if covered else twins.comparison.first_difference or 1
 
 
 def picture(twins: LayerTwins, *, covered: bool) -> dict[str, Any]:

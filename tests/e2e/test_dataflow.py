@@ -29,7 +29,7 @@ class Wire:
 def opened(visit):
     """``opened("&step=3")`` → the page with the faulty twin uncovered, and its wire."""
 
-    def go(query: str = "", **options):
+    def go(query: str = "&step=1", **options):
         page = visit(ADDRESS, **options)
         wire = Wire(page)
         page.goto(page.url.split("/dataflow")[0] + ADDRESS + query)
@@ -113,7 +113,43 @@ def test_a_step_is_drawn_within_ten_milliseconds(opened):
 def test_a_link_opens_its_step(opened, step):
     page, _ = opened(f"&step={step}")
     assert step_of(page) == step
-    assert query(page).get("step", "1") == str(step)
+    # Uncovered, the runs part at the third step, which an address need not name.
+    assert query(page).get("step", "3") == str(step)
+
+
+def test_the_picture_goes_to_where_the_runs_part_once_they_are_uncovered(visit):
+    page = visit(ADDRESS)
+    page.locator(".flow .chip").first.wait_for()
+    assert step_of(page) == 1
+    assert page.locator(".flow .legend .item").count() == 0  # nothing is marked yet
+    page.get_by_text("Show me without a guess").click()
+    page.locator('.flow .step[data-step="3"][aria-selected=true]').wait_for()
+    assert page.locator('.flow .faulty .chip[data-mark="≠"]').count() == 3
+    assert page.locator(".flow .legend .item").count() == 5
+
+
+def test_a_step_that_was_chosen_before_uncovering_stays(visit):
+    page = visit(ADDRESS)
+    page.locator(".flow .chip").first.wait_for()
+    page.locator(SELECTED).focus()
+    page.keyboard.press("End")
+    page.wait_for_url(re.compile("step=9"))
+    page.get_by_text("Show me without a guess").click()
+    page.locator(".flow .faulty .chip").first.wait_for()
+    settle(page)
+    assert step_of(page) == 9
+
+
+def test_space_presses_a_button_and_the_keyboard_stays_on_it(opened):
+    page, _ = opened("&step=6")
+    page.get_by_role("button", name="Step back").focus()
+    page.keyboard.press("Space")
+    page.locator('.flow .step[data-step="5"][aria-selected=true]').wait_for()
+    assert page.get_by_role("button", name="Play").count() == 1
+    page.locator(".flow .inspector .row:not(.chosen)").first.focus()
+    page.keyboard.press("Space")
+    page.locator(".flow .inspector .head", has_text="expert 0").wait_for()
+    assert page.evaluate("document.activeElement.shadowRoot.activeElement.textContent") == "E0"
 
 
 def test_a_copied_link_restores_step_and_row(opened, visit):

@@ -5,26 +5,11 @@ const FLOWS = new WeakMap();
 const DWELL = 1500;
 const QUANTIZED = new Set([3, 6]);
 const LANES = new Set([1, 8, 9]);
-const fill = (text, values) => text.replace(/\{(\w+)\}/g, (all, name) => values[name] ?? all);
-
-function box(kind, className, text) {
-  const made = document.createElement(kind);
-  made.className = className;
-  if (text !== undefined) made.textContent = text;
-  return made;
-}
-
-function button(className, text, label) {
-  const made = box("button", className, text);
-  made.type = "button";
-  if (label) made.setAttribute("aria-label", label);
-  return made;
-}
 
 class Flow {
   constructor(root) {
     this.root = root;
-    this.block = 0;
+    this.inspector = new Inspector(this.find(".inspector"));
     this.given = {};
     this.width = 0;
     this.path = window.location.pathname;
@@ -38,7 +23,7 @@ class Flow {
     root.addEventListener("keydown", (event) => this.key(event));
     root.addEventListener("keyup", (event) => {
       // Firefox would click a button at the end of a Space that has played already.
-      if (event.key === " " && !event.target.closest?.("select")) event.preventDefault();
+      if (this.plays(event)) event.preventDefault();
     });
     this.find(".scrub").addEventListener("input", (event) => this.choose({ step: Number(event.target.value) }));
   }
@@ -57,7 +42,7 @@ class Flow {
     if (fresh) {
       this.drawn = JSON.stringify([data.picture, data.text]);
       this.picture = data.picture;
-      this.runs = { healthy: this.read(data.picture.healthy), faulty: data.picture.faulty && this.read(data.picture.faulty) };
+      this.runs = new Runs(data.picture);
       this.build();
     }
     this.settle(data);
@@ -74,8 +59,8 @@ class Flow {
     const asked = new URLSearchParams(first ? window.location.search : "");
     for (const [name, low, high] of [["step", 1, this.picture.steps.length], ["route", 0, this.picture.routes.length - 1]]) {
       const usual = data.defaults[name];
-      // A row that nobody chose gives way to the one that the new runs suggest.
-      const unchosen = name === "route" && this.route === this.defaults?.route;
+      // What nobody chose gives way to what the new runs suggest; the first difference, once it is uncovered.
+      const unchosen = data[name] == null && this[name] === this.defaults?.[name];
       const mine = over || unchosen || data[name] !== this.given[name] ? (data[name] ?? usual) : this[name];
       this[name] = this.within(asked.get(name), low, high) ?? (mine <= high ? mine : usual);
       this.given[name] = data[name];
@@ -87,27 +72,6 @@ class Flow {
 
   within(text, low, high) {
     return /^\d+$/.test(text ?? "") && Number(text) >= low && Number(text) <= high ? Number(text) : null;
-  }
-
-  read(run) {
-    const kinds = { x: "bf16", packed1: "u8", scales1: "u8", acc1: "f32", c1: "bf16", c2: "bf16", packed2: "u8", scales2: "u8", acc2: "f32", c3: "bf16", out: "bf16" };
-    return Object.fromEntries(Object.entries(kinds).map(([name, kind]) => [name, { kind, words: words(run[name], kind) }]));
-  }
-
-  // A permuted row's piece of a tensor.  Rows that the faulty run shares with the healthy one are only sent once.
-  row(side, name, row) {
-    const { picture } = this;
-    let run = this.runs[side];
-    let at = row;
-    let rows = name === "out" ? picture.tokens.length : picture.routes.length;
-    if (side === "faulty" && name !== "out") {
-      at = picture.faulty.rows.indexOf(row);
-      rows = picture.faulty.rows.length;
-      if (at < 0) [run, at, rows] = [this.runs.healthy, row, picture.routes.length];
-    }
-    const { kind, words: all } = run[name];
-    const size = all.length / rows;
-    return { kind, words: all.subarray(at * size, (at + 1) * size) };
   }
 
   // ---- what is there once
@@ -187,8 +151,8 @@ class Flow {
 
   legend() {
     const { text, picture } = this;
-    const parts = [["", text.legend_same]];
-    if (!picture.covered) parts.push(["≠ differs", text.legend_differs], ["0 zero", text.legend_zero], ["N nan", text.legend_nan], ["∅ missing", text.legend_missing]);
+    const marks = [["", text.legend_same], ["≠ differs", text.legend_differs], ["0 zero", text.legend_zero], ["N nan", text.legend_nan], ["∅ missing", text.legend_missing]];
+    const parts = picture.covered ? [] : marks;
     this.find(".legend").replaceChildren(
       ...parts.map(([kind, words]) => {
         const [sign, name = ""] = kind.split(" ");
@@ -280,7 +244,7 @@ class Flow {
     // The picture at once; its numbers once a frame, however fast the reader scrubs.
     this.frame ||= requestAnimationFrame(() => {
       this.frame = 0;
-      this.inspect();
+      this.inspector.draw(this);
     });
   }
 
@@ -322,190 +286,7 @@ class Flow {
       return;
     }
     const state = { "≠": text.state_differs, 0: text.state_zero, N: text.state_nan }[mark] ?? text.state_same;
-    chip.setAttribute("aria-label", this.called(Number(chip.dataset.route)) + (this.picture.covered ? "" : `; ${text.faulty}: ${state}`));
-  }
-
-  called(number) {
-    const { picture } = this;
-    const route = picture.routes[number];
-    return fill(this.text.chip, {
-      text: picture.tokens[route.token].text,
-      position: route.token,
-      id: picture.experts[route.expert].id,
-      rank: route.rank + 1,
-      k: picture.topK,
-      row: route.row,
-    });
-  }
-
-  // ---- the chosen row in numbers
-  inspect() {
-    const { text, picture } = this;
-    const route = picture.routes[this.route];
-    const expert = picture.experts[route.expert];
-    const head = box("p", "head", this.called(this.route));
-    const blocks = this.blocks();
-    const sides = picture.covered ? ["healthy"] : ["healthy", "faulty"];
-    const table = document.createElement("table");
-    const names = table.createTHead().insertRow();
-    for (const side of sides) {
-      const cell = box("th", "", text[side]);
-      cell.scope = "col";
-      names.append(cell);
-    }
-    for (const [name, made] of this.quantities(route, expert)) {
-      const body = table.createTBody();
-      const title = box("th", "", name);
-      title.scope = "rowgroup";
-      title.colSpan = sides.length;
-      body.insertRow().append(title);
-      const cells = sides.map((side) => made(side));
-      cells.forEach((cell, at) => {
-        cell.dataset.label = text[sides[at]];
-        [...cell.children].forEach((part, index) => part.classList.toggle("other", at === 1 && part.textContent !== cells[0].children[index].textContent));
-      });
-      body.insertRow().append(...cells);
-    }
-    const focused = this.root.activeElement?.classList?.contains("block");
-    this.find(".inspector").replaceChildren(head, this.kin(route), ...blocks, table);
-    if (focused) this.find(".block")?.focus();
-  }
-
-  // Other rows of the token, other rows of the expert.
-  kin(route) {
-    const { text, picture } = this;
-    const line = box("div", "kin-line");
-    const rows = (label, wanted, name) => {
-      const part = box("span", "kin-part");
-      part.append(box("span", "label", label));
-      picture.routes.forEach((other, number) => {
-        if (!wanted(other)) return;
-        const made = button(`row${number === this.route ? " chosen" : ""}`, name(other));
-        made.dataset.route = number;
-        part.append(made);
-      });
-      return part;
-    };
-    line.append(
-      rows(text.siblings, (other) => other.token === route.token, (other) => `E${picture.experts[other.expert].id}`),
-      rows(text.group, (other) => other.expert === route.expert, (other) => picture.tokens[other.token].text + picture.tokens[other.token].sub),
-    );
-    return line;
-  }
-
-  blocks() {
-    const { text } = this;
-    const length = { 2: "x", 3: "x", 4: "c1", 5: "c2", 6: "c2", 7: "c3", 8: "c3", 9: "out" }[this.step];
-    if (!length) return [];
-    const all = this.row("healthy", length, 0).words.length / 16;
-    this.shown = Math.min(this.block, all - 1);
-    const label = box("label", "block-line", text.block);
-    const select = box("select", "block");
-    for (let n = 0; n < all; n++) {
-      const option = box("option", "", fill(text.block_of, { n: n + 1, all, first: n * 16, last: n * 16 + 15 }));
-      option.value = n;
-      select.append(option);
-    }
-    select.value = this.shown;
-    select.addEventListener("change", () => {
-      this.block = Number(select.value);
-      this.inspect();
-    });
-    label.append(select);
-    return [label];
-  }
-
-  quantities(route, expert) {
-    const { picture } = this;
-    const names = Object.fromEntries(
-      Object.entries(this.text.names).map(([name, text]) => [name, fill(text, { row: route.row, route: this.route, id: expert.id })]),
-    );
-    const said = (name, of) => [names[name], (side) => this.said(of(side))];
-    const floats = (name, tensor, start = this.shown * 16) => [names[name], (side) => this.floats(this.row(side, tensor, tensor === "out" ? route.token : route.row), start)];
-    const constant = (name) => said(name, (side) => expert[side][name]);
-    const experts = picture.routes.filter((other) => other.token === route.token).map((other) => picture.experts[other.expert].id);
-    const half = this.row("healthy", "c1", 0).words.length / 2;
-    const quantized = (which) => [
-      [names.scales, (side) => this.scales(this.row(side, `scales${which}`, route.row).words)],
-      [names.codes, (side) => this.codes(this.row(side, `packed${which}`, route.row).words)],
-    ];
-    switch (this.step) {
-      case 1:
-        return [said("experts", () => experts.join(" · ")), said("weight", () => route.weight)];
-      case 2:
-        return [
-          said("a_map", () => route.token),
-          said("c_map", () => route.row),
-          said("offsets", () => `${expert.offset}, ${expert.end}`),
-          said("scale_offset", () => expert.scaleOffset),
-          said("sizes1", () => expert.sizes1),
-          said("sizes2", () => expert.sizes2),
-          floats("x", "x"),
-        ];
-      case 3:
-        return [constant("a1_gscale"), ...quantized(1)];
-      case 4:
-        return [said("sizes1", () => expert.sizes1), constant("g1_alphas"), floats("acc", "acc1"), floats("c1", "c1")];
-      case 5:
-        return [floats("gate", "c1"), floats("up", "c1", half + this.shown * 16), floats("c2", "c2")];
-      case 6:
-        return [constant("a2_gscale"), ...quantized(2)];
-      case 7:
-        return [said("sizes2", () => expert.sizes2), constant("g2_alphas"), floats("acc", "acc2"), floats("c3", "c3")];
-      case 8:
-        return [said("c_map", () => route.row), floats("c3", "c3")];
-      default:
-        return [said("rounded", () => route.rounded), floats("c3", "c3"), floats("out", "out")];
-    }
-  }
-
-  said(text) {
-    const cell = box("td", "said");
-    cell.append(box("span", "one", text));
-    return cell;
-  }
-
-  floats({ kind, words: bits }, start) {
-    const cell = box("td", kind === "f32" ? "strip wide" : "strip");
-    for (const word of bits.subarray(start, start + 16)) {
-      const value = floatOf(word, kind);
-      const part = box("span", `cell${Number.isNaN(value) ? " nan" : ""}`);
-      part.append(box("span", "number", four(value)), box("span", "hex", hex(word, kind === "bf16" ? 4 : 8)));
-      cell.append(part);
-    }
-    return cell;
-  }
-
-  scales(bytes) {
-    const cell = box("td", "strip");
-    bytes.forEach((byte, index) => {
-      const part = box("span", `cell scale${(byte & 127) === 127 ? " nan" : ""}${index === this.shown ? " shown" : ""}`);
-      part.append(box("span", "number", this.picture.values.e4m3[byte]), box("span", "hex", hex(byte, 2)), this.bits(byte, [1, 4, 3]));
-      cell.append(part);
-    });
-    return cell;
-  }
-
-  codes(packed) {
-    const cell = box("td", "strip");
-    for (const code of codesOf(packed, this.shown * 16, 16)) {
-      const part = box("span", "cell");
-      part.append(box("span", "number", this.picture.values.e2m1[code]), box("span", "hex", hex(code, 1)), this.bits(code, [1, 2, 1]));
-      cell.append(part);
-    }
-    return cell;
-  }
-
-  // Sign, exponent, mantissa.
-  bits(word, widths) {
-    const text = word.toString(2).padStart(widths.reduce((sum, width) => sum + width), "0");
-    const made = box("span", "bits");
-    let at = 0;
-    ["sign", "exponent", "mantissa"].forEach((role, index) => {
-      made.append(box("span", role, text.slice(at, at + widths[index])));
-      at += widths[index];
-    });
-    return made;
+    chip.setAttribute("aria-label", called(Number(chip.dataset.route), this.picture, text) + (this.picture.covered ? "" : `; ${text.faulty}: ${state}`));
   }
 
   // ---- playing and choosing
@@ -548,11 +329,16 @@ class Flow {
     else if (hit.classList.contains("forward")) this.go(this.step + 1);
   }
 
+  // Space plays, but presses a button that has something else to do.
+  plays(event) {
+    return event.key === " " && !event.target.closest?.("select, button:not(.step, .chip)");
+  }
+
   key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("select")) return;
     const to = { ArrowLeft: this.step - 1, ArrowRight: this.step + 1, Home: 1, End: this.picture.steps.length }[event.key];
     const along = { ArrowUp: -1, ArrowDown: 1 }[event.key];
-    if (event.key === " ") this.play();
+    if (this.plays(event)) this.play();
     else if (to !== undefined) {
       this.go(to);
       if (event.target.closest?.(".step")) this.find(`.step[data-step="${this.step}"]`).focus();
