@@ -20,7 +20,7 @@ page = lesson.open_page(
     target=state.option(parts.TARGETS, default=512.0),
     came=state.flag(),
     logits=state.numbers(router_parts.EXPERTS, default=router_parts.LOGITS),
-    bias=state.numbers(router_parts.EXPERTS, default=router_parts.BIAS),
+    bias=state.numbers(router_parts.EXPERTS, default=router_parts.BIAS, most=router_parts.MOST_BIAS),
     token=state.integer(0, router_parts.VOCABULARY - 1, default=5),
     scaling=state.number(0.125, 16, default=1.0),
 )
@@ -58,6 +58,6 @@ page.foot(
             parts.log_of(view["plan"]), parts.plans_of(view["plan"], pilot, target), view["came"]
         ),
         "held_out_runs": lambda: figures.check_rows(parts.checks_of(pilot, target)),
-        "routers": lambda: router_figures.router_rows(router_parts.picked_of(page), view["logits"]),
+        "routers": lambda: router_figures.router_rows(router_parts.picked_of(page), router_parts.logits_of(page)),
     },
 )

@@ -15,8 +15,8 @@ router                    compares               weighs                       a 
 ``gemma4``                the logits             softmax over the chosen      chosen first, every weight NaN
 ========================  =====================  ===========================  ==========================================
 
-Ties go to the lower id in all of them.  Every function has two paths, ``"reference"``, which goes through one token's
-experts one by one, and ``"numpy"``; their bits are equal.
+Ties go to the lower id in all of them.  A correction bias holds finite numbers.  Every function has two paths,
+``"reference"``, which goes through one token's experts one by one, and ``"numpy"``; their bits are equal.
 
 Exponentials, logarithms and tangents are taken in float64 and rounded, and sums over experts run in f32 by rising id,
 or by rank where they run over the chosen: a definition that every machine repeats.  A GPU's ``expf`` and the order in
@@ -170,7 +170,9 @@ def _scaled(chosen: F32, renormalize: bool, scaling: np.float32) -> F32:
 
 
 def _bias(bias: Array | None, experts: int) -> F32:
-    return np.zeros(experts, np.float32) if bias is None else np.asarray(bias, np.float32)
+    extra = np.zeros(experts, np.float32) if bias is None else np.asarray(bias, np.float32)
+    assert np.isfinite(extra).all(), "a correction bias is finite"
+    return extra
 
 
 # ------------------------------------------------------------------ the routers

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import streamlit as st
 
-from nvfp4viz.errors import NvError
+from nvfp4viz.errors import InputError, NvError
 from nvfp4viz.figures import routers as figures
 from nvfp4viz.moe.router_comparison import ROUTERS, Picked, compare_routers
 from nvfp4viz.ui import errors, predict
@@ -20,6 +20,7 @@ from nvfp4viz.ui.values import parse_values
 PAGE = "routing"
 EXPERTS, TOP, GROUPS, TOP_GROUPS, VOCABULARY = 8, 3, 4, 2, 16
 LOGITS = (2.0, -1.0, 0.5, 1.5, -0.5, 1.0, 0.0, -2.0)
+MOST_BIAS = float(np.finfo(np.float32).max)
 BIAS = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.75, 0.0)
 PRESETS = {
     "spread": LOGITS,
@@ -31,11 +32,17 @@ TABLE = np.stack([np.random.default_rng(at).permutation(EXPERTS)[:TOP] for at in
 """A hash router's table, made up: three experts for each of a few token ids."""
 
 
-def picked_of(page: Lesson, logits: Sequence[float] | None = None) -> dict[str, Picked]:
+def logits_of(page: Lesson) -> tuple[float, ...]:
+    """The page's logits as routers take them: float32, so that what is beyond its range is infinite."""
+    with np.errstate(over="ignore"):
+        return tuple(np.asarray(page.view["logits"], np.float32).tolist())
+
+
+def picked_of(page: Lesson) -> dict[str, Picked]:
     """The page's logits through every router."""
     view = page.view
     return compare_routers(
-        view["logits"] if logits is None else logits,
+        logits_of(page),
         TOP,
         bias=view["bias"],
         token=view["token"],
@@ -84,10 +91,10 @@ def routers_part(page: Lesson) -> None:
         page.glossary("router", "tie", "correction_bias")
     with stage:
         page.figure(
-            figures.routers_figure(picked, names, view["logits"], view["bias"], GROUPS, theme=theme(), lang=lang()),
+            figures.routers_figure(picked, names, logits_of(page), view["bias"], GROUPS, theme=theme(), lang=lang()),
             alt=page.t("routers.alt"),
             finding=figures.describe_routers(picked, names, lang()),
-            rows=lambda: figures.router_rows(picked, view["logits"]),
+            rows=lambda: figures.router_rows(picked, logits_of(page)),
         )
     each = (
         page.t("routers.each", router=names[name], ids=_ids(one.ids), weights=_weights(one), why=_why(page, one))
@@ -99,7 +106,8 @@ def routers_part(page: Lesson) -> None:
 
 
 def _ask_nan(page: Lesson) -> bool:
-    made = picked_of(page, PRESETS["nan"])
+    # About the sample, whatever the reader has set.
+    made = compare_routers(PRESETS["nan"], TOP, bias=BIAS, token=0, table=TABLE, groups=GROUPS, top_groups=TOP_GROUPS)
     bad = next(at for at, value in enumerate(PRESETS["nan"]) if math.isnan(value))
     poisoned = tuple(name for name, one in made.items() if any(math.isnan(weight) for weight in one.weights))
     answers = {(): "none", ("gemma4",): "gemma4", ROUTERS: "every"}
@@ -156,6 +164,12 @@ def _take_preset(page: Lesson) -> None:
         page.view.put(logits=PRESETS[name])
 
 
+def _refuse_infinite(bias: Sequence[float]) -> None:
+    for expert, value in enumerate(bias):
+        if not abs(value) <= MOST_BIAS:
+            raise InputError("experts.not-finite", position=expert)
+
+
 def _take_own(page: Lesson) -> None:
     """What cannot be used is said and changes nothing."""
     made = {}
@@ -163,7 +177,9 @@ def _take_own(page: Lesson) -> None:
         text = st.session_state.get(f"{PAGE}.own_{name}", "").strip()
         if text:
             try:
-                made[name] = parse_values(text, EXPERTS)
+                made[name] = parse_values(text, EXPERTS, of="experts")
+                if name == "bias":
+                    _refuse_infinite(made[name])
             except NvError as problem:
                 st.session_state[f"{PAGE}.problem"] = problem
                 return

@@ -77,12 +77,15 @@ def number(low: float, high: float, default: float | None = None) -> Param:
     return Param(default, parse, f"{low:g} … {high:g}", write=repr_number)
 
 
-def numbers(count: int, default: Sequence[float]) -> Param:
-    """Exactly ``count`` numbers separated by commas; ``nan``, ``inf`` and ``-inf`` are values too."""
+def numbers(count: int, default: Sequence[float], most: float = math.inf) -> Param:
+    """Exactly ``count`` numbers separated by commas; ``nan``, ``inf`` and ``-inf`` are values too.
+
+    With ``most``, numbers from ``-most`` to ``most`` alone.
+    """
 
     def parse(text: str) -> tuple[float, ...]:
         values = tuple(float(part) for part in text.split(","))
-        if len(values) != count:
+        if len(values) != count or (most < math.inf and not all(abs(value) <= most for value in values)):
             raise ValueError(text)
         return values
 

@@ -14,32 +14,37 @@ _LONGEST = 40
 _BETWEEN = re.compile(r"[\s,;，；、\[\](){}（）【】]+")
 
 
-def parse_values(text: str, count: int) -> tuple[float, ...]:
+def parse_values(text: str, count: int, of: str = "values") -> tuple[float, ...]:
     """Exactly ``count`` numbers, separated by commas, semicolons, spaces or line breaks; brackets around them are fine.
 
     ``nan``, ``inf`` and ``-inf`` are numbers here.  A decimal comma is not: ``1,5`` is two numbers.
 
+    Parameters
+    ----------
+    of : "values" or "experts"
+        Whose numbers these are: the elements of a block, or one for each expert.  Errors speak of them.
+
     Raises
     ------
     InputError
-        ``values.none``, ``values.not-a-number`` (names the first piece that is none), ``values.count``, or
-        ``number.decimal-comma`` where reading the commas as decimal points gives the right count.
+        ``values.none``, ``values.not-a-number`` (names the first piece that is none), ``values.count``, the same three
+        of ``experts``, or ``number.decimal-comma`` where reading the commas as decimal points gives the right count.
 
     >>> parse_values("[1, -2.5; nan]", 3)
     (1.0, -2.5, nan)
     """
     pieces = _pieces(text)
     if not pieces:
-        raise InputError("values.none", count=count)
+        raise InputError(f"{of}.none", count=count)
     numbers = []
     for position, piece in enumerate(pieces, start=1):
         try:
             numbers.append(_number(piece))
         except ValueError:
-            raise InputError("values.not-a-number", text=piece[:_LONGEST], position=position) from None
+            raise InputError(f"{of}.not-a-number", text=piece[:_LONGEST], position=position) from None
     if len(numbers) != count:
         _refuse_decimal_commas(text, count)
-        raise InputError("values.count", count=count, given=len(numbers))
+        raise InputError(f"{of}.count", count=count, given=len(numbers))
     return tuple(numbers)
 
 

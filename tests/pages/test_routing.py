@@ -41,6 +41,8 @@ def test_every_part_opens_by_link(open_page, lang, part):
         {"came": "maybe"},
         {"logits": "1,2"},
         {"bias": "a,b"},
+        {"bias": "nan,0,0,0,0,0,0,0"},
+        {"bias": "0,0,0,0,0,0,0,1e39"},
         {"token": "16"},
         {"scaling": "0"},
         {"token": "9" * 5000},
@@ -207,6 +209,34 @@ def test_the_sample_that_is_shown_is_named(open_page):
     assert at.selectbox(key=preset).value is None
     clean(at.selectbox(key=preset).set_value("inf").run())
     assert at.session_state[f"{PAGE}.logits"] == router_parts.PRESETS["inf"]
+
+
+def test_errors_of_one_s_own_numbers_speak_of_experts(open_page):
+    at = open_page(PAGE, part="routers")
+    for field, text, said in (
+        ("logits", "1, 2, 3", "there are 8 experts"),
+        ("bias", "0, 0, 0, nan, 0, 0, 0, 0", "bias of expert 3"),
+        ("bias", "0, 0, 1e39, 0, 0, 0, 0, 0", "bias of expert 2"),
+    ):
+        at.text_input(key=f"{PAGE}.own_{field}").set_value(text)
+        clean(at.button(key=f"{PAGE}.apply").click().run())
+        at.text_input(key=f"{PAGE}.own_{field}").set_value("")
+        assert said in texts(at)
+        assert "a block has" not in texts(at)
+
+
+def test_what_is_beyond_float32_is_infinite(open_page):
+    at = open_page(PAGE, part="routers", logits="1e308,0,0,0,0,0,0,-1e308")
+    assert "A number that is not finite decides here" in texts(at)
+
+
+@pytest.mark.parametrize(
+    "query", [{"bias": "9,9,9,-9,-9,-9,-9,-9"}, {"scaling": "16", "token": "3"}, {"logits": "0,0,0,0,0,0,0,0"}], ids=str
+)
+def test_the_question_is_about_the_sample_whatever_is_set(open_page, query):
+    at = open_page(PAGE, part="routers", **query)
+    clean(at.button(key=f"predict.skip.{NAN}").click().run())
+    assert "sorts it first (4, 0, 3)" in texts(at)
 
 
 def test_another_kind_of_text_takes_the_place_of_one_s_own_prompt(open_page):

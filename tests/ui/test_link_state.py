@@ -42,6 +42,8 @@ def test_a_good_value_is_read(param, text, value):
         (state.hex_digits(4, "0000"), "12g4"),
         (state.numbers(3, (0, 0, 0)), "1,2"),
         (state.numbers(3, (0, 0, 0)), "1,2,x"),
+        (state.numbers(3, (0, 0, 0), most=2), "1,2,2.5"),
+        (state.numbers(3, (0, 0, 0), most=2), "1,2,nan"),
     ],
 )
 def test_a_bad_value_is_refused(param, text):
