@@ -282,7 +282,7 @@ def scales_figure(found: Found, *, theme: Theme, lang: str) -> go.Figure:
             yaxis={"showgrid": False, "ticks": "", "autorange": "reversed"},
             xaxis={
                 "title": words(lang, "figures.fusion.sqnr"),
-                "range": [min(values) - room if min(values) < 0 else 0, max(values) + room],
+                "range": [min(values) - 2 * room if min(values) < 0 else 0, max(values) + room],
             },
         )
     )
@@ -304,7 +304,7 @@ def describe_scales(found: Found, lang: str) -> str:
         lang,
         "figures.fusion.describe_scales",
         part=name,
-        factor=f"{worst.factor:.4g}",
+        factor=f"{worst.factor:,.0f}" if worst.factor >= 1000 else f"{worst.factor:.4g}",
         max=f"{worst.summary.sqnr_db:.2f}",
         own=f"{found['own'][name].summary.sqnr_db:.2f}",
         rerounded=f"{found['rerounded'][name].summary.sqnr_db:.2f}",

@@ -61,4 +61,4 @@ def test_ranks_and_rows_are_reached_by_keys_and_land_in_the_link(visit):
 
 def test_an_impossible_split_says_why(visit):
     page = visit("/fusion?lang=en&attn=tiny_moe&tp=8")
-    expect(page.get_by_text("Part q has 4 units, which cannot be shared out to 8 ranks.")).to_be_visible()
+    expect(page.get_by_text("Part q (heads or rows: 4) cannot be shared out to 8 ranks.")).to_be_visible()
