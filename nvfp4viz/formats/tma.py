@@ -66,6 +66,9 @@ def padded_place(k: int) -> tuple[int, int]:
 
 # ------------------------------------------------------------------------------------------ what a tensor map demands
 
+STRIDE_END = 2**40
+"""A step from row to row is smaller than this, in bytes."""
+
 Swizzle = Literal["none", "32B", "64B", "128B", "128B_ATOM_32B"]
 SWIZZLES: tuple[Swizzle, ...] = get_args(Swizzle)
 LOADABLE: tuple[Swizzle, ...] = ("none", "128B", "128B_ATOM_32B")
@@ -121,7 +124,7 @@ def check_tensor_map(wanted: TensorMap) -> tuple[MapRule, ...]:
         MapRule("address", wanted.address, 32, wanted.address % 32 == 0),
         MapRule("width", wanted.codes, BOX_CODES, wanted.codes % BOX_CODES == 0),
         MapRule("size", f"{sides[0]} × {sides[1]}", 2**32, all(0 < side <= 2**32 for side in sides)),
-        MapRule("stride", wanted.stride, 32, wanted.stride % 32 == 0 and wanted.stride < 2**40),
+        MapRule("stride", wanted.stride, 32, wanted.stride % 32 == 0 and wanted.stride < STRIDE_END),
         MapRule("row", wanted.stride, half_row, half_row <= wanted.stride),
         MapRule("box", wanted.box_codes, BOX_CODES, wanted.box_codes == BOX_CODES),
         MapRule("lines", wanted.box_rows, 256, 0 < wanted.box_rows <= 256),

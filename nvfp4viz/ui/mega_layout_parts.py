@@ -6,6 +6,7 @@ import numpy as np
 import streamlit as st
 
 from nvfp4viz.figures import mega_kernel as figures
+from nvfp4viz.figures.scaling import power_of_two
 from nvfp4viz.formats import (
     E2M1,
     check_tensor_map,
@@ -19,7 +20,7 @@ from nvfp4viz.formats import (
     widen_e2m1,
 )
 from nvfp4viz.formats.layout import UTCCP_ROWS
-from nvfp4viz.formats.tma import ATOM_BYTES, ATOM_CODES, BOX_CODES, GAP_BYTES, SWIZZLES, TensorMap
+from nvfp4viz.formats.tma import ATOM_BYTES, ATOM_CODES, BOX_CODES, GAP_BYTES, STRIDE_END, SWIZZLES, TensorMap
 from nvfp4viz.moe.mega_kernel import GROUP, PACKING
 from nvfp4viz.ui import predict, registry
 from nvfp4viz.ui.lesson import Lesson
@@ -140,7 +141,7 @@ def align(page: Lesson) -> None:
             ("demand", ">given", "holds"),
             [
                 (
-                    page.t(f"align.rule.{rule.id}", limit=rule.limit),
+                    page.t(f"align.rule.{rule.id}", limit=rule.limit, most=power_of_two(STRIDE_END.bit_length() - 1)),
                     f"{rule.given}",
                     page.t("align.yes" if rule.holds else "align.no"),
                 )
