@@ -26,7 +26,8 @@ import numpy.typing as npt
 from nvfp4viz.moe.dense import product_f32
 from nvfp4viz.moe.experts import activate, epilogue
 from nvfp4viz.moe.experts_quant import quantize_rows
-from nvfp4viz.moe.fusion import FusedLayout, fuse
+from nvfp4viz.moe.fusion import FusedLayout
+from nvfp4viz.moe.fusion_arrays import fuse
 from nvfp4viz.quant import QuantizedTensor, global_scale, mma_grouped, mma_matmul
 from nvfp4viz.quant.scales import amax
 from nvfp4viz.quant.shared_scale import SharedPart, Way, share_scale

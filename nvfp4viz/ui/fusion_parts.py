@@ -9,7 +9,8 @@ import streamlit as st
 
 from nvfp4viz.errors import InputError
 from nvfp4viz.figures import fusion as figures
-from nvfp4viz.moe.fusion import ORDERS, FusedLayout, cut_in_pieces, find_row, misplaced_channels, trace_row
+from nvfp4viz.moe.fusion import ORDERS, FusedLayout, find_row, trace_row
+from nvfp4viz.moe.fusion_arrays import cut_in_pieces, misplaced_channels
 from nvfp4viz.moe.fusion_bits import check_layout
 from nvfp4viz.ui import errors, predict, state
 from nvfp4viz.ui.i18n import lang

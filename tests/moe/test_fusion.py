@@ -6,6 +6,7 @@ import pytest
 
 from nvfp4viz.errors import InputError, error_texts
 from nvfp4viz.moe import fusion
+from nvfp4viz.moe import fusion_arrays as arrays
 from nvfp4viz.moe.dense import product_f32
 from nvfp4viz.moe.fusion import ba_layout, gate_up_layout, qkv_layout, qkvz_layout
 
@@ -65,7 +66,7 @@ class TestMaps:
 
     def test_fuse_and_back_is_the_identity(self, layout):
         tensors = checkpoint(layout)
-        back = fusion.unfuse(layout, fusion.fuse(layout, tensors))
+        back = arrays.unfuse(layout, arrays.fuse(layout, tensors))
         assert back.keys() == tensors.keys()
         assert all(np.array_equal(back[key], tensors[key]) for key in tensors)
 
@@ -73,13 +74,13 @@ class TestMaps:
         """Integers: exact, whatever the order of the sum."""
         tensors = checkpoint(layout)
         x = np.random.default_rng(1).integers(-50, 50, (16, 7))
-        outputs = fusion.split_outputs(layout, fusion.fuse(layout, tensors) @ x)
+        outputs = arrays.split_outputs(layout, arrays.fuse(layout, tensors) @ x)
         for part in layout.parts:
             rows = [layout.tensor_row(part, row) for row in range(part.rows)]
             assert np.array_equal(outputs[part.name], tensors[part.tensor][rows] @ x)
 
     def test_copies_are_equal(self, layout):
-        fused = fusion.fuse(layout, checkpoint(layout))
+        fused = arrays.fuse(layout, checkpoint(layout))
         for part in layout.parts:
             for rank, row in fusion.find_row(layout, part.name, 0):
                 first = fusion.find_row(layout, part.name, 0)[0]
@@ -96,7 +97,7 @@ def test_float_products_keep_their_bits():
     def product(weight):
         return product_f32(x, np.zeros(5, np.int64), np.ascontiguousarray(weight.astype(np.float32).T)[None]).T
 
-    outputs = fusion.split_outputs(layout, np.stack([product(w) for w in fusion.fuse(layout, tensors)]))
+    outputs = arrays.split_outputs(layout, np.stack([product(w) for w in arrays.fuse(layout, tensors)]))
     for part in layout.parts:
         assert np.array_equal(outputs[part.name].view(np.uint32), product(tensors[part.tensor]).view(np.uint32))
 
@@ -108,7 +109,7 @@ def test_the_interleaved_order_is_a_view_by_key_head():
     tensor = np.arange(layout.rank_rows)
     share = value_heads // key_heads * value_dim
     by_head = np.split(tensor.reshape(key_heads, -1), np.cumsum([key_dim, key_dim, share]), axis=1)
-    outputs = fusion.split_outputs(layout, fusion.fuse(layout, {"in_proj_qkvz": tensor}))
+    outputs = arrays.split_outputs(layout, arrays.fuse(layout, {"in_proj_qkvz": tensor}))
     for part, expected in zip("qkvz", by_head, strict=True):
         assert np.array_equal(outputs[part], expected.ravel())
 
@@ -125,7 +126,7 @@ def test_sizes_of_the_specification():
 
 
 def test_the_order_of_w13_is_gate_then_up():
-    first = fusion.fuse(gate_up_layout(4), {"gate_proj": np.zeros(4), "up_proj": np.ones(4)})
+    first = arrays.fuse(gate_up_layout(4), {"gate_proj": np.zeros(4), "up_proj": np.ones(4)})
     assert first.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1]]
 
 
@@ -133,10 +134,10 @@ def test_the_order_of_w13_is_gate_then_up():
 def test_only_the_interleaved_order_can_be_cut_in_pieces(tp):
     layout = qkvz_layout(16, 32, 128, 128, tp, "interleaved")
     shares = {part.name: part.rows // tp for part in layout.parts}
-    assert all(piece == shares for piece in fusion.cut_in_pieces(layout))
-    fused = fusion.fuse(layout, {"in_proj_qkvz": np.arange(layout.rank_rows * tp)})
+    assert all(piece == shares for piece in arrays.cut_in_pieces(layout))
+    fused = arrays.fuse(layout, {"in_proj_qkvz": np.arange(layout.rank_rows * tp)})
     assert np.array_equal(fused.ravel(), np.arange(layout.rank_rows * tp))
-    pieces = fusion.cut_in_pieces(qkvz_layout(16, 32, 128, 128, tp))
+    pieces = arrays.cut_in_pieces(qkvz_layout(16, 32, 128, 128, tp))
     assert pieces[0]["q"] > shares["q"]
     assert pieces[0]["z"] == 0
 
@@ -157,8 +158,8 @@ def test_only_the_interleaved_order_can_be_cut_in_pieces(tp):
         ("fusion.row", lambda: fusion.trace_row(gate_up_layout(4), 1, 0)),
         ("fusion.part-row", lambda: fusion.find_row(gate_up_layout(4), "up", 4)),
         ("fusion.part-row", lambda: fusion.find_row(gate_up_layout(4), "q", 0)),
-        ("fusion.tensor", lambda: fusion.fuse(gate_up_layout(4), {"gate_proj": np.zeros(4)})),
-        ("fusion.tensor", lambda: fusion.fuse(gate_up_layout(2), {"gate_proj": np.zeros(2), "up_proj": np.zeros(3)})),
+        ("fusion.tensor", lambda: arrays.fuse(gate_up_layout(4), {"gate_proj": np.zeros(4)})),
+        ("fusion.tensor", lambda: arrays.fuse(gate_up_layout(2), {"gate_proj": np.zeros(2), "up_proj": np.zeros(3)})),
     ],
 )
 def test_what_cannot_be_is_refused(code, make):

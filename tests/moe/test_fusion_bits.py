@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from nvfp4viz.moe.experts import activate
-from nvfp4viz.moe.fusion import misplaced_channels, qkvz_layout
+from nvfp4viz.moe.fusion import qkvz_layout
+from nvfp4viz.moe.fusion_arrays import misplaced_channels
 from nvfp4viz.moe.fusion_bits import TOKENS, measure_fusions
 from nvfp4viz.quant.shared_scale import share_scale
 
