@@ -3,7 +3,10 @@
 from nvfp4viz.figures import blocks as figures
 from nvfp4viz.quant.grouping import GROUPINGS
 from nvfp4viz.ui import blocks_parts as parts
-from nvfp4viz.ui import lesson, state
+from nvfp4viz.ui import blocks_tensor as tensor
+from nvfp4viz.ui import errors, lesson, state
+from nvfp4viz.ui.pick import EXPERTS, LAYERS
+from nvfp4viz.ui.samples import SAMPLE_IDS
 from nvfp4viz.ui.shell import ensure_shell
 from nvfp4viz.ui.swizzle_map import LAYOUTS
 
@@ -16,8 +19,12 @@ page = lesson.open_page(
     n=state.integer(0, figures.INNER_ROWS - 1, default=5),
     data=state.choice(parts.DATA, default="outliers"),
     size=state.option(figures.SIZES, default=parts.ASKED),
-    layer=state.integer(0, 3, default=0),
-    expert=state.integer(0, 63, default=0),
+    checkpoint=state.choice(SAMPLE_IDS, default="tiny-moe-nvfp4-holes"),
+    of=state.choice(tensor.OF, default=tensor.OF[0]),
+    tensor=tensor.TENSOR,
+    layer=state.integer(0, None, default=0),
+    expert=state.integer(0, None, default=0),
+    projection=state.choice(tensor.PROJECTIONS, default=tensor.PROJECTIONS[0]),
     w_rows=state.integer(1, 65536, default=128),
     w_blocks=state.integer(1, 2048, default=4),
     e_row=state.integer(0, 65535, default=33),
@@ -29,6 +36,11 @@ page = lesson.open_page(
     s_col=state.integer(0, 63, default=1),
 )
 view = page.view
+if view["data"] != "checkpoint":
+    page.refine(layer=state.integer(0, LAYERS - 1, default=0), expert=state.integer(0, EXPERTS - 1, default=0))
+elif view["part"] == "error":
+    with errors.boundary():
+        tensor.settle(page)
 
 part = page.parts("part", parts.PARTS)
 if part == "inner":
@@ -40,8 +52,11 @@ elif part == "shapes":
 else:
     parts.swizzle_part(page)
 
+own = tensor.snippet_of(page)
 page.foot(
-    code={
+    snippet="blocks_tensor" if own else None,
+    code=own
+    or {
         "m": view["m"],
         "n": view["n"],
         "along": view["along"],
@@ -53,7 +68,7 @@ page.foot(
     },
     data={
         "inner_sum": lambda: figures.run_rows(figures.inner_sum(view["m"], view["n"]), view["along"]),
-        "grouping_error": lambda: figures.error_rows(parts.products_of(page)),
+        "grouping_error": lambda: parts.error_rows(page),
         "scale_offsets": lambda: parts.offset_rows(page),
     },
 )

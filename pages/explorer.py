@@ -60,6 +60,7 @@ with st.container(horizontal=True, gap="medium", vertical_alignment="bottom", ke
             **page.view.widget(name),
         )
 
+explorer_open.remember(opened)
 if opened is not None:
     gpu = None if page.view["gpu"] == "any" else page.view["gpu"]
     opened = explorer_open.asked(opened, gpu, page.view["tp"], page.view["ep"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from nvfp4viz.formats import decode_e2m1
 from nvfp4viz.quant.grouping import (
     GROUPINGS,
     Along,
+    GroupedError,
     GroupedProduct,
     GroupedTensor,
     PartialSum,
@@ -190,15 +192,21 @@ def best(found: Sequence[GroupedProduct]) -> Along:
     return max(found, key=lambda one: one.y.sqnr_db).along
 
 
-def error_figure(found: Sequence[GroupedProduct], *, theme: Theme, lang: str) -> go.Figure:
-    """Signal to error of activations, weight and product under every grouping."""
-    ink, scale = surface(theme), role("block_scale", theme)
-    label = {name: words(lang, f"figures.blocks.{name}") for name in (*GROUPINGS, "x", "w", "y", "quality")}
-    styles: dict[str, dict[str, Any]] = {
-        "k": {"color": scale.fill},
+def _styles(theme: Theme) -> dict[str, dict[str, Any]]:
+    """How the bars of each grouping look: a colour, and two patterns."""
+    ink = surface(theme)
+    return {
+        "k": {"color": role("block_scale", theme).fill},
         "rows": {"color": "rgba(0,0,0,0)", "pattern": {"shape": "/", "fgcolor": ink.ink, "size": 6}},
         "tile": {"color": "rgba(0,0,0,0)", "pattern": {"shape": "x", "fgcolor": ink.muted, "size": 7}},
     }
+
+
+def error_figure(found: Sequence[GroupedProduct], *, theme: Theme, lang: str) -> go.Figure:
+    """Signal to error of activations, weight and product under every grouping."""
+    ink = surface(theme)
+    label = {name: words(lang, f"figures.blocks.{name}") for name in (*GROUPINGS, "x", "w", "y", "quality")}
+    styles = _styles(theme)
     figure = go.Figure(
         [
             go.Bar(
@@ -248,6 +256,62 @@ def error_rows(found: Sequence[GroupedProduct]) -> list[dict[str, object]]:
             "x_zeroed": one.x.zeroed,
             "w_zeroed": one.w.zeroed,
             "scale_products_per_output": one.scale_products,
+        }
+        for one in found
+    ]
+
+
+def tensor_figure(found: Sequence[GroupedError], *, theme: Theme, lang: str) -> go.Figure:
+    """Signal to error of one matrix under every grouping; an exact copy's bar is as high as the figure and says ∞."""
+    ink, styles = surface(theme), _styles(theme)
+    values = [one.error.sqnr_db for one in found]
+    top = 1.2 * max((value for value in values if math.isfinite(value)), default=1.0)
+    low = min(0.0, *(1.2 * value for value in values))
+    # A trace for each: Plotly draws no patterns on transparent bars of one trace.
+    figure = go.Figure(
+        [
+            go.Bar(
+                x=[words(lang, f"figures.blocks.{one.along}")],
+                y=[min(value, top)],
+                marker={**styles[one.along], "line": {"color": ink.ink, "width": 1}},
+                text=["∞" if value == math.inf else f"{value:.1f}"],
+                textposition="outside",
+                cliponaxis=False,
+                hovertemplate="%{x}: %{text} dB<extra></extra>",
+                showlegend=False,
+            )
+            for one, value in zip(found, values, strict=True)
+        ]
+    )
+    figure.update_layout(
+        base_layout(
+            theme,
+            height=400,
+            barmode="overlay",
+            bargap=0.45,
+            xaxis={"showgrid": False},
+            yaxis={"title": words(lang, "figures.blocks.quality"), "range": [low, 1.15 * top]},
+        )
+    )
+    return figure
+
+
+def describe_tensor(found: Sequence[GroupedError], lang: str) -> str:
+    """The matrix's signal to error under each grouping, and how many of its values became zero."""
+    values: dict[str, object] = {one.along: f"{one.error.sqnr_db:.1f}".replace("inf", "∞") for one in found}
+    zeroed: dict[str, object] = {f"zero_{one.along}": f"{one.error.zeroed:,}" for one in found}
+    return words(lang, "figures.blocks.describe_tensor", **values, **zeroed)
+
+
+def tensor_rows(found: Sequence[GroupedError]) -> list[dict[str, object]]:
+    """The comparison of one matrix as rows."""
+    return [
+        {
+            "grouping": one.along,
+            "signal_to_error_db": one.error.sqnr_db,
+            "mean_squared_error": one.error.mse,
+            "largest_error": one.error.max_abs,
+            "zeroed": one.error.zeroed,
         }
         for one in found
     ]

@@ -215,6 +215,33 @@ def compare_grouping(x: Array, w: Array, recipe: str = RECIPE) -> tuple[GroupedP
     return tuple(found)
 
 
+@dataclass(frozen=True, slots=True)
+class GroupedError:
+    """A matrix by itself under one grouping."""
+
+    along: Along
+    error: ErrorSummary
+
+
+def compare_tensor(x: Array, recipe: str = RECIPE) -> tuple[GroupedError, ...]:
+    """The error of one matrix under every grouping, in the order of ``GROUPINGS``.
+
+    Parameters
+    ----------
+    x : (R, K) bfloat16 or float32
+        Both multiples of 16.
+
+    Raises
+    ------
+    FormatError
+        Those of :func:`quantize_along`.
+    """
+    values = x.astype(np.float32)
+    return tuple(
+        GroupedError(along, summarise(values, quantize_along(x, along, recipe).decoded)) for along in GROUPINGS
+    )
+
+
 def _product(x: Array, w: Array) -> F64:
     product: F64 = x.astype(np.float64) @ w.astype(np.float64).T
     return product

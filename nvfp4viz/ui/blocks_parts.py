@@ -10,16 +10,17 @@ import streamlit as st
 from nvfp4viz.figures import blocks as figures
 from nvfp4viz.formats import BLOCK
 from nvfp4viz.quant import grouping
-from nvfp4viz.ui import caches, predict
+from nvfp4viz.ui import blocks_tensor, caches, errors, predict
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.lesson import Lesson
 from nvfp4viz.ui.numbers import exact, four, percent
+from nvfp4viz.ui.pick import pick_expert
 from nvfp4viz.ui.swizzle_map import LAYOUTS, swizzle_map
 from nvfp4viz.ui.theme import theme
 
 PAGE = "blocks"
 PARTS = ("inner", "error", "shapes", "swizzle")
-DATA = ("outliers", "tiny_moe")
+DATA = ("outliers", "tiny_moe", "checkpoint")
 ASKED = 40.0
 """Size of the outliers that the prediction is about."""
 K_STEP = 32
@@ -115,8 +116,15 @@ def tiny_moe_products(layer: int, expert: int) -> tuple[grouping.GroupedProduct,
     return grouping.compare_grouping(_inputs()[layer], weight)
 
 
+def error_rows(page: Lesson) -> list[dict[str, object]]:
+    """The comparison that the page's settings ask for, as rows."""
+    if page.view["data"] == "checkpoint":
+        return blocks_tensor.rows_of(page)
+    return figures.error_rows(products_of(page))
+
+
 def products_of(page: Lesson) -> tuple[grouping.GroupedProduct, ...]:
-    """The comparison that the page's settings ask for."""
+    """The comparison of whole products that the page's settings ask for."""
     view = page.view
     if view["data"] == "outliers":
         return outlier_products(view["size"])
@@ -152,21 +160,29 @@ def error_part(page: Lesson) -> None:
                 st.select_slider(
                     page.t("error.size"), figures.SIZES, format_func=lambda v: f"× {exact(v)}", **view.widget("size")
                 )
+            elif view["data"] == "tiny_moe":
+                pick_expert(page)
             else:
-                left, right = st.columns(2)
-                left.number_input(page.t("error.layer"), 0, 3, **view.widget("layer"))
-                right.number_input(page.t("error.expert"), 0, 63, **view.widget("expert"))
-            found = products_of(page)
-            page.finding(f"error.seen.{view['data']}", bits=exact(grouping.storage(BLOCK, K_STEP).bits))
-        with stage:
-            page.figure(
-                figures.error_figure(found, theme=theme(), lang=lang()),
-                alt=page.t("error.alt"),
-                finding=figures.describe_error(found, lang()),
-                rows=lambda: figures.error_rows(found),
-            )
-        page.prose("error.text")
+                with errors.boundary():
+                    blocks_tensor.pick(page)
+                    blocks_tensor.show(page, stage)
+            if view["data"] != "checkpoint":
+                _products(page, stage)
+        page.prose("error.text" if view["data"] != "checkpoint" else "tensor.text")
     page.glossary("outlier_channel", "sqnr", "block_scale")
+
+
+def _products(page: Lesson, stage: Any) -> None:
+    """The finding beside, and the figure of the whole GEMM on the stage."""
+    found = products_of(page)
+    page.finding(f"error.seen.{page.view['data']}", bits=exact(grouping.storage(BLOCK, K_STEP).bits))
+    with stage:
+        page.figure(
+            figures.error_figure(found, theme=theme(), lang=lang()),
+            alt=page.t("error.alt"),
+            finding=figures.describe_error(found, lang()),
+            rows=lambda: figures.error_rows(found),
+        )
 
 
 # ------------------------------------------------------------------ shapes

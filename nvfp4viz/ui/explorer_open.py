@@ -98,6 +98,16 @@ def open_upload(files: Sequence[Any], place: str) -> Opened:
     return kept
 
 
+def remember(opened: Opened | None) -> None:
+    """Keep what the Explorer has open for other pages of this session; a sample is in their links already."""
+    st.session_state["explorer.now"] = None if opened is None or opened.kind == "sample" else opened
+
+
+def remembered() -> Opened | None:
+    """What a reader has opened in the Explorer from files, an address or a folder; None for a sample."""
+    return st.session_state.get("explorer.now")
+
+
 def _examine(source: str | Source, identity: str, kind: str) -> Opened:
     done = run_audit(source)
     return Opened(identity, done, naive_check(done.checkpoint, done.view), kind)

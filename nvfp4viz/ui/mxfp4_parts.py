@@ -19,6 +19,7 @@ from nvfp4viz.ui import caches, predict
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.lesson import Lesson
 from nvfp4viz.ui.numbers import bits, exact, four, hex_byte, percent
+from nvfp4viz.ui.pick import pick_expert
 from nvfp4viz.ui.theme import theme
 
 PAGE = "mxfp4"
@@ -65,9 +66,7 @@ def found_of(page: Lesson) -> dict[str, schemes.SchemeResult]:
 
 
 def _pick_expert(page: Lesson) -> None:
-    left, right = st.columns(2)
-    left.number_input(page.t("pick.layer"), 0, 3, **page.view.widget("layer"))
-    right.number_input(page.t("pick.expert"), 0, 63, **page.view.widget("expert"))
+    pick_expert(page)
     st.segmented_control(page.t("pick.weight"), WEIGHTS, required=True, **page.view.widget("w"))
 
 

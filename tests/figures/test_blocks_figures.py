@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nvfp4viz.figures import blocks
-from nvfp4viz.quant.grouping import GROUPINGS, compare_grouping, quantize_along
+from nvfp4viz.quant.grouping import GROUPINGS, compare_grouping, compare_tensor, quantize_along
 
 THEMES = ["light", "dark"]
 LANGUAGES = ["en", "zh"]
@@ -75,3 +75,24 @@ class TestFigures:
         said = blocks.describe_error(found, lang)
         assert all(f"{one.y.sqnr_db:.1f}" in said and str(one.x.zeroed) in said for one in found)
         assert [row["grouping"] for row in blocks.error_rows(found)] == list(GROUPINGS)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_one_tensor_s_bars_hold_what_the_library_measured(theme):
+    x = np.random.default_rng(8).standard_normal((32, 32)).astype(np.float32)
+    found = compare_tensor(x)
+    figure = blocks.tensor_figure(found, theme=theme, lang="en")
+    assert [bar.y[0] for bar in figure.data] == [one.error.sqnr_db for one in found]
+    # Never by colour alone: each grouping has a pattern of its own.
+    assert len({bar.marker.pattern.shape for bar in figure.data}) == len(found)
+
+
+def test_an_exact_copy_is_drawn_and_said_as_infinite():
+    decoded = quantize_along(np.random.default_rng(4).standard_normal((32, 64)).astype(np.float32), "k").decoded
+    found = compare_tensor(decoded)
+    assert found[0].error.sqnr_db == np.inf
+    figure = blocks.tensor_figure(found, theme="light", lang="zh")
+    assert all(np.isfinite(bar.y[0]) for bar in figure.data)
+    assert figure.data[0].text[0] == "∞"
+    assert "∞ dB" in blocks.describe_tensor(found, "en")
+    assert [row["grouping"] for row in blocks.tensor_rows(found)] == list(GROUPINGS)

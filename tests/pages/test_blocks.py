@@ -4,6 +4,7 @@ import pytest
 
 from nvfp4viz.figures import blocks
 from nvfp4viz.quant.grouping import GROUPINGS, place_of, storage
+from nvfp4viz.ui import explorer_open
 from nvfp4viz.ui.blocks_parts import PARTS, tiny_moe_products
 
 from .conftest import clean, shown_code_output, texts
@@ -87,6 +88,90 @@ def test_other_data_are_compared(open_page, lang, query):
     at = open_page(PAGE, lang=lang, part="error", **query)
     clean(at.button(key=f"predict.skip.{BEST}").click().run())
     assert len(at.get("plotly_chart")) == 1
+
+
+def checkpoint_part(open_page, lang="en", **query):
+    at = open_page(PAGE, lang=lang, part="error", data="checkpoint", **query)
+    return clean(at.button(key=f"predict.skip.{BEST}").click().run())
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ({}, "NVFP4"),
+        ({"checkpoint": "tiny-moe-bf16", "layer": "3", "expert": "63", "projection": "down"}, "BF16"),
+        ({"checkpoint": "tiny-moe-mxfp4", "projection": "up"}, "MXFP4"),
+        ({"checkpoint": "gemma4-skeleton", "layer": "29", "expert": "127"}, "NVFP4"),
+        ({"checkpoint": "tiny-moe-bf16", "of": "other"}, "`model.embed_tokens.weight`"),
+        (
+            {"of": "other", "tensor": "model.layers.1.self_attn.o_proj.weight"},
+            "`model.layers.1.self_attn.o_proj.weight`",
+        ),
+    ],
+    ids=str,
+)
+def test_a_tensor_of_a_checkpoint_is_compared(open_page, lang, query, said):
+    at = checkpoint_part(open_page, lang, **query)
+    assert len(at.get("plotly_chart")) == 1
+    assert said in texts(at)
+    for name, value in query.items():
+        key = name if name in ("checkpoint", "layer", "expert", "projection") else f"{PAGE}.{name}"
+        assert str(at.session_state[key]) == value
+
+
+@pytest.mark.parametrize(
+    ("query", "named", "allowed"),
+    [
+        ({"layer": "4"}, "layer=4", "0 … 3"),
+        ({"expert": "64"}, "expert=64", "0 … 63"),
+        ({"projection": "gate_up"}, "projection=gate_up", "gate, up, down"),
+        ({"of": "other", "tensor": "no.such.weight"}, "tensor=no.such.weight", "model.embed_tokens.weight …"),
+        ({"checkpoint": "elsewhere"}, "checkpoint=elsewhere", "tiny-moe-bf16"),
+    ],
+    ids=str,
+)
+def test_links_are_held_to_the_open_checkpoint(open_page, query, named, allowed):
+    at = open_page(PAGE, part="error", data="checkpoint", **query)
+    said = [caption.value for caption in at.caption if f"`{named}`" in caption.value]
+    assert len(said) == 1
+    assert allowed in said[0]
+
+
+def test_a_piece_says_how_much_was_read(open_page):
+    at = checkpoint_part(open_page, of="other", tensor="model.embed_tokens.weight")
+    assert "99 × 128: the first 96 rows and 128 columns were read" in texts(at)
+
+
+def test_what_the_explorer_has_open_is_offered(open_page):
+    """Files of the reader's own: they are in this session, and in no link."""
+    path = explorer_open.caches.sample_path("tiny-moe-bf16")
+    at = open_page(PAGE, part="error", data="checkpoint")
+    at.session_state["explorer.now"] = explorer_open.open_folder(path, "upload")
+    at = clean(at.button(key=f"predict.skip.{BEST}").click().run())
+    assert "`model.layers.0.experts.gate_up_proj`, BF16" in texts(at)
+    assert not [box for box in at.selectbox if box.key == "checkpoint"]
+    clean(at.run())
+    at.session_state[f"{PAGE}.source"] = "sample"
+    assert "NVFP4, 64 × 128" in texts(clean(at.run()))
+
+
+def test_the_explorer_remembers_what_is_no_sample(open_page):
+    at = open_page("explorer")
+    assert at.session_state["explorer.now"] is None
+
+
+@pytest.mark.parametrize(
+    "query",
+    [{"checkpoint": "tiny-moe-bf16", "expert": "9"}, {"of": "other", "tensor": "model.layers.0.mlp.down_proj.weight"}],
+    ids=str,
+)
+def test_the_code_shown_repeats_the_comparison(open_page, query):
+    at = checkpoint_part(open_page, **query)
+    output = shown_code_output(at, PAGE)
+    for along in GROUPINGS:
+        decibels = output.split(f"{along}: ")[1].split(" dB")[0]
+        assert f"{decibels} dB" in texts(at).replace(output, "")
 
 
 def test_real_channels_of_one_size_have_no_better_direction():

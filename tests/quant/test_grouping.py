@@ -13,6 +13,7 @@ from nvfp4viz.quant.grouping import (
     GROUP_SHAPE,
     GROUPINGS,
     compare_grouping,
+    compare_tensor,
     from_groups,
     padded_scales,
     partial_sums,
@@ -221,3 +222,27 @@ def test_a_nan_scale_has_no_partial_sums():
     with pytest.raises(FormatError) as error:
         partial_sums(bad, w, 0, 0)
     assert error.value.code == "grouping.nan"
+
+
+# ------------------------------------------------------------------ one matrix by itself
+
+
+def test_one_matrix_has_the_error_that_it_has_in_a_product():
+    x = np.random.default_rng(3).standard_normal((32, 64)).astype(ml_dtypes.bfloat16)
+    alone, within = compare_tensor(x), compare_grouping(x, x)
+    assert [one.along for one in alone] == list(GROUPINGS)
+    assert [one.error for one in alone] == [one.x for one in within]
+
+
+def test_what_was_quantised_along_k_is_found_again_along_k_alone():
+    decoded = quantize_along(
+        np.random.default_rng(4).standard_normal((32, 64)).astype(np.float32), "k", "modelopt"
+    ).decoded
+    errors = {one.along: one.error for one in compare_tensor(decoded, "modelopt")}
+    assert errors["k"].sqnr_db == np.inf
+    assert all(errors[along].sqnr_db < 40 for along in ("rows", "tile"))
+
+
+def test_a_matrix_that_groups_do_not_tile_is_refused():
+    with pytest.raises(FormatError, match="16"):
+        compare_tensor(np.ones((8, 32), np.float32))
