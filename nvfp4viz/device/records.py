@@ -83,7 +83,7 @@ def _record(bench: str, date: str, record: Mapping[str, Any]) -> GpuRecord:
 
 @dataclass(frozen=True, slots=True)
 class GpuTests:
-    """What pytest counted in a run of ``tests/gpu``."""
+    """What pytest counted in a run of ``tests/gpu``; a log may hold several, and one test may be in more than one."""
 
     file: str
     date: str
@@ -91,22 +91,30 @@ class GpuTests:
     passed: int
     failed: int  # failures and errors
     skipped: int
+    run: int = 1  # which of the runs in its log, from 1
+    runs: int = 1  # how many the log holds
 
 
 def logs_of_tests(folder: Path | None = None) -> list[GpuTests]:
-    """Logs of ``tests/gpu``, ``<date>-<gpu>-….log``, the newest first; without pytest's last line it is none."""
+    """Every run in the logs of ``tests/gpu``, ``<date>-<gpu>-….log``: the newest log first, its runs in order.
+
+    A run ends with pytest's last line; a log without one holds none.  Runs are not added up: a later one of a log may
+    repeat tests of an earlier one.
+    """
     found = []
     for path in sorted((folder or RESULTS).glob("*.log")):
         text = path.read_text(encoding="utf-8", errors="replace")
         named = re.search(r"^computes on cuda: (.+)$", text, re.MULTILINE)
         gpu = named[1].strip() if named else path.stem[len(DATE) + 1 :].split("-")[0].upper()
-        summary = re.findall(r"^=* ?(\d+ [a-z]+.*) in [\d.]+s", text, re.MULTILINE)
-        if "tests/gpu" not in text or "computes on cpu" in text or not summary:
+        summaries = re.findall(r"^=* ?(\d+ [a-z]+.*) in [\d.]+s", text, re.MULTILINE)
+        if "tests/gpu" not in text or "computes on cpu" in text:
             continue
-        counts = {word.rstrip("s"): int(number) for number, word in re.findall(r"(\d+) ([a-z]+)", summary[-1])}
-        failed = counts.get("failed", 0) + counts.get("error", 0)
-        passed, skipped = counts.get("passed", 0), counts.get("skipped", 0)
-        found.append(GpuTests(path.name, path.name[: len(DATE)], gpu, passed, failed, skipped))
+        for run, summary in enumerate(summaries, start=1):
+            counts = {word.rstrip("s"): int(number) for number, word in re.findall(r"(\d+) ([a-z]+)", summary)}
+            failed = counts.get("failed", 0) + counts.get("error", 0)
+            passed, skipped = counts.get("passed", 0), counts.get("skipped", 0)
+            date = path.name[: len(DATE)]
+            found.append(GpuTests(path.name, date, gpu, passed, failed, skipped, run, len(summaries)))
     return sorted(found, key=lambda log: (log.date, log.file), reverse=True)
 
 

@@ -116,8 +116,8 @@ def _recorded_bits(page: Lesson) -> None:
     if logs:
         lines = [
             page.t(
-                "run.log", gpu=escape(log.gpu), date=log.date, passed=log.passed, failed=log.failed,
-                skipped=log.skipped, file=log.file,
+                "run.log" if log.runs == 1 else "run.log_part", gpu=escape(log.gpu), date=log.date, passed=log.passed,
+                failed=log.failed, skipped=log.skipped, file=log.file, run=log.run, runs=log.runs,
             )
             for log in logs
         ]  # fmt: skip

@@ -84,6 +84,20 @@ def test_logs_of_gpu_tests_are_counted(tmp_path):
     assert (old.passed, old.failed, old.skipped) == (66, 0, 0)
 
 
+def test_every_run_of_a_log_is_listed(tmp_path):
+    """A log may end with a small second run, and the first one is what was tested; they are not added up either."""
+    text = "# pytest tests/gpu\n...\n376 passed, 1 skipped in 37.72s\n..\n10 passed, 2 skipped in 6.18s\n"
+    (tmp_path / "2026-11-29-h200-two.log").write_text(text)
+    first, second = records.logs_of_tests(tmp_path)
+    assert (first.passed, first.skipped, first.run, first.runs) == (376, 1, 1, 2)
+    assert (second.passed, second.skipped, second.run, second.runs) == (10, 2, 2, 2)
+
+
+def test_the_committed_log_counts_its_376_tests():
+    found = [log for log in records.logs_of_tests() if log.file == "2026-11-29-h200-gpu-tests.log"]
+    assert [log.passed for log in found] == [376, 10]
+
+
 def test_reports_that_a_program_made_from_data_are_left_out(tmp_path):
     for name, data in {"a": {"records": {}}, "b": {"checks": []}, "c": {"sections": []}, "d": None}.items():
         (tmp_path / f"2026-11-29-{name}.md").write_text("# report")
