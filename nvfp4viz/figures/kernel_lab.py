@@ -29,11 +29,15 @@ class Feature:
         How the sources write it; empty where the compiler chooses it by itself.
     opcode
         What it is in machine code, a pattern for the whole operation.
+    same_bits
+        Whether the software that stands in for it computes its bits.  A sum of BF16 products is f32 and has the order
+        of the hardware, or of the software: last bits may differ.
     """
 
     id: str
     ptx: str
     opcode: re.Pattern[str]
+    same_bits: bool = True
 
 
 FEATURES = (
@@ -43,7 +47,7 @@ FEATURES = (
     Feature("to_ue8m0", "cvt.rp.satfinite.ue8m0x2.f32", re.compile(r"F2FP\.(?!.*UNPACK).*\.E8\b.*")),
     Feature("reciprocal", "rcp.approx.ftz.f32", re.compile(r"MUFU\.RCP")),
     Feature("fp4_product", "kind::mxf4", re.compile(r"OMMA.*")),
-    Feature("bf16_product", "mma.sync.aligned.m16n8k16", re.compile(r"HMMA.*")),
+    Feature("bf16_product", "mma.sync.aligned.m16n8k16", re.compile(r"HMMA.*"), same_bits=False),
     Feature("async_copy", "cp.async.cg", re.compile(r"LDGSTS.*")),
     Feature("wide_access", "", re.compile(r"(LDG|STG)\..*\b(128|256)(\..*)?")),
     Feature("local_memory", "", re.compile(r"(LDL|STL).*")),
@@ -84,7 +88,7 @@ class Presence:
         return tuple(build.target for build in self.builds)
 
     def state(self, row: int, column: int) -> str:
-        """`INSTRUCTION`, `SOFTWARE` (other targets have one, this one computes the same bits), or `UNUSED`."""
+        """`INSTRUCTION`, `SOFTWARE` (other targets have one, this one computes it in software), or `UNUSED`."""
         if self.counts[row][column]:
             return INSTRUCTION
         one = self.features[row]
@@ -134,7 +138,7 @@ def describe_presence(presence: Presence, lang: str) -> str:
         if one.ptx and lack:
             return words(
                 lang,
-                "kernels.presence.describe",
+                "kernels.presence.describe" if one.same_bits else "kernels.presence.describe_sum",
                 kernel=presence.kernel,
                 feature=words(lang, f"kernels.feature.{one.id}"),
                 have=_list(have, lang),

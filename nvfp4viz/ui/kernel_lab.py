@@ -228,8 +228,10 @@ def _finding(page: Lesson, presence: Presence) -> None:
     best = min(presence.builds, key=lambda other: other.instructions)
     without = [b for b in presence.builds if presence.state_of(one.id, b.target) == figures.SOFTWARE] or [here]
     worst = max((b for b in without if b.target not in sass.PLAIN), key=lambda other: other.instructions, default=here)
+    everywhere = state == figures.INSTRUCTION and worst is here
+    other_sums = not one.same_bits and state != figures.UNUSED and not everywhere
     page.finding(
-        f"seen.{state}" if state != figures.INSTRUCTION or worst is not here else "seen.everywhere",
+        "seen.everywhere" if everywhere else f"seen.{state}{'_sum' if other_sums else ''}",
         target=here.target,
         chip=page.t(f"chip.{here.target}"),
         kernel=here.name,

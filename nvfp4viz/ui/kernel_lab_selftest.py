@@ -114,7 +114,7 @@ def _on_gpu(page: Lesson) -> None:
     page.heading("selftest.gpu")
     if _asked(page, "run_gpu"):
         with st.status(page.t("selftest.busy"), expanded=True) as status:
-            done = selftest.run(lambda check: st.write(f"{check.what}: {check.differing}"))
+            done = selftest.run(lambda check: st.write(f"{check.what}: {_differing(page, check.differing)}"))
             status.update(expanded=False, state="complete")
         st.session_state[_GPU] = (selftest.to_markdown(done), selftest.to_json(done))
     if _GPU in st.session_state:
@@ -145,6 +145,11 @@ def older_note(page: Lesson, record: records.SelfTestRecord) -> None:
         page.prose("selftest.older", files=", ".join(f"`{escape(name)}`" for name in record.changed_since))
 
 
+def _differing(page: Lesson, differing: int | None, marks: str = "") -> str:
+    """How many values differ, or that this GPU has no such instruction."""
+    return page.t("selftest.not_here") if differing is None else f"{marks}{differing:,}{marks}"
+
+
 def _report(page: Lesson, record: records.SelfTestRecord) -> None:
     """One report of a GPU, as it was written."""
     report: Any = record.report
@@ -165,7 +170,7 @@ def _report(page: Lesson, record: records.SelfTestRecord) -> None:
             (
                 escape(check["what"]),
                 f"{check['compared']:,}" if check["compared"] else "–",
-                page.t("selftest.not_here") if check["differing"] is None else f"**{check['differing']:,}**",
+                _differing(page, check["differing"], "**"),
                 escape(check["example"]) or "–",
             )
             for check in report["checks"]
