@@ -22,6 +22,8 @@ from nvfp4viz.errors import DeviceError
 
 __all__ = ["DeviceReport", "Gpu", "describe_device", "driver_release", "why_cpu"]
 
+NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE: what cuInit says where CUDA_VISIBLE_DEVICES hides every GPU
+VARIABLE = "NVFP4VIZ_DEVICE"  # "auto" or nothing: the GPU where one works; "cpu": never
 OLDEST = (7, 5)  # compute capability of Turing; what the kernels are built from
 KERNEL_THREADS = 2  # quant.fast splits rows over two threads: the smallest machine we promise speed on has two cores
 
@@ -73,9 +75,12 @@ def _find_gpus(library: str | None = None) -> tuple[tuple[Gpu, ...], tuple[int, 
         return (), None, "no-driver"
     count, version = ctypes.c_int(0), ctypes.c_int(0)
     try:
-        if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        started = cuda.cuInit(0)
+        cuda.cuDriverGetVersion(ctypes.byref(version))  # answers before cuInit too
+        if started == NO_DEVICE:
+            return (), (version.value // 1000, version.value % 1000 // 10), "none-found"
+        if started != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
             return (), None, "driver-failed"
-        cuda.cuDriverGetVersion(ctypes.byref(version))
         serves = (version.value // 1000, version.value % 1000 // 10)
         gpus = []
         for ordinal in range(count.value):
@@ -132,8 +137,11 @@ def _obstacle(
     torch: tuple[int, int] | str | None, cupy: int | None,
 ) -> DeviceError | None:  # fmt: skip
     """The first thing that keeps the kernels from a GPU, as far as it shows without importing anything."""
-    if os.environ.get("NVFP4VIZ_DEVICE", "").lower() == "cpu":
+    wish = os.environ.get(VARIABLE, "").strip().lower()
+    if wish == "cpu":
         return DeviceError("device.switched-off")
+    if wish not in ("", "auto"):
+        return DeviceError("device.variable", value=wish[:40])
     if reason is not None:
         return DeviceError(f"device.{reason}")
     if gpus[0].capability < OLDEST:

@@ -1,5 +1,6 @@
 """Looking for a GPU never fails: it ends in a device or in a reason."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import sys
 import pytest
 
 from nvfp4viz import device
-from nvfp4viz.device import probe
+from nvfp4viz.device import build, probe
 from nvfp4viz.errors import DeviceError
 
 
@@ -25,11 +26,14 @@ def test_a_missing_driver_is_a_reason():
 
 @pytest.mark.parametrize(
     ("body", "reason"),
-    [("int cuInit(unsigned f){return 100;} int cuDeviceGetCount(int*n){return 3;}", "driver-failed"),
+    [("int cuInit(unsigned f){return 100;} int cuDeviceGetCount(int*n){return 3;}"
+      "int cuDriverGetVersion(int*v){*v=13000;return 0;}", "none-found"),
+     ("int cuInit(unsigned f){return 999;} int cuDeviceGetCount(int*n){return 3;}"
+      "int cuDriverGetVersion(int*v){*v=13000;return 0;}", "driver-failed"),
      ("int something_else(void){return 0;}", "driver-failed"),
      ("int cuInit(unsigned f){return 0;} int cuDeviceGetCount(int*n){*n=0;return 0;}"
       "int cuDriverGetVersion(int*v){*v=12020;return 0;}", "none-found")],
-    ids=["does not start", "not a driver", "no device"],
+    ids=["every GPU is hidden", "does not start", "not a driver", "no device"],
 )  # fmt: skip
 @pytest.mark.host
 def test_a_broken_driver_is_a_reason(tmp_path, gxx, body, reason):
@@ -91,6 +95,24 @@ def test_the_gpu_can_be_switched_off(monkeypatch):
     assert device._obstacle((H200,), (13, 0), None, (13, 0), 13).code == "device.switched-off"
 
 
+@pytest.mark.parametrize("value", ["", "auto", "AUTO ", "bogus", "cuda", "cuda:1"])
+def test_the_variable_knows_two_names(monkeypatch, value):
+    """Anything else is refused with a reason, not taken for one of them."""
+    monkeypatch.setenv("NVFP4VIZ_DEVICE", value)
+    reason = device._obstacle((H200,), (13, 0), None, (13, 0), 13)
+    if value.strip().lower() in ("", "auto"):
+        assert reason is None
+    else:
+        assert (reason.code, reason.params) == ("device.variable", {"value": value})
+
+
+@pytest.mark.parametrize("readme", ["README.md", "README.zh.md"])
+def test_the_variable_is_explained_to_readers(readme):
+    text = (build.KERNELS.parent / readme).read_text(encoding="utf-8")
+    assert f"{device.VARIABLE}=cpu" in text
+    assert "`auto`" in text
+
+
 def test_a_failed_probe_counts_from_then_on(monkeypatch):
     found = device.DeviceReport("cuda", "cpu", 2, (H200,), (13, 0), None)
     monkeypatch.setattr(device, "_found", lambda: found)
@@ -117,6 +139,16 @@ def test_without_a_gpu_the_probe_says_why():
     with pytest.raises(DeviceError) as raised:
         probe.require_cuda()
     assert raised.value.code == device.describe_device().reason.code
+
+
+def test_gpu_tests_that_are_asked_for_say_what_to_do_without_one():
+    """As ``make test-gpu`` asks for them."""
+    asked = os.environ | {"NVFP4VIZ_REQUIRE_GPU": "1", "NVFP4VIZ_DEVICE": "cpu"}
+    command = [sys.executable, "-m", "pytest", "tests/gpu/test_launch.py", "-m", "gpu", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=build.KERNELS.parent, env=asked, capture_output=True, text=True)
+    assert done.returncode == 1
+    error = DeviceError("device.switched-off")
+    assert f"{error.what} {error.why} {error.next_step} All other tests run without one" in done.stdout
 
 
 def test_the_drivers_release_comes_from_nvml(tmp_path):

@@ -21,7 +21,7 @@ def _reason():
     try:
         require_cuda()
     except DeviceError as error:
-        return f"{error.what} {error.why}"
+        return f"{error.what} {error.why} {error.next_step}"
     return None
 
 
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items):
     if reason is None:
         return
     if os.environ.get("NVFP4VIZ_REQUIRE_GPU") == "1":
-        pytest.exit(f"tests/gpu needs a GPU: {reason}", returncode=1)
+        pytest.exit(f"tests/gpu needs a GPU: {reason} All other tests run without one: make test.", returncode=1)
     for item in ours:
         item.add_marker(pytest.mark.skip(reason=reason))
 
