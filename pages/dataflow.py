@@ -2,6 +2,7 @@
 
 from nvfp4viz.errors import NvError
 from nvfp4viz.figures import dataflow as facts
+from nvfp4viz.moe.dataflow import SCALE_ROW_TILE
 from nvfp4viz.moe.steps import STEPS
 from nvfp4viz.serving.loader import ALLOCATORS
 from nvfp4viz.serving.twins import TWINS
@@ -47,7 +48,7 @@ if twins is not None:
         dataflow_lab(view, twins, covered=not revealed)
     if revealed:
         parts.tables(page, twins)
-page.prose("details.text", version=parts.VERSION)
+page.prose("details.text", version=parts.VERSION, tile=SCALE_ROW_TILE)
 
 page.foot(
     code={

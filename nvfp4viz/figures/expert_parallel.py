@@ -41,7 +41,10 @@ def _ranks_axis(ranks: int, lang: str, name: str = "rank", **more: Any) -> dict[
 
 
 def ranks_figure(placement: Placement, layer: Exchange, *, theme: Theme, lang: str) -> go.Figure:
-    """A row of boxes for each rank: its slots, the expert in each, and the rows that it computes (log scale)."""
+    """A row of boxes for each rank: its slots, the expert in each, and the rows that it computes (log scale).
+
+    The rank's own rows stand under its name.
+    """
     rows = layer.slot_rows.reshape(placement.ranks, -1)
     held = placement.slots.reshape(placement.ranks, -1)
     names = np.char.add(held.astype(str), np.where(placement.replicas[held] > 1, "′", ""))
@@ -67,10 +70,17 @@ def ranks_figure(placement: Placement, layer: Exchange, *, theme: Theme, lang: s
             theme,
             height=110 + (34 if placement.ranks <= WRITTEN else 22) * placement.ranks,
             xaxis={"showgrid": False, "zeroline": False, "tickvals": [], "ticks": ""},
-            yaxis=_ranks_axis(placement.ranks, lang, autorange="reversed"),
+            yaxis=_ranks_axis(placement.ranks, lang, autorange="reversed") | _totals(layer.rank_rows, lang),
         )
     )
     return figure
+
+
+def _totals(rows: np.ndarray, lang: str) -> dict[str, Any]:
+    """Under each rank's name all rows that it computes, which decide who waits; nothing where lines are too low."""
+    if len(rows) > WRITTEN:
+        return {}
+    return {"ticktext": [f"{rank_name(rank, lang)}<br><b>{count:,}</b>" for rank, count in enumerate(rows.tolist())]}
 
 
 def _bar(theme: Theme, title: str) -> dict[str, Any]:

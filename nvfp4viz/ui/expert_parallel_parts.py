@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 import numpy as np
 import streamlit as st
 
@@ -39,7 +41,7 @@ EXPERTS, LAYERS_OF_MODEL = 64, 4
 MOST_EXTRA = 4
 HALF = STEPS // 2
 ROOM = 26
-"""Letters that segments of the side column have room for."""
+"""Latin letters that segments of the side column have room for; a Chinese one takes two places."""
 ASKED = {"layer": 1, "ranks": 4, "hidden": 4096}
 """What the questions are about, whatever the reader has set."""
 
@@ -145,7 +147,7 @@ def choose(page: Lesson, name: str, options: tuple[str, ...], words: str = "") -
     """One of a few, by the texts below `words`, or below the setting's own name."""
     labels = {one: page.t(f"{words or name}.{one}") for one in options}
     # Where there is much to say, pills: segments look broken when they wrap.
-    (st.pills if sum(map(len, labels.values())) > ROOM else st.segmented_control)(
+    (st.pills if sum(map(_places, labels.values())) > ROOM else st.segmented_control)(
         page.t(f"pick.{name}"),
         options,
         format_func=labels.__getitem__,
@@ -153,6 +155,15 @@ def choose(page: Lesson, name: str, options: tuple[str, ...], words: str = "") -
         wrap=True,
         **page.view.widget(name),
     )
+
+
+def _places(text: str) -> int:
+    """How many Latin letters a label is wide.
+
+    >>> _places("JSON"), _places("六类都有")
+    (4, 8)
+    """
+    return sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in text)
 
 
 # ------------------------------------------------------------------ ranks, and who sends to whom
@@ -163,11 +174,12 @@ def ranks_part(page: Lesson) -> None:
     stage, side = page.stage()
     with side:
         pick_layer(page)
-        _, placed, layer = layer_of(page)
+        ids, placed, layer = layer_of(page)
         found = imbalance(layer.rank_rows)
         page.finding(
             "ranks.seen",
             tokens=f"{int(layer.tokens.sum()):,}",
+            k=ids.shape[1],
             ranks=placed.ranks,
             held=placed.slots_per_rank,
             idle=percent(round(found.idle, 3)),
@@ -204,7 +216,7 @@ def _asked_copies(page: Lesson) -> bool:
         f"{PAGE}.predict.copies",
         ("none", "third", "half"),
         answer="none" if saved < 0.1 else "third" if saved < 0.45 else "half",
-        k=4,
+        k=trace().ids.shape[2],
         ranks=ASKED["ranks"],
         hidden=ASKED["hidden"],
         once=f"{once:,}",
@@ -347,6 +359,7 @@ def _asked_replicas() -> bool:
         answer="nothing" if gain < 0.05 else "some" if gain < 0.5 else "most",
         layer=ASKED["layer"],
         ranks=ASKED["ranks"],
+        held=EXPERTS // ASKED["ranks"],
         slots=2 * ASKED["ranks"],
         before=f"{few[0].before.ratio:.2f}",
         packed=f"{packed:.2f}",

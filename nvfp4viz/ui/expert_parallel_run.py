@@ -86,7 +86,7 @@ def moves_part(page: Lesson) -> None:
         answer="silent" if np.isnan(effect.stayed) else "worse" if effect.stayed > effect.before else "same",
         prompt=escape(PROMPT),
         reply=escape(asked.reply),
-        stayed=escape(asked.stayed_reply),
+        stayed=escape(_plain(asked.stayed_reply)),
         ranks=ASKED["ranks"],
         changed=effect.changed,
         empty=effect.empty,

@@ -32,6 +32,11 @@ class TestFigures:
         names = np.array(cells["text"]).ravel()
         assert [int(name.rstrip("′")) for name in names] == placed.slots.tolist()
         assert [name.endswith("′") for name in names] == (placed.replicas[placed.slots] > 1).tolist()
+        axis = figures.ranks_figure(placed, layer, theme=theme, lang=lang).to_dict()["layout"]["yaxis"]
+        if ranks == 4:
+            assert [name.split("<br>")[1] for name in axis["ticktext"]] == [f"<b>{n:,}</b>" for n in layer.rank_rows]
+        else:
+            assert not any("<br>" in name for name in axis["ticktext"])
         said = figures.describe_ranks(placed, layer, lang)
         assert f"{imbalance(layer.rank_rows).ratio:.2f}" in said
         assert sum(row["rows"] for row in figures.slot_rows(placed, layer)) == 800
