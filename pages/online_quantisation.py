@@ -3,6 +3,7 @@
 from nvfp4viz.figures import online as figures
 from nvfp4viz.ui import lesson, state
 from nvfp4viz.ui import online_parts as parts
+from nvfp4viz.ui import online_token as token
 from nvfp4viz.ui.loading_parts import PROMPT, PROMPTS
 from nvfp4viz.ui.shell import ensure_shell
 
@@ -16,7 +17,7 @@ page = lesson.open_page(
     shape=state.choice(tuple(figures.SHAPES), default="tiny_moe"),
     tp=state.choice(parts.RANKS, default=parts.RANKS[0]),
     p=state.choice(PROMPTS, default=PROMPT),
-    row=state.choice(parts.ROWS, default="zero"),
+    row=state.choice(token.ROWS, default="zero"),
 )
 view = page.view
 
@@ -24,7 +25,7 @@ PARTS = {
     "ways": parts.ways_part,
     "memory": parts.memory_part,
     "ranks": parts.ranks_part,
-    "token": parts.token_part,
+    "token": token.token_part,
 }
 PARTS[page.parts("part", parts.PARTS)](page)
 
@@ -34,6 +35,6 @@ page.foot(
         "ways": lambda: figures.way_rows(parts.shown_ways(page)),
         "peak_memory": lambda: figures.memory_rows(parts.peaks_of(page)[0]),
         "ranks": lambda: figures.rank_rows(parts.shown_ranks(page)),
-        "per_token": parts.token_rows,
+        "per_token": token.token_rows,
     },
 )

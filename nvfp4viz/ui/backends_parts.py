@@ -216,7 +216,7 @@ def _winner(page: Lesson, row: MoeBackend, request: MoeRequest) -> None:
         [
             (
                 ", ".join(names),
-                f"{one.experts} × {one.hidden:,} × {one.intermediate:,}",
+                f"{one.experts} × {one.hidden:,} × {one.intermediate:,}".replace(" ", "\u00a0"),
                 f"{one.codes + one.block_scales:,}",
                 f"{one.scalars:,}",
                 percent(one.padding / one.total),

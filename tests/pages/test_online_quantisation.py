@@ -3,7 +3,8 @@
 import pytest
 
 from nvfp4viz.ui.numbers import four
-from nvfp4viz.ui.online_parts import PARTS, ROWS, recorded_times, ways_of
+from nvfp4viz.ui.online_parts import PARTS, recorded_times, ways_of
+from nvfp4viz.ui.online_token import ROWS
 
 from .conftest import clean, shown_code_output, texts
 
