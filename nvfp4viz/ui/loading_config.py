@@ -100,7 +100,7 @@ def promotion_part(page: Lesson) -> None:
         page.prose("promotion.edit")
     config, sidecar = texts_of(page)
     with stage:
-        for file, height in zip(FILES, (300, 150), strict=True):
+        for file, height in zip(FILES, (380, 150), strict=True):
             st.text_area(
                 page.t(f"promotion.{file}"),
                 key=f"{PAGE}.text.{file}",

@@ -49,6 +49,7 @@ def test_a_config_is_written_and_judged_at_once(visit):
     reveal(page)
     page.get_by_text("The rule does not fire").wait_for()
     box = page.get_by_label("config.json", exact=True)
+    assert "mono" in box.evaluate("node => getComputedStyle(node).fontFamily").lower()
     box.fill('{"quantization_config": {"quant_algo": "NVFP4",\n"config_groups": {"g": {}}}}')
     box.press("Control+Enter")
     page.get_by_text("The rule fires").wait_for()
