@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from nvfp4viz.audit.facts import label_in, pruned_layers
+from nvfp4viz.audit.facts import pruned_layers
 from nvfp4viz.audit.findings import make
+from nvfp4viz.audit.labels import expert_labels, label_findings
 from nvfp4viz.audit.linears import Linear
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, SourceConfig, TensorEntry
@@ -30,13 +31,16 @@ def config_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Sequen
     broken = {item.file for item in checkpoint.problems if item.code == "config.invalid" and item.severity == "error"}
     if quantised and not sections and not broken:
         yield _absent(checkpoint)
-    for section in sections:
-        if section.missing:
-            fill = {"file": section.file, "fields": ", ".join(section.missing)}
-            yield make("config.incomplete", "backend", count=len(section.missing), fill=fill)
+    # The other file is not read at all, and what it lacks harms nobody.
+    used = checkpoint.quant_config.used
+    if used is not None and used.missing and quantised:
+        fill = {"file": used.file, "fields": ", ".join(used.missing)}
+        yield make("config.incomplete", "backend", count=len(used.missing), fill=fill)
+    labels = list(label_findings(checkpoint, view, linears))
+    yield from labels
     if len(sections) == 2:
-        yield from _contradictions(*sections)
-    yield from _against_tensors(checkpoint, view)
+        yield from _contradictions(*sections, told=bool(labels))
+    yield from _against_tensors(checkpoint, view, told=bool(labels))
     yield from _against_excludes(checkpoint, view, linears)
 
 
@@ -48,11 +52,11 @@ def _absent(checkpoint: Checkpoint) -> Finding:
     return make("config.absent", "info" if lone else "warn", text="config.absent.no-files", count=1)
 
 
-def _contradictions(first: SourceConfig, second: SourceConfig) -> Iterator[Finding]:
-    """The two files differ; loaders read one or the other."""
+def _contradictions(first: SourceConfig, second: SourceConfig, *, told: bool) -> Iterator[Finding]:
+    """The two files differ; loaders read one or the other (``told``: that the first does not fit is said already)."""
     fill: dict[str, object]
     # An algorithm derived from the method is no claim: DeepSeek's FP8 base stands beside NVFP4 experts.
-    algos = (first.algo, second.algo) if first.explicit and second.explicit else (None, None)
+    algos = (first.algo, second.algo) if first.explicit and second.explicit and not told else (None, None)
     for key, one, two in (
         ("quant_algo", *algos),
         ("group_size", first.group_size, second.group_size),
@@ -67,20 +71,18 @@ def _contradictions(first: SourceConfig, second: SourceConfig) -> Iterator[Findi
             yield make("config.conflict", "warn", text="config.conflict.exclude", count=len(differing), fill=fill)
 
 
-def _against_tensors(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
+def _against_tensors(checkpoint: Checkpoint, view: CanonicalView, *, told: bool) -> Iterator[Finding]:
     quant = checkpoint.quant_config
     used = quant.used
     fill: dict[str, object]
-    wrong = _wrong_method(checkpoint, view)
-    if wrong:
-        yield wrong
     sizes = {view.dialects[layer].group for layer in view.moe_layers if view.dialects[layer]}  # type: ignore[union-attr]
     claimed_size = used.group_size if used and len(quant.sections) == 1 and quant.algo != "MIXED_PRECISION" else None
-    if claimed_size and len(sizes) == 1 and claimed_size not in sizes:
+    # The blocks of another format are of another width.
+    if not told and claimed_size and len(sizes) == 1 and claimed_size not in sizes:
         fill = {"claimed": claimed_size, "found": sizes.pop()}
         yield make("config.conflict", "error", text="config.conflict.group", count=1, fill=fill)
     if view.scheme == "W4A4" and all(
-        label.startswith("W4A16") for label in _expert_labels(checkpoint, view) or [quant.algo or ""]
+        label.startswith("W4A16") for label in expert_labels(checkpoint, view) or [quant.algo or ""]
     ):
         yield make("config.conflict", "warn", text="config.conflict.weight-only", count=1)
     claimed = config_number(checkpoint.config or {}, EXPERT_KEYS)
@@ -89,34 +91,6 @@ def _against_tensors(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Fi
     if claimed is not None and wide:
         fill = {"claimed": claimed, "found": view.experts}
         yield make("config.conflict", "error", text="config.conflict.experts", count=view.experts - claimed, fill=fill)
-
-
-def _expert_labels(checkpoint: Checkpoint, view: CanonicalView) -> list[str]:
-    """What the configuration calls the experts of each of the model's own quantised layers."""
-    layers = [layer for layer in view.moe_layers if view.dialects[layer] is not None]
-    return [label_in(checkpoint, view, layer) or "" for layer in layers]
-
-
-def _wrong_method(checkpoint: Checkpoint, view: CanonicalView) -> Finding | None:
-    """The configuration names another exporter's method, or another number format."""
-    quant = checkpoint.quant_config
-    dialects = {id(found): found for layer in view.moe_layers if (found := view.dialects[layer])}
-    if not dialects or quant.used is None:
-        return None
-    labels = set(_expert_labels(checkpoint, view)) - {""}
-    blocks = {dialect.block for dialect in dialects.values()}
-    named = {"MXFP4" if "MXFP4" in label else "NVFP4" if "NVFP4" in label else label for label in labels}
-    method = quant.used.method
-    fits = method is None or any(method.startswith(m) for dialect in dialects.values() for m in dialect.methods)
-    # An allow-list or `moe_quant_algo` may set experts apart from the method of everything else.
-    if not fits and not (named and named <= blocks and quant.sets_experts_apart):
-        fill = {"method": printable(str(method), 60), "dialect": view.dialect}
-        return make("config.conflict", "error", text="config.conflict.method", count=1, fill=fill)
-    clash = named & {"MXFP4", "NVFP4"} - blocks
-    if clash and len(named) == 1:
-        fill = {"claimed": clash.pop(), "found": "/".join(sorted(blocks))}
-        return make("config.conflict", "error", text="config.conflict.format", count=1, fill=fill)
-    return None
 
 
 def _against_excludes(checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear]) -> Iterator[Finding]:

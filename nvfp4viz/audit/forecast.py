@@ -17,6 +17,7 @@ import numpy as np
 
 from nvfp4viz.audit.backends import DEEP_CODES, FAMILIES, FATES, Family, outcome_of_bytes, outcome_of_scales
 from nvfp4viz.audit.facts import CLASSES, MISSING, OK, Facts, median_of
+from nvfp4viz.audit.labels import CONFLICTS
 from nvfp4viz.audit.report import BackendForecast, Finding
 from nvfp4viz.audit.scales import has_wrong_convention, mismatched_pairs, outliers
 from nvfp4viz.audit.texts import id_list, words
@@ -125,7 +126,7 @@ def _files(family: Family, findings: list[Finding]) -> Iterable[_Effect]:
             yield _Effect("load-error", (), "model", set(), "why.file", {"file": _file(item)})
         elif item.code == "config.invalid" and item.severity == "error":
             yield _Effect("load-error", (), "model", set(), "why.config", {"file": _file(item)})
-        elif item.text in ("config.conflict.method", "config.conflict.format"):
+        elif item.text in CONFLICTS:
             yield _Effect("load-error", (), "model", set(), "why.config-method")
         elif item.code == "config.absent" and item.severity == "error":
             yield _Effect("load-error", (), "model", set(), "why.config-absent")

@@ -16,7 +16,7 @@ from typing import Any
 
 from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG
 
-# What vLLM refuses to load without, in the nested shape only.
+# What vLLM refuses to load without, in the nested shape; in the flat one it is the algorithm alone.
 REQUIRED_NESTED = ("quant_algo", "kv_cache_quant_algo", "group_size", "exclude_modules")
 
 
@@ -169,9 +169,17 @@ def _read(file: str, raw: Mapping[str, Any], around: Mapping[str, Any] | None = 
         quantized_layers=layers if isinstance(layers, dict) else {},
         expert_algo=_expert_algo(around or {}, raw, body),
         explicit=isinstance(algo, str),
-        missing=tuple(name for name in REQUIRED_NESTED if name not in body) if layout == "nested" else (),
+        missing=_missing(body, layout, method),
         _allowed=_AllowList(layers) if isinstance(layers, dict) and layers else None,
     )
+
+
+def _missing(body: Mapping[str, Any], layout: str, method: Any) -> tuple[str, ...]:
+    """Fields without which vLLM refuses a ModelOpt section: its algorithm always, the others in the nested shape."""
+    if layout == "nested":
+        return tuple(name for name in REQUIRED_NESTED if name not in body or (name == "quant_algo" and not body[name]))
+    named = isinstance(method, str) and method.startswith("modelopt")
+    return ("quant_algo",) if named and not body.get("quant_algo") else ()
 
 
 def _expert_algo(*holders: Mapping[str, Any]) -> str | None:
@@ -297,6 +305,13 @@ class _Excluder:
                 return True
             name = name.rpartition(".")[0]
         return False
+
+
+def matches(pattern: str, module: str) -> bool:
+    """Does one target of compressed-tensors' groups, a name or ``re:`` and an expression, mean this module?"""
+    if pattern.startswith("re:"):
+        return _excluder((pattern,)).hits(module)
+    return _bare(pattern) == _bare(module)
 
 
 @lru_cache(maxsize=8)

@@ -1,0 +1,191 @@
+"""A configuration that calls quantised weights something else stops every load, however healthy the tensors."""
+
+import pytest
+
+from nvfp4viz.audit import audit
+from nvfp4viz.errors import ServingError
+from nvfp4viz.serving.quant_config import resolve_quantization
+from tests.audit.layouts import ALLOWED, EXPERTS, LAYOUTS, MLP, ct_linear, linear, modelopt, with_quant
+from tests.audit.reading import codes, found, outcomes
+from tests.checkpoint.checkpoint_fixtures import CONFIG, FLAT, QUANT, base, opened
+
+CONFLICT = [("config.conflict", "error", None, None, None)]
+WRONG = ["INT4_AWQ", "FP8", "FP8_PB_WO", "NONE", "W8A8", "W4A8_AWQ", "MXFP8", "FP8_PER_CHANNEL_PER_TOKEN"]
+SOUND = ["NVFP4", "nvfp4", "W4A8_NVFP4_FP8", "NVFP4_AWQ"]
+MODELOPT = [id for id, layout in LAYOUTS.items() if layout.quant and layout.block == "NVFP4" and layout.with_input]
+
+
+def flat(**changes):
+    return {**CONFIG, "quantization_config": {**FLAT, **changes}}
+
+
+def refused(report):
+    return set(outcomes(report).values()) == {"load-error"}
+
+
+@pytest.mark.parametrize("id", MODELOPT)
+@pytest.mark.parametrize("algo", WRONG)
+def test_a_wrong_algorithm_in_the_sidecar(id, algo):
+    layout = LAYOUTS[id]
+    section = {"quant_algo": algo, "quantized_layers": {}}
+    quant = {"quantization": {**layout.quant["quantization"], **section}}
+    report = audit(layout.open(quant=quant))
+    assert found(report) == CONFLICT
+    assert report.findings[0].params["claimed"] == algo
+    assert refused(report)
+
+
+@pytest.mark.parametrize("algo", WRONG)
+def test_a_wrong_algorithm_in_config_json(algo):
+    report = audit(opened(base(), flat(quant_algo=algo), None))
+    assert found(report) == CONFLICT
+    assert refused(report)
+    # The file that is not read saves nothing, and the same thing is not said twice.
+    assert found(audit(opened(base(), flat(quant_algo=algo), QUANT))) == CONFLICT
+
+
+@pytest.mark.parametrize("algo", SOUND)
+def test_algorithms_of_these_tensors(algo):
+    assert found(audit(opened(base(), flat(quant_algo=algo), None))) == []
+    nested = {"quantization": {**QUANT["quantization"], "quant_algo": algo}}
+    assert found(audit(opened(base(), CONFIG, nested))) == []
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("algo", [None, ""])
+def test_no_algorithm_at_all(nested, algo):
+    """The groups may say what is meant; vLLM asks for `quant_algo` and raises."""
+    sidecar = {"quantization": {**QUANT["quantization"], "quant_algo": algo}} if nested else None
+    config = CONFIG if nested else flat(quant_algo=algo)
+    with pytest.raises(ServingError) as caught:
+        resolve_quantization(config, sidecar)
+    assert caught.value.code == "serving.quant-algo"
+    report = audit(opened(base(), config, sidecar))
+    assert found(report) == [("config.incomplete", "backend", None, None, None)]
+    assert "quant_algo" in report.findings[0].message
+    assert {outcomes(report)[name] for name in ("vllm-cutlass", "vllm-marlin")} == {"load-error"}
+
+
+def mixed(**layers):
+    return modelopt("MIXED_PRECISION", exclude=(), quantized_layers=layers)
+
+
+def test_an_allow_list_that_calls_the_experts_fp8():
+    layout = LAYOUTS["MIXED_PRECISION"]
+    wrong = {**ALLOWED, MLP: {"quant_algo": "FP8"}}
+    report = audit(layout.open(quant=mixed(**wrong)))
+    assert found(report) == CONFLICT
+    assert refused(report)
+    assert found(audit(layout.open(quant=mixed(**ALLOWED)))) == []
+
+
+def test_one_projection_called_fp8():
+    layout = LAYOUTS["MIXED_PRECISION"]
+    names = {f"{MLP}.{e}.{p}_proj": {"quant_algo": "NVFP4"} for e in range(EXPERTS) for p in ("gate", "up", "down")}
+    downs = {name: {"quant_algo": "FP8"} for name in names if "down" in name}
+    assert found(audit(layout.open(quant=mixed(**names)))) == []
+    assert found(audit(layout.open(quant=mixed(**{**names, **downs})))) == CONFLICT
+
+
+def test_an_allow_list_without_the_experts():
+    layout = LAYOUTS["MIXED_PRECISION"]
+    report = audit(layout.open(quant=mixed(**{name: ALLOWED[name] for name in ALLOWED if name != MLP})))
+    assert found(report) == CONFLICT
+    assert report.findings[0].text == "config.conflict.left-out"
+    assert MLP in report.findings[0].message
+    assert refused(report)
+
+
+def test_one_layer_of_two_is_named():
+    tensors, config = base(2), {**CONFIG, "num_hidden_layers": 2}
+    second = MLP.replace("0", "1")
+    both = {MLP: {"quant_algo": "NVFP4"}, second: {"quant_algo": "W4A16_NVFP4"}}
+    assert "config.conflict" not in {code for code, *_ in found(audit(opened(tensors, config, mixed(**both))))}
+    for entry in ({second: {"quant_algo": "FP8"}}, {}):
+        report = audit(opened(tensors, config, mixed(**{MLP: both[MLP], **entry})))
+        assert found(report) == [("config.conflict", "error", 1, None, None)]
+
+
+def packed_as(bits, kind, targets=("Linear",), **more):
+    weights = {"num_bits": bits, "type": kind, "strategy": "channel", **more}
+    return {"weights": weights, "input_activations": weights, "targets": list(targets)}
+
+
+@pytest.mark.parametrize("id", [id for id, layout in LAYOUTS.items() if layout.dialect == "compressed-tensors"])
+@pytest.mark.parametrize(
+    ("form", "group"),
+    [
+        ("float-quantized", packed_as(8, "float")),
+        ("pack-quantized", packed_as(4, "int", group_size=128)),
+        ("int-quantized", packed_as(8, "int")),
+    ],
+)
+def test_compressed_tensors_of_another_format(id, form, group):
+    layout = LAYOUTS[id]
+    section = {**layout.config["quantization_config"], "format": form, "config_groups": {"group_0": group}}
+    report = audit(layout.open(config={**layout.config, "quantization_config": section}))
+    assert found(report) == CONFLICT
+    assert refused(report)
+    assert found(audit(layout.open())) == []
+
+
+def test_groups_are_told_apart_by_their_targets():
+    layout = LAYOUTS["compressed-tensors"]
+    section = layout.config["quantization_config"]
+    four = section["config_groups"]["group_0"]
+
+    def said(**groups):
+        return found(audit(layout.open(config=with_quant({**section, "config_groups": groups}))))
+
+    experts, attention = ["re:.*experts.*"], ["re:.*self_attn.*"]
+    assert said(a=packed_as(8, "float"), b={**four, "targets": experts}) == []
+    assert said(a=packed_as(8, "float", attention), b=four) == []
+    assert said(a=packed_as(8, "float"), b={**four, "targets": attention}) == CONFLICT
+    assert said(a=packed_as(8, "float", experts), b=four) == CONFLICT
+
+
+@pytest.mark.parametrize("tensors", [linear("model.layers.0.mlp.down_proj"), ct_linear("model.layers.0.mlp.down_proj")])
+def test_a_dense_model(tensors):
+    assert found(audit(opened(tensors, {"num_hidden_layers": 1}, modelopt("FP8")))) == CONFLICT
+    assert found(audit(opened(tensors, {"num_hidden_layers": 1}, modelopt("NVFP4")))) == []
+    listed = {"model.layers.0.mlp.down_proj": {"quant_algo": "FP8"}}
+    assert found(audit(opened(tensors, {"num_hidden_layers": 1}, mixed(**listed)))) == CONFLICT
+    # A list that leaves an ordinary module out may know it by the name of a fused one.
+    assert found(audit(opened(tensors, {"num_hidden_layers": 1}, mixed(other={"quant_algo": "FP8"})))) == []
+
+
+def test_deepseek_v4_without_a_word_about_its_experts():
+    """`quant_method: fp8` speaks of what stands around them; `expert_dtype` decides where it is there."""
+    layout = LAYOUTS["DeepSeek V4"]
+    silent = {key: value for key, value in layout.config.items() if key != "expert_dtype"}
+    assert found(audit(layout.open(config=silent))) == []
+    assert found(audit(layout.open(config={**silent, "expert_dtype": "fp8"}))) == CONFLICT
+
+
+# The file that is not read.
+
+
+@pytest.mark.parametrize("lost", ["group_size", "kv_cache_quant_algo", "exclude_modules"])
+def test_a_sidecar_that_nobody_reads_may_lack_fields(lost):
+    short = {"quantization": {key: value for key, value in QUANT["quantization"].items() if key != lost}}
+    assert codes(audit(opened(base(), flat(), short))) == []
+    assert resolve_quantization(flat(), short).source == "config.json"
+    report = audit(opened(base(), CONFIG, short))
+    assert found(report) == [("config.incomplete", "backend", None, None, None)]
+    with pytest.raises(ServingError):
+        resolve_quantization(CONFIG, short)
+
+
+def test_modelopts_own_mixed_export():
+    """Two files: an allow-list in both, and neither group size nor excluded modules in the sidecar."""
+    layout = LAYOUTS["MIXED_PRECISION"]
+    body = {"quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": None, "quantized_layers": ALLOWED}
+    section = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": ALLOWED, "ignore": []}
+    both = layout.open(config=with_quant(section), quant={"quantization": body})
+    assert codes(audit(both)) == []
+    assert resolve_quantization(both.config, both.hf_quant_config).scheme == "MIXED"
+    # Alone, the nested shape needs its three fields, of a mixed file too (serving-vllm.md 4.1).
+    alone = layout.open(quant={"quantization": body})
+    assert found(audit(alone)) == [("config.incomplete", "backend", None, None, None)]
+    with pytest.raises(ServingError):
+        resolve_quantization(alone.config, alone.hf_quant_config)
