@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import streamlit as st
 
 from nvfp4viz.figures import loading as figures
@@ -191,7 +192,8 @@ def value_of(page: Lesson) -> float:
     view = page.view
     name = view["v"]
     if name == "own":
-        return float(view["own"])
+        with np.errstate(over="ignore"):
+            return float(np.float32(view["own"]))  # a slot is a float32: beyond its range stands an infinity
     if name in _FIXED:
         return _FIXED[name]
     stored = parameters_of(view["layer"]).values("input_scale", view["projection"])[view["expert"]]

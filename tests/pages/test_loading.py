@@ -1,5 +1,7 @@
 """The page on loading as a reader in either language meets it."""
 
+import warnings
+
 import pytest
 
 from nvfp4viz.ui.loading_parts import PARTS
@@ -154,3 +156,11 @@ def test_settings_travel_in_the_link(open_page):
     at = open_page(PAGE, part="maxima", layer="2", expert="7", projection="gate", v="huge")
     asked = {"part": "maxima", "layer": "2", "expert": "7", "projection": "gate", "v": "huge"}
     assert {name: at.query_params[name] for name in asked} == asked
+
+
+def test_a_number_beyond_float32_is_an_infinity_without_a_warning(open_page):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        at = open_page(PAGE, part="maxima", v="own", own="1e300")
+        clean(at.button(key=f"predict.skip.{PAGE}.predict.maxima").click().run())
+    assert "now it holds **∞**" in texts(at)
