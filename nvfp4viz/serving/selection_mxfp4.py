@@ -74,8 +74,9 @@ _ROWS = (
     MxBackend("FI_CUTLASS_MXFP8", "flashinfer_cutlass", "mxfp8", HOPPER + FAMILY_100 + FAMILY_120,
               package="flashinfer", open=True, id="vllm-flashinfer-cutlass"),
     MxBackend("CUTLASS_MXFP4_MXFP4", "cutlass", "mxfp4", open=True, id="vllm-cutlass"),
-    # DeepGEMM's own kernels exist for these two; the class's further conditions were not read.
-    MxBackend("DEEPGEMM_MXFP4", "deep_gemm", devices=HOPPER + FAMILY_100, open=True),
+    # DeepGEMM takes packed FP4 on family 100 alone, and on 9.0 DeepSeek V4 falls to Marlin (vLLM #57772); the class's
+    # further conditions were not read.
+    MxBackend("DEEPGEMM_MXFP4", "deep_gemm", devices=FAMILY_100, open=True),
     MxBackend("MARLIN", "marlin", id="vllm-marlin"),
     MxBackend("BATCHED_MARLIN", "marlin", formats=("batched",), id="vllm-marlin"),
     MxBackend("HUMMING", "humming", package="humming", formats=FORMATS, id="vllm-humming"),

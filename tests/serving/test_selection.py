@@ -326,7 +326,7 @@ def literal_mxfp4(r):
             return "HUMMING"
         if b200 and r.flashinfer and standard:
             return "TRTLLM_MXFP8"
-        return "?DEEPGEMM_MXFP4" if b200 or sm == 90 else marlin
+        return "?DEEPGEMM_MXFP4" if b200 else marlin
     if sm == 0:
         return "?AITER"
     if r.wanted == "mxfp8" and r.flashinfer and b200 and standard:
