@@ -77,9 +77,10 @@ def _allocator_off(page: Lesson) -> None:
     page.heading("cause.caching")
     prompt = page.view["p"]
     rows = [("`PYTORCH_NO_CUDA_MEMORY_CACHING=1`", page.t("memory.zeros"), fates(prompt, BACKENDS[0], 0)[0])]
-    for seed in SEEDS:
-        fate = next(f for f in fates(prompt, BACKENDS[0], seed) if f.allocator == "random")
-        rows.append((page.t("cause.cached", seed=seed), page.t("memory.random"), fate))
+    with st.spinner(page.t("fates.busy", fates=len(SEEDS))):
+        for seed in SEEDS:
+            fate = next(f for f in fates(prompt, BACKENDS[0], seed) if f.allocator == "random")
+            rows.append((page.t("cause.cached", seed=seed), page.t("memory.random"), fate))
     page.table(
         ("setting", "memory", "answer", ">nan"),
         [(name, memory, quoted(fate.text), percent(round(fate.nan_share, 4))) for name, memory, fate in rows],

@@ -122,7 +122,8 @@ def fates_part(page: Lesson) -> None:
         )
         st.selectbox(page.t("fates.backend"), BACKENDS, **view.widget("b"))
         st.number_input(page.t("fates.seed"), 0, 9, **view.widget("seed"))
-        found = shown_fates(page)
+        with st.spinner(page.t("fates.busy", fates=len(ALLOCATORS))):
+            found = shown_fates(page)
         slots = found[0].unwritten
         page.finding(
             "fates.seen",
