@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from nvfp4viz.serving.fates import Fate
     from nvfp4viz.serving.spread import Spread
 
+DARK_BELOW = -1.6
+"""Decimal logarithm of the error at which white and black stand out alike on Cividis, by 4.5 : 1."""
 SIDE = 8
 """Experts in a row of a backend's square; tiny-moe has 64 in all."""
 SHORT = {
@@ -88,7 +90,7 @@ def fates_figure(fates: Sequence[Fate], *, theme: Theme, lang: str) -> go.Figure
             "size": 13,
             # Cividis is dark below and light above its middle; empty and hatched cells show the page.
             "color": [
-                ink.ink if not np.isfinite(value) else "#FFFFFF" if value < -1.3 else "#0C1118"
+                ink.ink if not np.isfinite(value) else "#FFFFFF" if value < DARK_BELOW else "#000000"
                 for value in drawn.ravel().tolist()
             ],
         },

@@ -1,10 +1,14 @@
 """Figures about loading show their records: cells, marks, sentences and rows."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from plotly.colors import sample_colorscale
 
 from nvfp4viz.checkpoint import open_checkpoint
 from nvfp4viz.figures import loading as figures
+from nvfp4viz.figures.palette import contrast
 from nvfp4viz.model.corpus import DEMO_PROMPTS
 from nvfp4viz.serving import load
 from nvfp4viz.serving.fates import complete_with, run_fates
@@ -23,6 +27,16 @@ def fates():
 @pytest.fixture(scope="module")
 def layer():
     return load(ensure("tiny-moe-nvfp4-full"), device="cpu").parameters[0]
+
+
+def test_numbers_can_be_read_on_every_colour(fates):
+    for exponent in np.linspace(-3, 0, 61):
+        even = [replace(fate, effect=replace(fate.effect, layer_error=np.full(4, 10.0**exponent),
+                                             layer_nan=np.zeros(4))) for fate in fates]  # fmt: skip
+        heat, _, text = figures.fates_figure(even, theme="light", lang="en").data
+        rgb = sample_colorscale("Cividis", [(heat.z[0][0] - heat.zmin) / (heat.zmax - heat.zmin)], colortype="tuple")[0]
+        behind = "#" + "".join(f"{round(255 * part):02X}" for part in rgb)
+        assert contrast(text.textfont.color[0], behind) >= 4.5, exponent
 
 
 @pytest.mark.parametrize("theme", THEMES)
