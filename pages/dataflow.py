@@ -17,7 +17,7 @@ page = lesson.open_page(
     step=state.integer(1, len(STEPS)),
     route=state.integer(0, parts.MOST * parts.TOP_K - 1),
     prompt=state.choice(parts.PROMPTS, default="arithmetic"),
-    ask=state.Param(None, str, "abc"),
+    ask=state.text(),
     layer=state.integer(0, parts.LAYERS - 1, default=0),
     fate=state.choice(ALLOCATORS, default="zeros"),
     seed=state.integer(0, parts.MOST_SEED, default=0),

@@ -18,7 +18,7 @@ page = lesson.open_page(
     value=state.number(-1e38, 1e38),
     seed=state.integer(0, 999, default=0),
     prompt=state.choice(fault_lab.PROMPTS, default="arithmetic"),
-    ask=state.Param(None, str, "abc"),
+    ask=state.text(),
     backend=state.choice(fault_lab.BACKENDS, default=fault_lab.BACKENDS[0]),
 )
 fault_lab.settle(page)

@@ -13,7 +13,7 @@ page = lesson.open_page(
     part=state.choice(parts.PARTS, default=parts.PARTS[0]),
     source=state.choice(parts.SOURCES, default=parts.SOURCES[0]),
     text=state.choice(parts.TEXTS, default="arithmetic"),
-    ask=state.Param(None, str, "abc"),
+    ask=state.text(),
     n=state.option(parts.stops(), default=16.0),
     plan=state.choice(parts.TEXTS, default="code"),
     pilot=state.option(parts.PILOTS, default=64.0),

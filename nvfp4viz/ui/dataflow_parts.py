@@ -13,7 +13,7 @@ from nvfp4viz.model.tokenizer import Tokenizer
 from nvfp4viz.moe.steps import STEPS
 from nvfp4viz.serving.loader import ALLOCATORS
 from nvfp4viz.serving.twins import TWINS
-from nvfp4viz.ui import caches, predict, story_runs
+from nvfp4viz.ui import caches, predict, state, story_runs
 from nvfp4viz.ui.i18n import lang, t
 
 if TYPE_CHECKING:
@@ -100,7 +100,12 @@ def controls(page: Lesson) -> None:
         page.t("side.prompt"), PROMPTS, format_func=lambda name: t(f"fault_lab.prompts.{name}"), **view.widget("prompt")
     )
     if view["prompt"] == "own":
-        st.text_input(page.t("side.own"), placeholder=page.t("side.own_placeholder"), **view.widget("ask"))
+        st.text_input(
+            page.t("side.own"),
+            placeholder=page.t("side.own_placeholder"),
+            max_chars=state.MOST_TEXT,
+            **view.widget("ask"),
+        )
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
         st.number_input(page.t("side.layer"), 0, LAYERS - 1, step=1, width=110, **view.widget("layer"))
         st.selectbox(

@@ -9,6 +9,7 @@ import streamlit as st
 
 from nvfp4viz.figures import expert_parallel as figures
 from nvfp4viz.figures.mxfp4 import LAYERS
+from nvfp4viz.figures.words import LANGUAGES, words
 from nvfp4viz.model.corpus import DOMAINS
 from nvfp4viz.moe import eplb, overlap
 from nvfp4viz.moe.parallel import (
@@ -143,14 +144,16 @@ def pick_traffic(page: Lesson, name: str) -> None:
     choose(page, name, TRAFFIC, "traffic")
 
 
-def choose(page: Lesson, name: str, options: tuple[str, ...], words: str = "") -> None:
-    """One of a few, by the texts below `words`, or below the setting's own name."""
-    labels = {one: page.t(f"{words or name}.{one}") for one in options}
-    # Where there is much to say, pills: segments look broken when they wrap.
-    (st.pills if sum(map(_places, labels.values())) > ROOM else st.segmented_control)(
+def choose(page: Lesson, name: str, options: tuple[str, ...], below: str = "") -> None:
+    """One of a few, by the texts under `below`, or under the setting's own name."""
+    # Where there is much to say, pills: segments look broken when they wrap.  The same in every language, for a widget
+    # of another kind would forget what was chosen.
+    keys = [f"{PAGE}.{below or name}.{one}" for one in options]
+    widest = max(sum(_places(words(language, key)) for key in keys) for language in LANGUAGES)
+    (st.pills if widest > ROOM else st.segmented_control)(
         page.t(f"pick.{name}"),
         options,
-        format_func=labels.__getitem__,
+        format_func=lambda one: page.t(f"{below or name}.{one}"),
         required=True,
         wrap=True,
         **page.view.widget(name),

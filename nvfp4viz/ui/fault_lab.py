@@ -172,7 +172,13 @@ def what_controls(page: Lesson) -> str | None:
         )
         st.selectbox(page.t("backend"), BACKENDS, width=260, **view.widget("backend"))
         if view["prompt"] == "own":
-            st.text_input(page.t("own"), placeholder=page.t("own_placeholder"), width=420, **view.widget("ask"))
+            st.text_input(
+                page.t("own"),
+                placeholder=page.t("own_placeholder"),
+                width=420,
+                max_chars=state.MOST_TEXT,
+                **view.widget("ask"),
+            )
     if view["prompt"] == "own" and not (view["ask"] or "").strip():
         page.prose("own_waiting")
         return None

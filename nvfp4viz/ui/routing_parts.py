@@ -14,7 +14,7 @@ from nvfp4viz.model import corpus, planner
 from nvfp4viz.model.calibrate import SEED as CALIBRATION_SEED
 from nvfp4viz.model.planner import HeldOut, Plan
 from nvfp4viz.model.routing_log import RoutingLog, joined, record_routing
-from nvfp4viz.ui import caches, errors, predict
+from nvfp4viz.ui import caches, errors, predict, state
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.lesson import Lesson
 from nvfp4viz.ui.numbers import exact, four, percent
@@ -128,7 +128,9 @@ def map_part(page: Lesson) -> None:
 
 
 def _own_prompt(page: Lesson) -> str:
-    own = st.text_input(page.t("map.own"), placeholder=_prompt(page).strip(), **page.view.widget("ask"))
+    own = st.text_input(
+        page.t("map.own"), placeholder=_prompt(page).strip(), max_chars=state.MOST_TEXT, **page.view.widget("ask")
+    )
     if own:
         try:
             prompt_counts(own)

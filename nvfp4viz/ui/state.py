@@ -113,6 +113,19 @@ def flag(default: bool = False) -> Param:
     return Param(default, parse, "0, 1", write=lambda v: "1" if v else "0")
 
 
+MOST_TEXT = 500
+"""Characters of a reader's text that a link carries: an address of thousands is cut on its way."""
+
+
+def text() -> Param:
+    """A reader's own text, of at most `MOST_TEXT` characters; its widget needs ``max_chars``."""
+
+    def parse(written: str) -> str:
+        return written if len(written) <= MOST_TEXT else _refuse(written)
+
+    return Param(None, parse, "abc")
+
+
 def slug(default: str | None = None) -> Param:
     """An opaque id such as a sample's name: letters, digits, dot, dash, underscore.  Never a path."""
 

@@ -58,6 +58,18 @@ def test_ranks_can_be_stopped(visit):
     expect(page.get_by_text("Stopped; every process has ended.")).to_be_visible(timeout=WAIT)
 
 
+def test_another_language_keeps_every_choice(visit):
+    """Labels are longer in one language than in the other, and the widget must not change its kind for that."""
+    chosen = """() => [...document.querySelectorAll('[data-testid=stMain] [role=radio][aria-checked=true]')].length"""
+    for part in ("ranks", "time", "run"):
+        page = visit(f"/expert_parallel?lang=en&part={part}")
+        before = page.evaluate(chosen)
+        page.get_by_role("radio", name="中文").click()
+        page.wait_for_url(lambda url: "lang=zh" in url)
+        settle(page)
+        assert page.evaluate(chosen) == before > 1, part
+
+
 def test_other_requests_land_in_the_link(visit):
     page = visit("/expert_parallel?lang=en&part=ranks&now=news")
     page.get_by_role("radio", name="recipes").or_(page.get_by_text("recipes", exact=True)).first.click()

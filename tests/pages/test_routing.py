@@ -46,6 +46,7 @@ def test_every_part_opens_by_link(open_page, lang, part):
         {"token": "16"},
         {"scaling": "0"},
         {"token": "9" * 5000},
+        {"ask": "x" * 10_000},
     ],
     ids=lambda query: " ".join(f"{name}={value[:8]}" for name, value in query.items()),
 )

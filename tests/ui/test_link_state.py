@@ -19,6 +19,7 @@ from nvfp4viz.ui import state
         (state.slug(), "tiny-moe.holed_2", "tiny-moe.holed_2"),
         (state.hex_digits(4, "0000"), "AbC1", "abc1"),
         (state.numbers(3, (0, 0, 0)), "1,-0.5,inf", (1.0, -0.5, math.inf)),
+        (state.text(), "🙂 中文 " + "x" * 494, "🙂 中文 " + "x" * 494),
     ],
 )
 def test_a_good_value_is_read(param, text, value):
@@ -42,6 +43,7 @@ def test_a_good_value_is_read(param, text, value):
         (state.hex_digits(4, "0000"), "12g4"),
         (state.numbers(3, (0, 0, 0)), "1,2"),
         (state.numbers(3, (0, 0, 0)), "1,2,x"),
+        (state.text(), "x" * 501),
         (state.numbers(3, (0, 0, 0), most=2), "1,2,2.5"),
         (state.numbers(3, (0, 0, 0), most=2), "1,2,nan"),
     ],
