@@ -126,6 +126,9 @@ def _files(family: Family, findings: list[Finding]) -> Iterable[_Effect]:
             yield _Effect("load-error", (), "model", set(), "why.file", {"file": _file(item)})
         elif item.code == "config.invalid" and item.severity == "error":
             yield _Effect("load-error", (), "model", set(), "why.config", {"file": _file(item)})
+        elif item.text == "config.conflict.size":
+            layers = set(item.params["numbers"])
+            yield _Effect("load-error", (), "model", layers, "why.config-size", dict(item.params))
         elif item.text in CONFLICTS:
             yield _Effect("load-error", (), "model", set(), "why.config-method")
         elif item.code == "config.absent" and item.severity == "error":
@@ -140,7 +143,8 @@ def _file(item: Finding) -> str:
 
 # A tensor of another type or shape than the parameter it is copied into stops a load.
 _REFUSED_LAYOUTS = (
-    "weight.unquantised", "scheme.mixed-layer", "block-scale.group", "scheme.pre-quant-scale", "scale.shape"
+    "weight.unquantised", "weight.shape", "scheme.mixed-layer", "block-scale.group", "scheme.pre-quant-scale",
+    "scale.shape",
 )  # fmt: skip
 
 

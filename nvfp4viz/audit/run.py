@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -48,6 +49,7 @@ from nvfp4viz.audit.schemes import (
     tower_findings,
     vllm_refuses,
 )
+from nvfp4viz.audit.shapes import shape_findings
 from nvfp4viz.audit.texts import words
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, Source, canonical, canonical_of, inspect
 
@@ -181,7 +183,7 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
     in_full = view.complete and bool(view.moe_layers)
     scheme = _served_scheme(facts)
     if in_full:
-        findings += _expert_findings(facts, scheme)
+        findings += _expert_findings(facts, scheme, checkpoint.config or {})
         findings += layer_findings(facts)
         findings += _other_towers(checkpoint, view)
         findings += note_findings(facts, linears)
@@ -207,14 +209,15 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
     return Audit(report, checkpoint, view, facts)
 
 
-def _expert_findings(facts: Facts, scheme: _Scheme) -> Iterator[Finding]:
-    """Everything about the routed experts of one view."""
+def _expert_findings(facts: Facts, scheme: _Scheme, config: Mapping[str, Any]) -> Iterator[Finding]:
+    """Everything about the routed experts of one view, and of the configuration that it belongs to."""
     yield from scheme_findings(facts)
     holes = rank_holes(facts) if scheme.activations else {}
     yield from scale_findings(facts, activations=scheme.activations, rank_holes=holes)
     yield from convention_findings(facts)
     yield from pair_findings(facts)
     yield from block_findings(facts)
+    yield from shape_findings(facts, config)
 
 
 def _other_towers(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
@@ -227,7 +230,7 @@ def _other_towers(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Findi
         tower = canonical_of(checkpoint.tensors, None, checkpoint.quant_config, only=left)
         if tower.complete:
             facts = collect(checkpoint, tower)
-            yield from _expert_findings(facts, _served_scheme(facts))
+            yield from _expert_findings(facts, _served_scheme(facts), {})
         yield from tower_findings(checkpoint, tower)
         left = tower.other_blocks
 

@@ -212,10 +212,10 @@ def test_37_fp8_linears_with_an_input_scale_of_their_own():
 # 38. 1Cat-vLLM#642, vllm#42516: widths that ranks cut badly.
 
 
-def of_width(width, gated=True):
+def of_width(width, gated=True, hidden=HIDDEN):
     layout = LAYOUTS["modelopt"]
     tensors = {}
-    shapes = {"gate": (width, HIDDEN), "up": (width, HIDDEN), "down": (HIDDEN, width)}
+    shapes = {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}
     for expert in range(EXPERTS):
         for kind, (rows, columns) in shapes.items():
             if kind == "gate" and not gated:
@@ -225,7 +225,7 @@ def of_width(width, gated=True):
             tensors[f"{at}.weight_scale"] = typed(np.full((rows, columns // 16), 0x38, np.uint8), "F8_E4M3")
             tensors[f"{at}.weight_scale_2"] = scalar(1e-4)
             tensors[f"{at}.input_scale"] = scalar(2e-3 * (1 + 0.1 * expert))
-    return layout.open(tensors, config={**CONFIG, "moe_intermediate_size": width})
+    return layout.open(tensors, config={**CONFIG, "moe_intermediate_size": width, "hidden_size": hidden})
 
 
 @pytest.mark.parametrize(
@@ -276,9 +276,7 @@ def test_38_a_kernel_that_refuses_is_named():
 
 @pytest.mark.parametrize(("hidden", "found"), [(2880, True), (2816, False), (7168, False), (64, False)])
 def test_38_a_hidden_size_that_the_second_kernel_does_not_take(hidden, found):
-    sound = of_width(128)
-    tensors = {name: sound.read_tensor(name) for name in sound.tensors}
-    report = audit(opened(tensors, {**CONFIG, "moe_intermediate_size": 128, "hidden_size": hidden}, QUANT))
+    report = audit(of_width(128, hidden=hidden))
     assert ("parallel.alignment", "backend") in codes(report) if found else codes(report) == []
     assert cutlass(report) == (("degraded", "why.alignment.hidden") if found else ("safe", "why.safe"))
 

@@ -22,6 +22,7 @@ from tests.audit.layouts import (
     with_quant,
 )
 from tests.audit.reading import codes, found, outcomes
+from tests.checkpoint.checkpoint_fixtures import CONFIG as FOUR
 from tests.checkpoint.checkpoint_fixtures import base, opened, without
 
 ALL = tuple(range(EXPERTS))
@@ -78,7 +79,7 @@ def test_11_a_sound_stacked_file_gets_a_note():
 
 
 def test_11_so_does_a_sound_file_of_that_family():
-    report = audit(opened(base(), {**CONFIG, "num_experts": 4, "architectures": ["Step3p5ForCausalLM"]}))
+    report = audit(opened(base(), {**FOUR, "architectures": ["Step3p5ForCausalLM"]}))
     assert codes(report) == [("loader.note", "info")]
     assert codes(audit(opened(base()))) == []
 
@@ -227,12 +228,12 @@ def test_weight_only_ordinary_layers_lack_nothing():
     module = "model.layers.0.self_attn.o_proj"
     tensors = without({**base(), **linear(module)}, "input_scale")
     quant = modelopt("W4A16_NVFP4")
-    assert found(audit(opened(tensors, {**CONFIG, "num_experts": 4}, quant))) == []
+    assert found(audit(opened(tensors, FOUR, quant))) == []
     # Listed one by one, each has its own algorithm.
     layers = {MLP: {"quant_algo": "NVFP4"}, module: {"quant_algo": "W4A16_NVFP4"}}
     mixed = modelopt("MIXED_PRECISION", exclude=(), quantized_layers=layers)
     tensors = without({**base(), **linear(module)}, f"{module}.input_scale")
-    assert found(audit(opened(tensors, {**CONFIG, "num_experts": 4}, mixed))) == []
+    assert found(audit(opened(tensors, FOUR, mixed))) == []
 
 
 def test_the_convention_of_ordinary_layers():

@@ -12,6 +12,7 @@ from nvfp4viz.checkpoint import MemorySource, file_bytes, tensor
 from tests.audit.fault_matrix import FAULTS, Case
 from tests.audit.layouts import LAYOUTS, bf16, linear
 from tests.audit.test_cases_config import of_width
+from tests.audit.test_shapes import resized
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, opened
 
 HERE = Path(__file__).parent
@@ -22,7 +23,7 @@ CASES = range(1, 49)
 CODES = {
     "scale.missing", "scale.zero", "scale.nan", "scale.inf", "scale.negative", "scale.subnormal", "scale.outlier",
     "scale.filled", "scale.identity", "scale.convention", "scale.pair-mismatch", "scale.shape", "block-scale.group",
-    "weight.unquantised", "expert.absent", "expert.gap", "expert.rank-hole", "scheme.pre-quant-scale",
+    "weight.unquantised", "weight.shape", "expert.absent", "expert.gap", "expert.rank-hole", "scheme.pre-quant-scale",
     "format.ambiguous", "scheme.weight-only", "scheme.mislabelled", "scheme.mixed-layer", "config.absent",
     "config.conflict", "config.incomplete", "config.invalid", "config.excluded-but-quantised",
     "config.unquantised-not-excluded", "draft.unquantised", "kv.zero", "kv.invalid", "kv.identity", "kv.absent",
@@ -40,6 +41,10 @@ def test_every_case_has_a_test():
     assert numbers == set(CASES)
 
 
+def one_short_expert(layout):
+    return layout.open(resized(layout, layout.tensors(), "down", 5, 32, 32))
+
+
 ELSEWHERE = {
     "config.incomplete": lambda: opened(base(), CONFIG, {"quantization": {"quant_algo": "NVFP4"}}),
     "config.invalid": lambda: MemorySource({"model.safetensors": file_bytes(base()), "config.json": b"{,}"}),
@@ -47,6 +52,7 @@ ELSEWHERE = {
         base(), CONFIG, {"quantization": {**QUANT["quantization"], "kv_cache_quant_algo": "FP8"}}
     ),
     "parallel.alignment": lambda: of_width(80),
+    "weight.shape": lambda: one_short_expert(LAYOUTS["modelopt"]),
     "loader.note": lambda: LAYOUTS["stacked"].open(),
     "audit.partial": lambda: opened({"lm_head.weight": bf16(4, 4)}, CONFIG, None),
     "scheme.weight-only": lambda: LAYOUTS["W4A16"].open(),

@@ -1,0 +1,159 @@
+"""The experts' sizes: of one expert against the others, of one projection against the others, and of the configuration.
+
+A server allocates ``(E, 2I, H)`` and ``(E, H, I)`` by the configuration and copies every expert into its slice, so that
+a matrix of another shape stops the load, whatever its blocks and scales are.  Sizes are compared as rows × values, so
+packing and orientation do not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from nvfp4viz.audit.facts import Facts
+from nvfp4viz.audit.findings import make
+from nvfp4viz.audit.report import Finding
+from nvfp4viz.audit.scales import block_width
+from nvfp4viz.audit.texts import id_list
+from nvfp4viz.checkpoint import TensorEntry
+from nvfp4viz.checkpoint.dialects.per_expert import PROJECTION_ORDER
+
+Size = tuple[int, int]
+"""Rows (out) and values of a row (in) of one expert's matrix."""
+
+
+def shape_findings(facts: Facts, config: Mapping[str, Any]) -> Iterator[Finding]:
+    """``weight.shape``, and ``config.conflict`` where all experts agree on another size than the configuration.
+
+    Parameters
+    ----------
+    config
+        The configuration that these experts belong to; empty for another tower's.
+    """
+    sizes = _sizes(facts)
+    usual: dict[str, dict[Size, int]] = {}
+    for (_, projection), found in sizes.items():
+        for size, experts in found.items():
+            usual.setdefault(projection, {}).setdefault(size, 0)
+            usual[projection][size] += len(experts)
+    layers: dict[int, dict[str, Size]] = {}
+    for (layer, projection), found in sizes.items():
+        # Most experts are right; of two halves, the one that other layers agree with.
+        own = max(found, key=lambda size: (len(found[size]), usual[projection][size]))
+        layers.setdefault(layer, {})[projection] = own
+        for size, experts in found.items():
+            if size != own:
+                yield _odd_one(facts, layer, projection, size, own, tuple(sorted(experts)))
+    yield from _between_projections(facts, layers, config)
+
+
+def _sizes(facts: Facts) -> dict[tuple[int, str], dict[Size, list[int]]]:
+    """Experts by size, of each layer and projection; matrices whose blocks are wrong have a finding of their own."""
+    kinds = facts.view.table.kind.tolist()
+    known: dict[tuple[str, int, int], Size | None] = {}
+    out: dict[tuple[int, str], dict[Size, list[int]]] = {}
+    for (layer, expert, projection), module in facts.view.modules.items():
+        rows = module.tensors.rows
+        dialect = facts.view.dialects.get(layer)
+        if module.state != "quantised" or dialect is None or "weight" not in rows or "weight_scale" not in rows:
+            continue
+        key = (dialect.block, kinds[rows["weight"]], kinds[rows["weight_scale"]])
+        if key not in known:
+            weight, scale = module.tensors["weight"], module.tensors["weight_scale"]
+            known[key] = matrix_size(weight, scale) if block_width(weight, scale) == dialect.group else None
+        size = known[key]
+        if size is not None and layer in facts.needs:
+            out.setdefault((layer, projection), {}).setdefault(size, []).append(expert)
+    return out
+
+
+def matrix_size(weight: TensorEntry, scale: TensorEntry) -> Size:
+    """Rows and values of one expert's matrix; the scales tell along which axis two values share a byte.
+
+    >>> weight = TensorEntry("w", "U8", (8, 32, 64), "f", 0, 16384)
+    >>> matrix_size(weight, TensorEntry("s", "F8_E4M3", (8, 4, 64), "f", 0, 2048))
+    (64, 64)
+    """
+    pair = 1 if weight.dtype == "F4" else 2
+    packed, scales = weight.shape, scale.shape
+    if len(packed) == len(scales) + 1:
+        return packed[-3], packed[-2] * packed[-1] * pair
+    if packed[-2] == scales[-2]:
+        return packed[-2], packed[-1] * pair
+    return packed[-1], packed[-2] * pair
+
+
+def _odd_one(facts: Facts, layer: int, projection: str, size: Size, own: Size, experts: tuple[int, ...]) -> Finding:
+    place = facts.place(layer, (projection,), "weight", experts)
+    fill = {"found": list(size), "expected": list(own)}
+    return make("weight.shape", "error", role="weight", layer=layer, projection=projection, **place, fill=fill)
+
+
+def _between_projections(
+    facts: Facts, layers: Mapping[int, Mapping[str, Size]], config: Mapping[str, Any]
+) -> Iterator[Finding]:
+    """Gate and up are I × H, down is H × I: sizes that do not fit one another, or all of them not the configuration."""
+    against: dict[tuple[str, int, int], list[int]] = {}
+    wrong: dict[tuple[str, Size, Size], list[int]] = {}
+    claimed = configured_sizes(config)
+    for layer, own in layers.items():
+        flat = {kind: _hidden_and_width(kind, own[kind]) for kind in PROJECTION_ORDER if kind in own}
+        here = claimed if layer in facts.view.moe_layers else (None, None)
+        agreed = []
+        for axis, name in enumerate(("hidden_size", "moe_intermediate_size")):
+            values = [size[axis] for size in flat.values()]
+            said = here[axis]
+            if said is not None and len(set(values)) == 1 and values[0] != said:
+                if not (axis == 0 and _is_latent(facts, config)):
+                    against.setdefault((name, said, values[0]), []).append(layer)
+                said = values[0]
+            # Without a word of the configuration the majority is right, and of two the first: its input is the token.
+            agreed.append(said if said in values else max(values, key=values.count))
+        for kind, size in flat.items():
+            if size != tuple(agreed):
+                expected = _as_stored(kind, agreed[0], agreed[1])
+                wrong.setdefault((kind, own[kind], expected), []).append(layer)
+    for (kind, found, expected), where in wrong.items():
+        yield make(
+            "weight.shape", "error", text="weight.shape.projection", role="weight", projection=kind,
+            layer=where[0] if len(where) == 1 else None,
+            tensors=_names(facts, where, kind), count=len(where),
+            fill={"found": list(found), "expected": list(expected), "layers": id_list(tuple(where)), "numbers": where},
+        )  # fmt: skip
+    for (name, said, value), where in against.items():
+        fill = {"key": name, "claimed": said, "found": value, "layers": id_list(tuple(where)), "numbers": where}
+        yield make("config.conflict", "error", text="config.conflict.size", count=1, fill=fill)
+
+
+def _hidden_and_width(kind: str, size: Size) -> Size:
+    rows, values = size
+    if kind == "down":
+        return rows, values
+    return values, rows // 2 if kind == "gate_up" and rows % 2 == 0 else rows
+
+
+def _as_stored(kind: str, hidden: int, width: int) -> Size:
+    return (hidden, width) if kind == "down" else (2 * width if kind == "gate_up" else width, hidden)
+
+
+def _names(facts: Facts, layers: Iterable[int], kind: str) -> list[str]:
+    return [facts.view.slot(layer, 0, kind, "weight").name for layer in layers]
+
+
+def configured_sizes(config: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Hidden and expert width as the configuration of the text model says them, None where it does not.
+
+    ``intermediate_size`` is the experts' in some families and the dense layers' in others; it is not asked.
+    """
+    text = config.get("text_config")
+    holder = text if isinstance(text, dict) and text else config
+    found = (holder.get(key) for key in ("hidden_size", "moe_intermediate_size"))
+    hidden, width = (v if isinstance(v, int) and not isinstance(v, bool) and v > 0 else None for v in found)
+    return hidden, width
+
+
+def _is_latent(facts: Facts, config: Mapping[str, Any]) -> bool:
+    """Experts that live in a narrower space than the model (Nemotron 3 Super: 1024 of 4096)."""
+    text = config.get("text_config")
+    keys = [*config, *(text if isinstance(text, dict) else ())]
+    return any("latent" in key for key in keys) or any("latent" in name for name in facts.checkpoint.tensors)

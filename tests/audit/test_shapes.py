@@ -1,0 +1,156 @@
+"""Experts of another size than their peers, their other projections, or the configuration: every load stops."""
+
+import numpy as np
+import pytest
+
+from nvfp4viz import serving
+from nvfp4viz.audit import audit
+from nvfp4viz.checkpoint import Tensor, memory_checkpoint
+from nvfp4viz.errors import ServingError
+from tests.audit.layouts import CONFIG, EXPERTS, HIDDEN, LAYOUTS, SIZES, WIDTH, typed
+from tests.audit.reading import found, outcomes
+from tests.checkpoint.checkpoint_fixtures import CONFIG as FOUR
+from tests.checkpoint.checkpoint_fixtures import base, opened
+
+PACKED = [id for id, layout in LAYOUTS.items() if {"weight", "weight_scale"} <= set(layout.roles)]
+APART = [id for id in PACKED if LAYOUTS[id].arrangement == "expert"]
+WHOLE = [id for id in PACKED if LAYOUTS[id].arrangement != "expert" and id != "Inkling"]
+
+
+def resized(layout, tensors, kind, expert, rows, columns):
+    """Codes and block scales of another size, in agreement with one another."""
+    out = dict(tensors)
+    shapes = {"weight": (rows, columns // 2), "weight_scale": (rows, columns // layout.group)}
+    dtypes = {"weight": layout.code_type, "weight_scale": layout.scale_type}
+    for role, shape in shapes.items():
+        if layout.arrangement != "expert":
+            shape = (EXPERTS, *shape)
+        if role == "weight" and layout.dialect == "gpt-oss":
+            shape = (*shape[:-1], -1, 16)
+            flat = np.full((EXPERTS, rows, columns // 2), 0x38, np.uint8).reshape(shape)
+        else:
+            flat = np.full(shape, 0x38 if layout.block == "NVFP4" else 120, np.uint8)
+        out[layout.name(expert, kind, role)] = typed(flat, dtypes[role])
+    return out
+
+
+def refused(report):
+    return all(name in ("load-error", "unsupported") for name in outcomes(report).values()) and (
+        "load-error" in outcomes(report).values()
+    )
+
+
+@pytest.mark.parametrize("id", APART)
+@pytest.mark.parametrize("factor", [(0.5, 1), (1, 2), (2, 1)])
+def test_one_expert_of_another_shape(id, factor):
+    layout = LAYOUTS[id]
+    for kind in layout.kinds:
+        rows, columns = (int(side * f) for side, f in zip(SIZES[kind], factor, strict=True))
+        report = audit(layout.open(resized(layout, layout.tensors(), kind, 5, rows, columns)))
+        assert found(report) == [("weight.shape", "error", 0, kind, (5,))]
+        assert report.findings[0].params["found"] == [rows, columns]
+        assert report.findings[0].tensors == (layout.name(5, kind, "weight"),)
+        assert refused(report)
+
+
+@pytest.mark.parametrize("id", PACKED)
+def test_the_same_tensors_rewritten_are_sound(id):
+    layout = LAYOUTS[id]
+    tensors = layout.tensors()
+    for kind in layout.kinds:
+        for expert in range(EXPERTS):
+            tensors = resized(layout, tensors, kind, expert, *SIZES[kind])
+    # Of Inkling's names only the second-level scale's is public.
+    assert found(audit(layout.open(tensors))) == []
+
+
+@pytest.mark.parametrize("id", [*APART, *WHOLE])
+@pytest.mark.parametrize("size", [(32, WIDTH), (HIDDEN, 2 * WIDTH)])
+def test_a_down_projection_that_fits_neither_gate_nor_up(id, size):
+    layout = LAYOUTS[id]
+    tensors = layout.tensors()
+    for expert in range(EXPERTS):
+        tensors = resized(layout, tensors, "down", expert, *size)
+    for config in (layout.config, {"num_hidden_layers": 1}):
+        if config is not layout.config and "quantization_config" in layout.config:
+            config = {**config, "quantization_config": layout.config["quantization_config"]}
+        report = audit(layout.open(tensors, config=config))
+        assert ("weight.shape", "error", 0, "down", None) in found(report)
+        assert refused(report)
+
+
+@pytest.mark.parametrize("id", [*APART, *WHOLE])
+@pytest.mark.parametrize(("key", "value"), [("moe_intermediate_size", 48), ("hidden_size", 128)])
+def test_sizes_against_the_configuration(id, key, value):
+    layout = LAYOUTS[id]
+    text = layout.config.get("text_config")
+    changed = {**layout.config, key: value} if text is None else {**layout.config, "text_config": {**text, key: value}}
+    report = audit(layout.open(config=changed))
+    assert found(report) == [("config.conflict", "error", None, None, None)]
+    assert report.findings[0].params["claimed"] == value
+    assert refused(report)
+
+
+def test_a_latent_space_is_no_contradiction():
+    """Nemotron 3 Super's experts see 1024 of the model's 4096."""
+    layout = LAYOUTS["non-gated"]
+    narrow = {**CONFIG, "hidden_size": 4 * HIDDEN}
+    assert found(audit(layout.open(config=narrow))) == [("config.conflict", "error", None, None, None)]
+    assert found(audit(layout.open(config={**narrow, "moe_latent_size": HIDDEN}))) == []
+    latent = {**layout.tensors(), "backbone.layers.0.mixer.fc1_latent_proj.weight": Tensor("BF16", (1, 1), b"\0\0")}
+    assert found(audit(layout.open(latent, config=narrow))) == []
+
+
+def test_layers_of_different_widths_fit_without_a_configured_one():
+    """Pruned by layers: each agrees with itself."""
+    layout = LAYOUTS["modelopt"]
+    tensors = layout.tensors()
+    for kind in layout.kinds:
+        rows, columns = (side // 2 if side == WIDTH else side for side in SIZES[kind])
+        for expert in range(EXPERTS):
+            second = resized(layout, layout.tensors(), kind, expert, rows, columns)
+            for role in layout.roles:
+                name = layout.name(expert, kind, role)
+                tensors[name.replace("layers.0", "layers.1")] = second[name]
+    config = {key: value for key, value in CONFIG.items() if key != "moe_intermediate_size"} | {"num_hidden_layers": 2}
+    assert found(audit(layout.open(tensors, config=config))) == []
+    assert found(audit(layout.open(tensors, config={**config, "moe_intermediate_size": [32, 16]}))) == []
+    report = audit(layout.open(tensors, config={**config, "moe_intermediate_size": WIDTH}))
+    assert found(report) == [("config.conflict", "error", None, None, None)]
+    assert report.backends[0].layers == (1,)
+
+
+def test_two_halves_of_a_layer_are_judged_by_the_other_layers():
+    layout, tensors = LAYOUTS["modelopt"], base(2)
+    for expert in (0, 1):
+        for role, shape in (("weight", (16, 8)), ("weight_scale", (16, 1))):
+            name = f"model.layers.0.mlp.experts.{expert}.down_proj.{role}"
+            tensors[name] = typed(np.full(shape, 0x38, np.uint8), tensors[name].dtype)
+    report = audit(opened(tensors, {**FOUR, "num_hidden_layers": 2}, layout.quant))
+    assert found(report) == [("weight.shape", "error", 0, "down", (0, 1))]
+
+
+def test_the_loader_agrees(tiny_full):
+    """What the audit forecasts for one short expert is what a load does."""
+    report = audit(tiny_full)
+    assert outcomes(report)["vllm-cutlass"] == "safe"
+    tensors = {name: tiny_full.read_tensor(name) for name in tiny_full.tensors}
+    for role in ("weight", "weight_scale"):
+        name = f"model.layers.1.experts.5.down_proj.{role}"
+        item = tensors[name]
+        rows, columns = item.shape
+        tensors[name] = Tensor(item.dtype, (rows // 2, columns), item.tobytes()[: rows // 2 * columns])
+    short = memory_checkpoint(tensors, config=tiny_full.config, hf_quant_config=tiny_full.hf_quant_config)
+    report = audit(short)
+    assert found(report) == [("weight.shape", "error", 1, "down", (5,))]
+    assert set(outcomes(report).values()) == {"load-error"}
+    with pytest.raises(ServingError) as caught:
+        serving.load(short, device="cpu")
+    assert caught.value.code == "serving.shape"
+
+
+@pytest.fixture(scope="module")
+def tiny_full():
+    from nvfp4viz.checkpoint import open_checkpoint
+
+    return open_checkpoint("sample_checkpoints/built/tiny-moe-nvfp4-full")
