@@ -7,7 +7,6 @@ import pytest
 from nvfp4viz.audit import audit, schemes
 from nvfp4viz.checkpoint import tensor
 from tests.audit.layouts import (
-    CONFIG,
     EXPERTS,
     HIDDEN,
     LAYOUTS,
