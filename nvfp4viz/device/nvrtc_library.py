@@ -1,7 +1,9 @@
-"""NVRTC 13 beside the one that CuPy brings, by way of ``ctypes``.
+"""An NVRTC library of one's own choice, beside CuPy's, by way of ``ctypes``.
 
-CuPy for CUDA 12 compiles with NVRTC 12.9, which does not know Thor (``sm_110a``).  PyTorch's CUDA 13 build brings
-NVRTC 13 anyway, and a test environment installs it; the two libraries have different names and live in one process.
+Which one CuPy compiles with is not decided by its own CUDA version: CuPy 14.2 looks for ``libnvrtc.so.13`` first, so
+``cupy-cuda12x`` takes NVRTC 13 wherever PyTorch's CUDA 13 build or the development requirements have brought it, and
+12.9 only where that is alone.  12.9 does not know Thor (``sm_110a``), which then goes to an NVRTC 13 that CuPy did not
+find.  The libraries have different names and live in one process; the first one loaded is what CuPy takes.
 Offers the functions of ``cupy.cuda.nvrtc`` that ``nvfp4viz.device.build`` uses, under the same names.
 """
 
@@ -12,7 +14,10 @@ import importlib.util
 from functools import cache
 from pathlib import Path
 
-__all__ = ["NvrtcLibrary", "find_nvrtc13"]
+__all__ = ["NvrtcLibrary", "find_nvrtc13", "wheel"]
+
+FOLDERS = {12: "cuda_nvrtc", 13: "cu13"}
+"""Where the wheels ``nvidia-cuda-nvrtc-cu12`` and ``nvidia-cuda-nvrtc`` lie, by major version."""
 
 
 class NvrtcError(RuntimeError):
@@ -75,15 +80,24 @@ class NvrtcLibrary:
         self._call("nvrtcDestroyProgram", ctypes.byref(ctypes.c_void_p(program)))
 
 
+def wheel(major: int) -> Path | None:
+    """The library of NVRTC 12 or 13 as its wheel installs it, or ``None``."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(folder) / FOLDERS[major] / "lib" / f"libnvrtc.so.{major}"
+        if path.exists():
+            return path
+    return None
+
+
 @cache
 def find_nvrtc13() -> NvrtcLibrary | None:
     """NVRTC 13 from the wheel ``nvidia-cuda-nvrtc`` or from the system, or ``None``."""
-    spec = importlib.util.find_spec("nvidia")
-    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
-    wheels = [folder / "cu13" / "lib" / "libnvrtc.so.13" for folder in folders]
-    for path in [*(str(wheel) for wheel in wheels if wheel.exists()), "libnvrtc.so.13"]:
+    for path in (wheel(13), "libnvrtc.so.13"):
+        if path is None:
+            continue
         try:
-            library = NvrtcLibrary(path)
+            library = NvrtcLibrary(str(path))
             library.getVersion()
             return library
         except (OSError, NvrtcError):

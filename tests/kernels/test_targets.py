@@ -4,9 +4,12 @@ A build for plain ``sm_100`` or ``sm_120`` compiles and silently takes the softw
 "supports Blackwell" may never have used an FP4 unit.  Only the machine code tells.
 """
 
+import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -39,6 +42,7 @@ FEATURES = {
 }
 FP4 = {name for name in FEATURES if name.endswith(("E2M1", "UE8M0", "X"))}
 NO_LOCAL = "no local memory"
+NARROW = re.compile(r"LDG(?!STS|DEPBAR)(?!.*\.(128|256)\b).*")
 
 # Which of them a kernel uses where it can: file and kernel by pattern, the first that fits.
 WIDE = {"16-byte load", "16-byte store"}
@@ -49,6 +53,7 @@ EXPECTED = [
     (r"quantize_mx\.cu:.*_deepgemm_ceil_.*", {"pack UE8M0", "16-byte load", NO_LOCAL}),  # its ties are not the unit's
     (r"quantize_mx\.cu:.*", {"pack E2M1", "16-byte load", NO_LOCAL}),
     (r"activation_quantize\.cu:.*", {"pack E2M1", "pack E4M3", "16-byte load", NO_LOCAL}),
+    (r"dequantize\.cu:nv_dequantize_bf16_flat", {"unpack E2M1", *WIDE, NO_LOCAL}),
     (r"dequantize\.cu:.*", {"unpack E2M1", "16-byte store", NO_LOCAL}),
     (r"amax\.cu:.*", {"16-byte load", NO_LOCAL}),
     (r"layout\.cu:nv_interleave_gate_up", {*WIDE, NO_LOCAL}),
@@ -59,7 +64,6 @@ EXPECTED = [
     (r"permute\.cu:.*", {NO_LOCAL}),
     (r"ranges\.cu:nv_place_ranges", {*WIDE, NO_LOCAL}),
     (r"ranges\.cu:.*", {NO_LOCAL}),
-    (r"dequantize\.cu:nv_dequantize_bf16_flat", {"unpack E2M1", *WIDE, NO_LOCAL}),
     (r"gemm_w4a4\.cu:nv_(grouped_w4a4|mma_tiles)_nvfp4.*", {"block-scaled MMA, 4X"}),
     (r"gemm_w4a4\.cu:nv_(grouped_w4a4|mma_tiles)_mxfp4.*", {"block-scaled MMA, 2X"}),
     (r"gemm_w4a16\.cu:nv_grouped_w4a16_.*", {"16-byte load"}),
@@ -67,6 +71,25 @@ EXPECTED = [
     (r"selftest\.cu:nv_selftest_conversions", {"pack E2M1", "pack E4M3", "pack UE8M0"}),
     (r"selftest\.cu:nv_selftest_unpack", {"unpack E2M1"}),
     (r"selftest\.cu:.*", set()),
+]
+# How many loads of less than 16 bytes the code of a kernel with 16-byte loads holds at most, on any target: scales,
+# offsets, a ragged end.  "Holds a 16-byte load" would be true of a kernel whose main loop loads word by word and whose
+# end does not.  Numbers as NVRTC 13.0 and 12.9 compile them.
+MOST_NARROW = [
+    (r"quantize\.cu:.*_linear", 3),  # the row's global scale, and the search for its range
+    (r"quantize\.cu:.*_swizzled", 4),
+    (r"quantize_mx\.cu:.*", 0),
+    (r"activation_quantize\.cu:.*_shared", 2),
+    (r"activation_quantize\.cu:.*_global", 50),  # 48 gates from the table, one by one
+    (r"amax\.cu:.*", 1),  # the element that is left over, or the search for the row's range
+    (r"dequantize\.cu:nv_dequantize_bf16_flat", 10),  # scales, and the piece at the end
+    (r"layout\.cu:nv_interleave_gate_up", 0),
+    (r"layout\.cu:nv_unswizzle_128x4", 2),
+    (r"permute\.cu:nv_gather_rows", 1),  # where the row comes from
+    (r"permute\.cu:nv_combine_routes", 2),  # where from, and its weight
+    (r"ranges\.cu:nv_place_ranges", 82),  # a path byte by byte beside the wide one, for rows that do not lie right
+    (r"gemm_w4a16\.cu:nv_grouped_w4a16_16", 12),  # offsets, factors, block scales
+    (r"gemm_w4a16\.cu:nv_grouped_w4a16_.*", 8),
 ]
 # Siblings of another target, left to the slow tests; the kernel that the gate was made for meets every target.
 SIBLINGS = {"sm_86", "sm_90a", "sm_100f", "sm_120f", *sass.PLAIN}
@@ -79,6 +102,13 @@ def features_of(source, kernel):
         if re.fullmatch(pattern, f"{source}:{kernel}"):
             return features
     raise AssertionError(f"{source}: say in EXPECTED what {kernel} must become")
+
+
+def most_narrow(source, kernel):
+    for pattern, most in MOST_NARROW:
+        if re.fullmatch(pattern, f"{source}:{kernel}"):
+            return most
+    raise AssertionError(f"{source}: say in MOST_NARROW how many narrow loads {kernel} may hold")
 
 
 def faults(source, target, codes):
@@ -96,6 +126,10 @@ def faults(source, target, codes):
                 found.append(f"{code.name} on {target} has: {name}")
             if there and name not in wanted and name in FP4:
                 found.append(f"{code.name} on {target} uses unasked: {name}")
+        if "16-byte load" in wanted:
+            narrow = sum(bool(NARROW.fullmatch(opcode)) for opcode in code.opcodes())
+            if narrow > most_narrow(source, code.name):
+                found.append(f"{code.name} on {target} holds {narrow} loads of less than 16 bytes")
         if NO_LOCAL in wanted:
             local = sorted(opcode for opcode in opcodes if re.match(r"(LDL|STL)\b", opcode))
             if local or code.stack_bytes:
@@ -113,7 +147,7 @@ def cases():
 @pytest.mark.parametrize(("source", "target"), list(cases()))
 def test_a_kernel_becomes_what_it_should(source, target):
     if target == "sm_110a" and nvrtc_library.find_nvrtc13() is None:
-        pytest.skip("NVRTC 13 is not installed, and 12.9 does not know sm_110a")
+        pytest.skip("NVRTC 13 is not installed, and 12 does not know sm_110a")
     codes = disassemble.disassemble(build.cubin(source, target))
     assert codes, "no kernel in the file"
     assert faults(source, target, codes) == []
@@ -121,7 +155,7 @@ def test_a_kernel_becomes_what_it_should(source, target):
 
 @pytest.mark.parametrize("source", sass.kernel_sources())
 def test_the_committed_extracts_say_the_same(source):
-    """They come from NVRTC 13, which users of CUDA 13 compile with; the tests above from 12.9."""
+    """They come from NVRTC 13.0; the tests above from whichever NVRTC CuPy finds, 13 where one is installed."""
     for built in sass.read_extract(source).kernels:
         code = SimpleNamespace(
             name=built.name, stack_bytes=built.stack_bytes, opcodes=lambda b=built: [one.opcode for one in b.telling]
@@ -129,10 +163,51 @@ def test_the_committed_extracts_say_the_same(source):
         assert faults(source, built.target, [code]) == []
 
 
-def test_the_table_speaks_of_existing_kernels_alone():
+@pytest.mark.parametrize("table", [EXPECTED, MOST_NARROW], ids=["instructions", "narrow loads"])
+def test_the_tables_speak_of_existing_kernels_alone(table):
+    """Every line is the first that fits some kernel: one that stands too low would say nothing."""
     sources = sass.kernel_sources()
-    stale = [pattern for pattern, _ in EXPECTED if not any(pattern.startswith(re.escape(s)) for s in sources)]
-    assert stale == []
+    names = {f"{source}:{kernel.name}" for source in sources for kernel in sass.read_extract(source).kernels}
+    first = {next((pattern for pattern, _ in table if re.fullmatch(pattern, name)), None) for name in names}
+    assert [pattern for pattern, _ in table if pattern not in first] == []
+
+
+OLDER = """
+import json, sys
+from nvfp4viz.device import build, disassemble, nvrtc_library, sass
+nvrtc_library.NvrtcLibrary(sys.argv[1])  # loaded first: CuPy takes it, as where NVRTC 13 is not installed
+from tests.kernels.test_targets import faults
+found = []
+for source in sys.argv[3:] or sass.kernel_sources():
+    found += faults(source, sys.argv[2], disassemble.disassemble(build.cubin(source, sys.argv[2])))
+print(json.dumps([build.nvrtc().getVersion(), build.compiler_for(sys.argv[2]).getVersion(), found]))
+"""
+
+
+def compiled_by_nvrtc12(target, *sources):
+    """``[CuPy's version, version that compiled, faults]`` from a process in which CuPy finds NVRTC 12 first."""
+    library = nvrtc_library.wheel(12)
+    if library is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("NVRTC 12 is missing, and CI must have it", pytrace=False)
+        pytest.skip("NVRTC 12 is not installed")
+    command = [sys.executable, "-c", OLDER, library, target, *sources]
+    done = subprocess.run(command, cwd=build.KERNELS.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("target", [pytest.param("sm_75", marks=pytest.mark.slow), "sm_90", "sm_100a", "sm_120a"])
+def test_nvrtc_12_makes_the_same_of_every_kernel(target):
+    """What requirements.txt brings where PyTorch is not a CUDA 13 build."""
+    assert compiled_by_nvrtc12(target) == [[12, 9], [12, 9], []]
+
+
+def test_what_nvrtc_12_does_not_know_goes_to_13():
+    if nvrtc_library.find_nvrtc13() is None:
+        pytest.skip("NVRTC 13 is not installed")
+    cupys, used, found = compiled_by_nvrtc12("sm_110a", "probe.cu", "quantize.cu")
+    assert (cupys, used[0], found) == ([12, 9], 13, [])
 
 
 BROKEN_GATES = {
@@ -143,12 +218,12 @@ BROKEN_GATES = {
 
 @pytest.fixture
 def broken(tmp_path):
-    """A copy of ``kernels/`` whose gate reads otherwise."""
+    """A copy of ``kernels/`` in which one file, the header with the gate by default, reads otherwise."""
 
-    def copy(*replacements):
+    def copy(*replacements, file="nvfp4_math.cuh"):
         folder = tmp_path / "kernels"
         shutil.copytree(build.KERNELS, folder)
-        header = folder / "nvfp4_math.cuh"
+        header = folder / file
         text = header.read_text(encoding="utf-8")
         for old, new in zip(replacements[::2], replacements[1::2], strict=True):
             assert old in text
@@ -173,6 +248,24 @@ def test_a_gate_that_opens_for_plain_targets_does_not_compile(broken):
     with pytest.raises(DeviceError) as raised:
         build.compile_kernel("quantize.cu", "sm_100", folder=folder)
     assert "sm_100" in raised.value.params["log"]
+
+
+MAIN_LOOP = "for (int k = 0; k < 4; ++k) v[k] = __ldg(from + i + 32 * k);"
+BY_WORDS = """for (int k = 0; k < 4; ++k) {
+      const u32* words = reinterpret_cast<const u32*>(from + i + 32 * k);
+      v[k] = uint4{__ldg(words), __ldg(words + 1), __ldg(words + 2), __ldg(words + 3)};
+    }"""
+
+
+def test_a_main_loop_that_loads_word_by_word_is_seen(broken):
+    """The loop for the rest still loads 16 bytes at a time, so that "holds a 16-byte load" stays true."""
+    folder = broken(MAIN_LOOP, BY_WORDS, file="amax.cu")
+    codes = disassemble.disassemble(build.compile_kernel("amax.cu", "sm_90", folder=folder))
+    (code,) = [code for code in codes if code.name == "nv_amax_bf16"]
+    assert any(opcode.startswith("LDG.E.128") for opcode in code.opcodes())
+    found = faults("amax.cu", "sm_90", [code])
+    assert len(found) == 1
+    assert "loads of less than 16 bytes" in found[0]
 
 
 def test_forced_software_has_no_fp4_instruction():
