@@ -1,5 +1,6 @@
 """Routing: who receives tokens, who never does, and how much text it takes to find out."""
 
+from nvfp4viz.figures import planner as plan_figures
 from nvfp4viz.figures import routers as router_figures
 from nvfp4viz.figures import routing as figures
 from nvfp4viz.model import corpus
@@ -54,10 +55,10 @@ page.foot(
     data={
         "routes": lambda: figures.map_rows({"used": parts.used_of(page), "calibration": parts.seen()}),
         "holes": lambda: figures.hole_rows(parts.log_of("calibration")),
-        "plan": lambda: figures.plan_rows(
+        "plan": lambda: plan_figures.plan_rows(
             parts.log_of(view["plan"]), parts.plans_of(view["plan"], pilot, target), view["came"]
         ),
-        "held_out_runs": lambda: figures.check_rows(parts.checks_of(pilot, target)),
+        "held_out_runs": lambda: plan_figures.check_rows(parts.checks_of(pilot, target)),
         "routers": lambda: router_figures.router_rows(router_parts.picked_of(page), router_parts.logits_of(page)),
     },
 )

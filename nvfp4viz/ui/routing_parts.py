@@ -9,6 +9,7 @@ import numpy.typing as npt
 import streamlit as st
 
 from nvfp4viz.errors import NvError
+from nvfp4viz.figures import planner as plan_figures
 from nvfp4viz.figures import routing as figures
 from nvfp4viz.model import corpus, planner
 from nvfp4viz.model.calibrate import SEED as CALIBRATION_SEED
@@ -295,20 +296,20 @@ def planner_part(page: Lesson) -> None:
         )
     with stage:
         page.figure(
-            figures.plan_figure(log, plans, view["came"], theme=theme(), lang=lang()),
+            plan_figures.plan_figure(log, plans, view["came"], theme=theme(), lang=lang()),
             alt=page.t("planner.alt"),
-            finding=figures.describe_plan(plans[-1], lang()),
-            rows=lambda: figures.plan_rows(log, plans, view["came"]),
+            finding=plan_figures.describe_plan(plans[-1], lang()),
+            rows=lambda: plan_figures.plan_rows(log, plans, view["came"]),
         )
     page.prose("planner.method", level=percent(planner.LEVEL))
     page.heading("planner.check")
     checks = checks_of(pilot, target)
     names = {text: page.t(f"text.{text}") for text in TEXTS}
     page.figure(
-        figures.check_figure(checks, names, theme=theme(), lang=lang()),
+        plan_figures.check_figure(checks, names, theme=theme(), lang=lang()),
         alt=page.t("planner.alt_check"),
-        finding=figures.describe_check(checks, lang()),
-        rows=lambda: figures.check_rows(checks),
+        finding=plan_figures.describe_check(checks, lang()),
+        rows=lambda: plan_figures.check_rows(checks),
     )
     page.table(
         ("text", ">runs", ">held", ">pilot_holes", ">target_holes"), [_check_row(names, checks, t) for t in TEXTS]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from nvfp4viz.figures import planner as plan_figures
 from nvfp4viz.figures import routers, routing
 from nvfp4viz.model import planner
 from nvfp4viz.model.routing_log import RoutingLog
@@ -69,26 +70,26 @@ class TestFigures:
 
     def test_a_plan_hides_what_came_until_it_is_asked_for(self, news, theme, lang):
         plans = planner.plan_unseen(news.part(0, 64), [64, 128, 512])
-        hidden, shown = (routing.plan_figure(news, plans, r, theme=theme, lang=lang) for r in (False, True))
+        hidden, shown = (plan_figures.plan_figure(news, plans, r, theme=theme, lang=lang) for r in (False, True))
         assert len(shown.data) == len(hidden.data) + 1
         assert shown.data[-1].y[-1] == news.holes_after()[512]
         assert max(hidden.data[-1].x) == news.tokens_after()[64]
         styles = {trace.line.dash or "solid" for trace in shown.data}
         assert len(styles) == 3  # told apart without colour
-        said = routing.describe_plan(plans[-1], lang)
+        said = plan_figures.describe_plan(plans[-1], lang)
         assert str(plans[-1].low) in said
         assert str(plans[-1].high) in said
 
     def test_check(self, news, theme, lang):
         checks = planner.check_planner({"news": news}, 64, 256, level=0.5)
-        figure = routing.check_figure(checks, {"news": "N"}, theme=theme, lang=lang)
+        figure = plan_figures.check_figure(checks, {"news": "N"}, theme=theme, lang=lang)
         bars, inside, outside = figure.data
         assert len(bars.base) == len(checks)
         assert len(inside.x) == sum(check.held for check in checks)
         assert len(outside.x) == sum(not check.held for check in checks) > 0
         assert inside.marker.symbol != outside.marker.symbol
-        assert f"{sum(check.held for check in checks)}" in routing.describe_check(checks, lang)
-        assert "50 %" in routing.describe_check(checks, lang)
+        assert f"{sum(check.held for check in checks)}" in plan_figures.describe_check(checks, lang)
+        assert "50 %" in plan_figures.describe_check(checks, lang)
 
     def test_routers(self, picked, theme, lang):
         figure = routers.routers_figure(picked, NAMES, LOGITS, [0.0] * 8, 4, theme=theme, lang=lang)
@@ -111,10 +112,10 @@ def test_rows_are_complete(calibration, news, picked):
     steps = sorted({int(n) for n in calibration.holes_after()}, reverse=True)
     assert [row["slots_without_a_token"] for row in curve] == [*steps, 53]
     plans = planner.plan_unseen(news.part(0, 64), [64, 512])
-    assert "unseen" not in routing.plan_rows(news, plans, False)[-1]
-    assert routing.plan_rows(news, plans, True)[-1]["unseen"] == news.holes_after()[512]
+    assert "unseen" not in plan_figures.plan_rows(news, plans, False)[-1]
+    assert plan_figures.plan_rows(news, plans, True)[-1]["unseen"] == news.holes_after()[512]
     checks = planner.check_planner({"news": news}, 64, 512)
-    assert [row["held"] for row in routing.check_rows(checks)] == [check.held for check in checks]
+    assert [row["held"] for row in plan_figures.check_rows(checks)] == [check.held for check in checks]
     cells = routers.router_rows(picked, LOGITS)
     assert len(cells) == 8 * len(picked)
     assert sum(row["rank"] is not None for row in cells) == 3 * len(picked)
