@@ -172,6 +172,7 @@ def memory_part(page: Lesson) -> None:
             tuple(figures.SHAPES),
             format_func=lambda name: page.t(f"shape.{name}"),
             required=True,
+            wrap=True,
             **page.view.widget("shape"),
         )
         peaks, shape = peaks_of(page)

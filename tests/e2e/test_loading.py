@@ -65,3 +65,15 @@ def test_another_value_spreads_and_lands_in_the_link(visit):
     page.get_by_text("gate", exact=True).click()
     page.wait_for_url(lambda url: "projection=gate" in url)
     page.get_by_text("the value changes 0 on the per-expert path").wait_for()
+
+
+def test_no_choice_is_cut_off_at_its_column(visit):
+    page = visit("/online_quantisation?lang=zh&part=memory")
+    reveal(page, "zh")
+    page.wait_for_function(
+        """() => { const group = [...document.querySelectorAll('[data-testid=stButtonGroup]')]
+                     .find(one => one.textContent.includes('DeepSeek'));
+                   const edge = group && group.getBoundingClientRect().right;
+                   return group && [...group.querySelectorAll('button')]
+                     .every(button => button.getBoundingClientRect().right <= edge + 1); }"""
+    )
