@@ -31,7 +31,7 @@ def error_texts(language: str) -> dict[str, dict[str, str]]:
 
 # What is counted somewhere in the texts, and the verbs that follow.
 _COUNTED = (
-    "articles bits blocks bytes cells characters checks choices codes columns copies digits documents "
+    "articles backends bits blocks bytes cells characters checks choices codes columns copies digits documents "
     "elements entries experts factors fields files findings gaps groups implementations instructions "
     "keys layers linears lines logits modules names numbers outputs overlaps pairs parts paths "
     "patterns peers places points positions products projections prompts ranks registers remedies "
