@@ -19,6 +19,7 @@ import struct
 import sys
 import tempfile
 import threading
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,10 @@ __all__ = [
 KERNELS = Path(__file__).parents[2] / "kernels"
 OPTIONS = ("--fmad=false", "--std=c++17")
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
+TARGET = re.compile(r"sm_([1-9][0-9]{1,3})([af]?)")
+DEFINE = re.compile(r"[A-Za-z_]\w*(=.*)?", re.ASCII | re.DOTALL)
+FP4_FROM = 100  # data-centre Blackwell: from this number on a target without its letter loses instructions
+DIGEST = hashlib.sha256().digest_size
 _compiling: dict[str, threading.Lock] = {}  # by file name in the cache: two threads wait for one compilation
 
 
@@ -90,9 +95,39 @@ def nvrtc() -> Any:
     return binding
 
 
+def check_target(target: str) -> tuple[int, str]:
+    """Number and letter of a target: ``(120, "a")`` for ``"sm_120a"``.
+
+    Raises
+    ------
+    DeviceError
+        ``device.target`` for anything that does not read like ``sm_90`` or ``sm_120a``.
+    """
+    read = TARGET.fullmatch(target) if isinstance(target, str) else None
+    if read is None:
+        raise DeviceError("device.target", target=repr(target)[:60])
+    return int(read[1]), read[2]
+
+
+def _check_defines(defines: tuple[str, ...]) -> None:
+    if isinstance(defines, str):
+        raise DeviceError("device.define", define=repr(defines)[:60])
+    for define in defines:
+        if not isinstance(define, str) or not DEFINE.fullmatch(define):
+            raise DeviceError("device.define", define=repr(define)[:60])
+
+
+def _warn_of_plain(target: str) -> None:
+    """A plain target compiles in silence and computes in software; whoever names one should know."""
+    number, letter = check_target(target)
+    if number >= FP4_FROM and not letter:
+        error = DeviceError("device.plain-target", target=target, special=f"{target}a")
+        warnings.warn(str(error), stacklevel=3)
+
+
 def compiler_for(target: str) -> Any:
     """CuPy's NVRTC where it knows the target, else NVRTC 13 if one is installed beside it (Thor, ``sm_110a``)."""
-    number = int(re.sub(r"\D", "", target))
+    number, _ = check_target(target)
     if number not in nvrtc().getSupportedArchs():
         return find_nvrtc13() or nvrtc()
     return nvrtc()
@@ -117,15 +152,18 @@ def compile_kernel(
     target
         In full, such as ``"sm_90"`` or ``"sm_120a"``.
     defines
-        ``("NAME", "NAME=VALUE", …)``.
+        ``("NAME", "NAME=VALUE", …)``.  A plain target from ``sm_100`` on leaves out the FP4 instructions: a warning.
     folder, binding
         Another folder than ``kernels/``; another NVRTC than CuPy's, with the same functions.
 
     Raises
     ------
     DeviceError
-        ``device.compile`` with the first error line of the compiler's log; ``device.no-nvrtc``; ``device.no-source``.
+        ``device.compile`` with the first error line of the compiler's log; ``device.target``; ``device.define``;
+        ``device.no-nvrtc``; ``device.no-source``.
     """
+    _check_defines(defines)
+    _warn_of_plain(target)
     binding = binding or compiler_for(target)
     texts = sources_of(source, folder)
     headers = {name: text for name, text in texts.items() if name != source}
@@ -173,19 +211,30 @@ def cache_dir() -> Path:
     return home / "nvfp4viz" / "cubin"
 
 
-def cubin(source: str, target: str, defines: tuple[str, ...] = (), *, folder: Path | None = None) -> bytes:
+def cubin(
+    source: str, target: str, defines: tuple[str, ...] = (), *, folder: Path | None = None, anew: bool = False
+) -> bytes:
     """Machine code of ``kernels/<source>`` for one target, from the cache or compiled now.
 
     The cache's key covers the source, every included header, target, options, defines and NVRTC's version.  Files are
     written aside and renamed, so any number of processes may share the folder; a folder that cannot be written to is
-    done without.
+    done without.  A file ends with the SHA-256 of its code; one whose code is another is compiled again, as everything
+    is with ``anew``.
+
+    Raises
+    ------
+    DeviceError
+        As `compile_kernel`.
     """
+    _check_defines(defines)
     version = ".".join(map(str, compiler_for(target).getVersion()))
     key = "\0".join((source_hash(source, folder), target, *OPTIONS, *defines, version))
     name = f"{Path(source).stem}-{target}-{hashlib.sha256(key.encode()).hexdigest()[:24]}.cubin"
     with _compiling.setdefault(name, threading.Lock()):
-        kept = _read(name)
-        if kept is None:
+        kept = None if anew else _read(name)
+        if kept is not None:
+            _warn_of_plain(target)
+        else:
             kept = compile_kernel(source, target, defines, folder=folder)
             _write(name, kept)
     return kept
@@ -193,10 +242,11 @@ def cubin(source: str, target: str, defines: tuple[str, ...] = (), *, folder: Pa
 
 def _read(name: str) -> bytes | None:
     try:
-        code = (cache_dir() / name).read_bytes()
-        return code if len(whole_elf(code)) == len(code) else None
-    except (OSError, RuntimeError, ValueError):  # RuntimeError: a user without a home folder
+        kept = (cache_dir() / name).read_bytes()
+    except (OSError, RuntimeError):  # RuntimeError: a user without a home folder
         return None
+    code, digest = kept[:-DIGEST], kept[-DIGEST:]
+    return code if hashlib.sha256(code).digest() == digest else None
 
 
 def _write(name: str, code: bytes) -> None:
@@ -206,7 +256,7 @@ def _write(name: str, code: bytes) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, prefix=name, suffix=".part", delete=False) as file:
             aside = Path(file.name)
-            file.write(code)
+            file.write(code + hashlib.sha256(code).digest())
         aside.replace(folder / name)
     except (OSError, RuntimeError):
         if aside is not None:

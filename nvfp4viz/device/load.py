@@ -179,21 +179,34 @@ _modules: dict[tuple[str, str, tuple[str, ...], int], Any] = {}
 
 def _module(source: str, target: str, defines: tuple[str, ...], index: int) -> Any:
     """The loaded module, one per file, target, defines and device; it stays loaded with the process."""
-    from cupy.cuda import function as cupy_function
-
+    try:
+        from cupy.cuda import function as cupy_function
+    except (
+        Exception
+    ) as error:  # a wheel of another Python, a library that it does not find: CuPy's, not the GPU's fault
+        raise DeviceError("device.cupy-broken", reason=_short(error)) from error
     torch, _, _ = _runtime()
     key = (source, target, defines, index)
     with _loading:
         if key not in _modules:
-            code = cubin(source, target, defines)
-            module = cupy_function.Module()
-            try:
+
+            def loaded(code: bytes) -> Any:
+                module = cupy_function.Module()
                 with torch.cuda.device(index), _cupy_device(index):
                     torch.cuda.current_stream(index)  # torch creates the primary context, CuPy joins it
                     module.load(code)
-            except Exception as error:
-                raise DeviceError("device.load", file=source, target=target, reason=_short(error)) from error
-            _modules[key] = module
+                return module
+
+            try:
+                _modules[key] = loaded(cubin(source, target, defines))
+            except DeviceError:
+                raise
+            except Exception:  # once more with code that no cache has touched, before anybody is sent to mend a driver
+                code = cubin(source, target, defines, anew=True)
+                try:
+                    _modules[key] = loaded(code)
+                except Exception as error:
+                    raise DeviceError("device.load", file=source, target=target, reason=_short(error)) from error
         return _modules[key]
 
 

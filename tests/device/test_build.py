@@ -70,13 +70,69 @@ def test_whatever_decides_the_code_is_in_the_key(folder, monkeypatch, change):
     assert len(kept()) == 2
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b[:100], lambda b: b"", lambda b: b"x" * len(b)])
+def flip(code, at):
+    return code[:at] + bytes([code[at] ^ 1]) + code[at + 1 :]
+
+
+DAMAGES = {
+    "cut by a byte": lambda b: b[:-1],
+    "cut": lambda b: b[:100],
+    "empty": lambda b: b"",
+    "junk": lambda b: b"x" * len(b),
+    "a byte in the middle": lambda b: flip(b, len(b) // 2),
+    "the last byte": lambda b: flip(b, len(b) - 1),
+    "junk behind the header": lambda b: b[:64] + b"x" * (len(b) - 64),
+    "longer": lambda b: b + b"x",
+    "without its digest, as older versions wrote it": lambda b: b[: -build.DIGEST],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_cubin_is_made_again(folder, damage):
     code = build.cubin("f.cu", "sm_90", TWO, folder=folder)
     (path,) = build.cache_dir().iterdir()
-    path.write_bytes(damage(code))
+    whole = path.read_bytes()
+    path.write_bytes(damage(whole))
     assert build.cubin("f.cu", "sm_90", TWO, folder=folder) == code
-    assert path.read_bytes() == code
+    assert path.read_bytes() == whole
+
+
+def test_anew_does_not_ask_the_cache(folder, monkeypatch):
+    code = build.cubin("f.cu", "sm_90", TWO, folder=folder)
+    compiled = []
+    monkeypatch.setattr(build, "compile_kernel", lambda *how, **more: compiled.append(how) or code)
+    assert build.cubin("f.cu", "sm_90", TWO, folder=folder, anew=True) == code
+    assert len(compiled) == 1
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["bogus", "", "compute_90", "sm_", "sm_90\n", "sm_120a\n", "sm_120A", "sm_９0", "sm_090", " sm_90", None, 90],
+)
+@pytest.mark.parametrize("call", ["cubin", "compile_kernel"])
+def test_what_is_no_target_is_refused(folder, call, target):
+    with pytest.raises(DeviceError) as raised:
+        getattr(build, call)("f.cu", target, TWO, folder=folder)
+    assert (raised.value.code, raised.value.params) == ("device.target", {"target": repr(target)})
+
+
+@pytest.mark.parametrize("defines", [(5,), ("A", None), ("=2",), ("",), ("a b",), "FACTOR=2.0f", (b"FACTOR=2",)])
+@pytest.mark.parametrize("call", ["cubin", "compile_kernel"])
+def test_what_is_no_macro_is_refused(folder, call, defines):
+    with pytest.raises(DeviceError) as raised:
+        getattr(build, call)("f.cu", "sm_90", defines, folder=folder)
+    assert raised.value.code == "device.define"
+
+
+def test_a_target_without_its_letter_is_warned_of(folder, recwarn):
+    """From the compiler and from the cache; 9.0 and earlier have no FP4 to lose."""
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="sm_120 leaves out the FP4 instructions.*Compile for sm_120a"):
+            build.cubin("f.cu", "sm_120", TWO, folder=folder)
+    recwarn.clear()
+    for target in ("sm_90", "sm_120a", "sm_120f"):
+        build.cubin("f.cu", target, TWO, folder=folder)
+    assert not recwarn.list
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(folder, tmp_path, monkeypatch):

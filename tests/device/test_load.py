@@ -1,5 +1,7 @@
 """What a launch hands to the driver, seen without a GPU: stand-ins play torch's tensors and CuPy's function."""
 
+import contextlib
+import sys
 import time
 import types
 
@@ -101,6 +103,60 @@ def test_much_shared_memory_is_asked_for_once(launch, monkeypatch):
         made(1, 32, (FakeTensor(1),), shared=shared)
     assert asked == [64 * 1024, 96 * 1024]
     assert len(function.calls) == 5
+
+
+class Module:
+    """CuPy's module; refuses the code that is called bad."""
+
+    def load(self, code):
+        if code == b"bad":
+            raise RuntimeError("CUDA_ERROR_INVALID_IMAGE: device kernel image is invalid")
+
+
+@pytest.fixture
+def loading(monkeypatch):
+    """CuPy and torch as far as `load._module` asks for them; ``cubin`` gives what is put into the list."""
+    null = contextlib.nullcontext
+    cuda = types.SimpleNamespace(device=lambda i: null(), current_stream=lambda i: None)
+    monkeypatch.setattr(load, "_runtime", lambda: (types.SimpleNamespace(cuda=cuda), None, None))
+    monkeypatch.setattr(load, "_cupy_device", lambda index: null())
+    monkeypatch.setattr(load, "_modules", {})
+    parts = {"cupy": types.ModuleType("cupy"), "cupy.cuda": types.ModuleType("cupy.cuda")}
+    parts["cupy.cuda"].function = types.SimpleNamespace(Module=Module)
+    for name, module in parts.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    codes, asked = [], []
+
+    def cubin(source, target, defines, *, anew=False):
+        asked.append(anew)
+        return codes.pop(0)
+
+    monkeypatch.setattr(load, "cubin", cubin)
+    return codes, asked
+
+
+def test_code_that_does_not_load_is_compiled_anew_once(loading):
+    codes, asked = loading
+    codes += [b"bad", b"good"]
+    assert isinstance(load._module("f.cu", "sm_90", (), 0), Module)
+    assert asked == [False, True]
+
+
+def test_code_that_never_loads_is_one_error(loading):
+    codes, asked = loading
+    codes += [b"bad", b"bad"]
+    with pytest.raises(DeviceError) as raised:
+        load._module("f.cu", "sm_90", (), 0)
+    assert (raised.value.code, asked) == ("device.load", [False, True])
+
+
+def test_a_cupy_that_cannot_be_imported_is_not_the_gpus_fault(loading, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy.cuda", None)
+    with pytest.raises(DeviceError) as raised:
+        load._module("f.cu", "sm_90", (), 0)
+    assert raised.value.code == "device.cupy-broken"
+    assert "cupy" in raised.value.params["reason"]
+    assert "GPU" not in raised.value.what
 
 
 def test_kernels_are_made_once():
