@@ -1,6 +1,7 @@
 """The one place where the app chooses between CPU and GPU.  The bits are the same; only the speed differs.
 
-``device`` is ``"auto"`` (the GPU where one works, else the CPU), ``"cpu"``, or ``"cuda"`` (an error where none works).
+``device`` is ``"auto"`` (the GPU where one works, else the CPU), ``"cpu"``, or ``"cuda"`` (an error where none works, or
+where its kernels do not compute what is asked).
 Arrays come and go as NumPy's; what stays on the GPU are the experts' weights.
 """
 
@@ -31,6 +32,12 @@ Array = npt.NDArray[Any]
 Part = TypeVar("Part")
 
 
+def check_wish(wish: str) -> None:
+    """Raise ``device.unknown`` unless a wish is one of `DEVICES`."""
+    if wish not in DEVICES:
+        raise DeviceError("device.unknown", device=wish)
+
+
 def choose(wish: str) -> tuple[str, DeviceError | None]:
     """``("cuda", None)`` or ``("cpu", why)`` for a wish; ``why`` is ``None`` where the CPU was asked for.
 
@@ -39,8 +46,7 @@ def choose(wish: str) -> tuple[str, DeviceError | None]:
     DeviceError
         ``device.unknown``; for ``"cuda"`` whatever keeps the GPU from computing.
     """
-    if wish not in DEVICES:
-        raise DeviceError("device.unknown", device=wish)
+    check_wish(wish)
     if wish == "cpu":
         return "cpu", None
     try:
@@ -65,18 +71,25 @@ def quantize(
     x : (M, K) bfloat16, float16 or float32
         NumPy.
     recipe, global_scale
-        As there.  Recipes outside `CUDA_RECIPES`, and arrays of other ranks, are computed on the CPU.
+        As there.  Recipes outside `CUDA_RECIPES`, and arrays that are no matrix of whole blocks, have no kernel: for
+        ``"auto"`` the CPU computes them.
     device
         See the module.
 
     Returns
     -------
     The same `QuantizedTensor` either way, and ``"cpu"`` or ``"cuda"``.
+
+    Raises
+    ------
+    DeviceError
+        As `choose`; for ``"cuda"`` also ``device.recipe`` and ``device.shape`` where no kernel computes this.
+    FormatError
+        As `nvfp4viz.quant.quantize`.
     """
     from nvfp4viz import quant
 
-    able = recipe in CUDA_RECIPES and x.ndim == 2 and x.size > 0 and x.shape[1] % RECIPES[recipe].block_size == 0
-    if not able or choose(device)[0] == "cpu":
+    if not _has_kernel(recipe, x.shape, device) or choose(device)[0] == "cpu":
         return quant.quantize(x, recipe=recipe, global_scale=global_scale), "cpu"
     from nvfp4viz.device import ops
 
@@ -101,11 +114,10 @@ def quantize(
 
 
 def dequantize(q: QuantizedTensor, dtype: Any = np.float32, device: str = "auto") -> tuple[Array, str]:
-    """`nvfp4viz.quant.dequantize` on the device that computes, and which one that was."""
+    """`nvfp4viz.quant.dequantize` on the device that computes, and which one that was; errors as `quantize`."""
     from nvfp4viz import quant
 
-    able = q.recipe in CUDA_RECIPES and len(q.shape) == 2 and q.packed.size > 0
-    if not able or choose(device)[0] == "cpu":
+    if not _has_kernel(q.recipe, q.shape, device) or choose(device)[0] == "cpu":
         return quant.dequantize(q, dtype=dtype), "cpu"
     import torch
 
@@ -126,6 +138,21 @@ def dequantize(q: QuantizedTensor, dtype: Any = np.float32, device: str = "auto"
         if device == "cuda" or error.code != "ops.memory":
             raise
         return quant.dequantize(q, dtype=dtype), "cpu"
+
+
+def _has_kernel(recipe: str, shape: tuple[int, ...], wish: str) -> bool:
+    """Whether the kernels compute this; where they do not and the GPU was asked for by name, an error."""
+    check_wish(wish)
+    if recipe not in CUDA_RECIPES:
+        if wish == "cuda" and recipe in RECIPES:  # another name is refused where the CPU would compute
+            raise DeviceError("device.recipe", recipe=recipe, known=", ".join(CUDA_RECIPES))
+        return False
+    block = RECIPES[recipe].block_size
+    if len(shape) == 2 and 0 not in shape and shape[1] % block == 0:
+        return True
+    if wish == "cuda":
+        raise DeviceError("device.shape", shape=shape, block=block)
+    return False
 
 
 def _by_rows(op: str, shape: tuple[int, ...], part: Callable[[slice], Part]) -> list[Part]:

@@ -14,7 +14,7 @@ import pytest
 
 from nvfp4viz import device, quant
 from nvfp4viz.device import dispatch
-from nvfp4viz.errors import DeviceError
+from nvfp4viz.errors import DeviceError, FormatError
 from nvfp4viz.moe import (
     Routing,
     W4A4Experts,
@@ -278,6 +278,44 @@ def test_a_wish_without_a_gpu(no_gpu):
     with pytest.raises(DeviceError) as raised:
         dispatch.choose("tpu")
     assert raised.value.params == {"device": "tpu"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "shape", "code"),
+    [("modelopt", (4, 64), "device.recipe"), ("ieee", (64,), "device.shape"), ("ieee", (2, 2, 16), "device.shape"),
+     ("ieee", (4, 24), "device.shape"), ("ieee", (0, 16), "device.shape"), ("ocp-floor", (4, 48), "device.shape")],
+)  # fmt: skip
+def test_what_has_no_kernel_is_an_error_where_the_gpu_was_asked_for(gpu, recipe, shape, code):
+    """Never quietly the CPU: whoever asks for cuda by name wants to know."""
+    with pytest.raises(DeviceError) as raised:
+        dispatch.quantize(np.ones(shape, np.float32), recipe=recipe, device="cuda")
+    assert raised.value.code == code
+    if 0 not in shape and shape[-1] % quant.RECIPES[recipe].block_size == 0:
+        q, where = dispatch.quantize(np.ones(shape, np.float32), recipe=recipe)
+        assert where == "cpu"
+        with pytest.raises(DeviceError) as raised:
+            dispatch.dequantize(q, device="cuda")
+        assert raised.value.code == code
+
+
+def test_an_unknown_recipe_is_refused_as_ever(gpu):
+    with pytest.raises(FormatError):
+        dispatch.quantize(np.ones((4, 64), np.float32), recipe="bogus", device="cuda")
+
+
+@pytest.mark.parametrize("recipe", ["ieee", "modelopt"])
+@pytest.mark.parametrize("wish", ["tpu", "CUDA", "", None])
+def test_a_device_that_there_is_not_is_refused_whatever_computes(gpu, recipe, wish):
+    x = np.ones((1, 16), np.float32)
+    q = quant.quantize(x, recipe=recipe)
+    for call in (
+        lambda: dispatch.quantize(x, recipe=recipe, device=wish),
+        lambda: dispatch.quantize(x[0], recipe=recipe, device=wish),
+        lambda: dispatch.dequantize(q, device=wish),
+    ):
+        with pytest.raises(DeviceError) as raised:
+            call()
+        assert raised.value.code == "device.unknown"
 
 
 @pytest.mark.parametrize("recipe", ["vllm-cuda", "ocp-floor", "modelopt"])
