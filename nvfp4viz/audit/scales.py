@@ -98,7 +98,11 @@ def _values(facts: Facts, table: ScaleTable, fills: dict[str, Mask], explained: 
     yield from _report(facts, table, one & ~explained, "scale.identity", "info")
     if not has_wrong_convention(table):
         far = outliers(table.values, good) & ~explained & ~one
-        yield from _report(facts, table, far, "scale.outlier", "warn", median=median(table.values, good))
+        # The number beside the stored one is a stored one too.
+        divisors = facts.view.divisors_in(table.layer)
+        usual = median(table.stored if divisors else table.values, good)
+        text = "scale.outlier.divisor" if divisors else "scale.outlier"
+        yield from _report(facts, table, far, "scale.outlier", "warn", text, median=usual)
 
 
 def _report(

@@ -9,6 +9,7 @@ import pytest
 
 from nvfp4viz.audit import audit, describe
 from nvfp4viz.checkpoint import memory_checkpoint, tensor
+from tests.audit.layouts import LAYOUTS
 from tests.audit.reading import found, outcomes
 from tests.checkpoint.checkpoint_fixtures import CONFIG, CT_QUANT, FLAT, QUANT, base, ct_base, opened, scalar, without
 
@@ -459,6 +460,22 @@ def test_40_one_scale_a_thousand_times_its_peers():
     by = {item.name: item for item in report.backends}
     assert (by["vllm-flashinfer-cutlass"].outcome, by["vllm-flashinfer-cutlass"].scope) == ("degraded", "layer")
     assert (by["vllm-cutlass"].outcome, by["vllm-cutlass"].scope) == ("degraded", "experts")
+
+
+@pytest.mark.parametrize("id", ["modelopt", "compressed-tensors"])
+@pytest.mark.parametrize("role", ["input_scale", "weight_scale_2"])
+def test_40_the_value_and_the_median_are_of_one_kind(id, role):
+    layout = LAYOUTS[id]
+    tensors = layout.tensors()
+    peers = [layout.get(tensors, e, "down", role) for e in range(8)]
+    layout.put(
+        tensors, 3, "down", role, layout.stored(1000 * float(np.float32(1) / peers[3] if layout.divisors else peers[3]))
+    )
+    [item] = [item for item in audit(layout.open(tensors)).findings if item.code == "scale.outlier"]
+    assert float(item.params["median"]) == pytest.approx(float(np.median(peers)), rel=0.1)
+    assert f"{item.params['median']}" in item.message
+    assert ("divisor" in item.message) == layout.divisors
+    assert item.value == pytest.approx(float(peers[3]) * (0.001 if layout.divisors else 1000))
 
 
 @pytest.mark.parametrize(("shape", "codes"), [((), []), ((1,), ["scale.shape"]), ((1, 1), ["scale.shape"])])
