@@ -31,6 +31,8 @@ INDEX = "model" + INDEX_SUFFIX
 GAP = 1 << 17
 # Errors that are the host's, and so every file's.
 NOBODY = ("source.connection", "source.no-answer")
+# The same of an answer: every further one would be packed too.
+PACKED = "source.encoded"
 # Told of a stage's name, how many files are done, and of how many.
 Progress = Callable[[str, int, int], None]
 Ranges = list[tuple[int, int]]
@@ -179,6 +181,8 @@ class RemoteSource(ABC):
         wanted = [Wanted(self._url(file), file, 0, FIRST) for file in new]
         for file, answer in zip(new, self._fetch("files", wanted), strict=True):
             if isinstance(answer, CheckpointError):
+                if answer.code == PACKED:
+                    raise answer
                 self._errors[file] = answer
             elif answer.total is None:
                 self._errors[file] = CheckpointError("source.bad-range", name=printable(file))
@@ -278,7 +282,9 @@ class HttpSource(RemoteSource):
         if size > SIDE_LIMIT:
             return []
         try:
-            content = msgspec.json.decode(self.read_range(index, 0, size), type=dict[str, msgspec.Raw])
+            # Whoever compares the index with the shards asks for it again.
+            self._held[index] = data = self.read_range(index, 0, size)
+            content = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
             weight_map = msgspec.json.decode(content.get("weight_map", b"{}"), type=dict[str, str])
         except (msgspec.MsgspecError, CheckpointError, UnicodeDecodeError):
             return []

@@ -208,6 +208,10 @@ def _expected(
     length = headers.get("Content-Length", "")
     size = int(length) if length.isdigit() and len(length) < 20 else None
     match = _CONTENT_RANGE.match(headers.get("Content-Range", ""))
+    coding = headers.get("Content-Encoding", "").strip().lower()
+    if status in (200, 206) and coding not in ("", "identity"):
+        # Nobody asked for it (RFC 9110, 12.5.3), and a part of a packed file cannot be unpacked.
+        raise CheckpointError("source.encoded", name=name, coding=printable(coding, 40))
     if status == 206:
         if match is None or match[1] is None or int(match[1]) != begin or int(match[2]) < begin:
             raise CheckpointError("source.bad-range", name=name)

@@ -243,6 +243,29 @@ def test_what_a_server_does_wrong_is_said(site, code, form):
         assert "{" not in "".join(caught.value.text(language).values())
 
 
+@pytest.mark.parametrize("form", ["", "/", f"/{INDEX}", "/model-00001-of-00003.safetensors"])
+@pytest.mark.parametrize("lists", [True, False])
+def test_a_server_that_packs_what_was_asked_for_plain(files, form, lists):
+    """gzip in spite of ``Accept-Encoding: identity``: one look is enough, and the cause has a name."""
+    with serve(Site(files, packed=True, lists=lists)) as site:
+        with pytest.raises(CheckpointError) as caught:
+            inspect(f"{site.address}{form}")
+        assert len(site.asked) <= 5
+    assert caught.value.code == "source.encoded"
+    assert "gzip" in str(caught.value)
+
+
+@pytest.mark.parametrize(("form", "lists"), [("", False), ("", True), (f"/{INDEX}", False), (f"/{INDEX}", True)])
+def test_an_index_of_any_size_comes_once(files, form, lists):
+    content = json.loads(files[INDEX])
+    content["metadata"]["note"] = "x" * 400_000
+    big = {**files, INDEX: json.dumps(content).encode()}
+    with serve(Site(big, lists=lists)) as site:
+        checkpoint = open_checkpoint(f"{site.address}{form}")
+        assert checkpoint.side_bytes < 1.1 * len(big[INDEX])
+        assert checkpoint.bytes_read + checkpoint.side_bytes == site.sent
+
+
 def test_a_login_page_instead_of_everything():
     with serve(Site({}, page=b"<!doctype html><html>Please log in</html>")) as site:
         with pytest.raises(CheckpointError) as caught:

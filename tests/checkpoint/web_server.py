@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import threading
@@ -38,6 +39,8 @@ class Site:
         Answers 503 to so many requests, then recovers.
     chunked
         Says no length.
+    packed
+        Sends every body through gzip, whatever was asked for.
     tagged
         Marks each file with a strong ETag of its content.
     asked, sent
@@ -54,6 +57,7 @@ class Site:
     redirect: str | None = None
     fail_first: int = 0
     chunked: bool = False
+    packed: bool = False
     tagged: bool = False
     shift: int = 0
     api: dict[str, tuple[int, Any, dict[str, str]]] = field(default_factory=dict)
@@ -109,6 +113,8 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer(206, data[begin:end], {"Content-Range": f"bytes {begin}-{end - 1}/{len(data)}", **mark})
 
     def _answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+        if self.site.packed:
+            body, headers = gzip.compress(body), {**(headers or {}), "Content-Encoding": "gzip"}
         self.send_response(status)
         for key, value in (headers or {}).items():
             self.send_header(key, value)
