@@ -11,7 +11,7 @@ import re
 import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Protocol
+from typing import Literal, Protocol
 
 from nvfp4viz.checkpoint.problems import printable
 from nvfp4viz.errors import CheckpointError
@@ -86,6 +86,9 @@ class LocalSource:
     path
         A folder; a ``.safetensors`` file, whose neighbours serve as side files; or a ``*.index.json``, which stands
         for the shards that it names.
+    links
+        What a link in the folder may lead to: ``"anywhere"`` that the user may read (git-annex, DVC and farms of links
+        keep files elsewhere), or only ``"inside"`` the folder and its hub cache, where somebody else chose the folder.
 
     Raises
     ------
@@ -93,8 +96,9 @@ class LocalSource:
         ``source.not-found`` and ``source.not-a-file``.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, links: Literal["anywhere", "inside"] = "anywhere") -> None:
         given = Path(path)
+        self._follows = links == "anywhere"
         try:
             found = "\0" not in str(path) and given.exists()
         except OSError:
@@ -146,7 +150,7 @@ class LocalSource:
         target = Path(real)
         # The commonest case first: it is asked for every shard.
         inside = os.path.dirname(real) == str(self._root) or target.is_relative_to(self._root)
-        if not (inside or self._in_hub_cache(target)):
+        if not (inside or self._follows or self._in_hub_cache(target)):
             raise CheckpointError("source.outside-folder", name=printable(file))
         if not stat.S_ISREG(mode):
             raise CheckpointError("source.not-a-file", name=printable(file))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import streamlit as st
 
 from nvfp4viz.audit import Audit, NaiveCheck, for_gpu, for_ranks, naive_check, run_audit
-from nvfp4viz.checkpoint import MemorySource
+from nvfp4viz.checkpoint import LocalSource, MemorySource
 from nvfp4viz.ui import caches
 
 if TYPE_CHECKING:
@@ -75,7 +75,9 @@ def open_folder(path: Path, kind: str = "server") -> Opened:
 
 @st.cache_resource(max_entries=12, show_spinner=False)
 def _open_path(path: str, stamp: caches.Stamp, kind: str) -> Opened:
-    return _examine(path, hashlib.sha256(repr((path, stamp)).encode()).hexdigest(), kind)
+    # Of a server's folders a reader sees what lies in them, whatever their links lead to.
+    source = LocalSource(path, links="inside")
+    return _examine(source, hashlib.sha256(repr((path, stamp)).encode()).hexdigest(), kind)
 
 
 def open_upload(files: Sequence[Any], place: str) -> Opened:
@@ -108,6 +110,6 @@ def remembered() -> Opened | None:
     return st.session_state.get("explorer.now")
 
 
-def _examine(source: str | Source, identity: str, kind: str) -> Opened:
+def _examine(source: Source, identity: str, kind: str) -> Opened:
     done = run_audit(source)
     return Opened(identity, done, naive_check(done.checkpoint, done.view), kind)

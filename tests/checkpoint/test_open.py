@@ -345,14 +345,38 @@ def test_an_index_cannot_name_files_outside_the_folder(sharded, shard):
     assert str(sharded.parent) not in str(checkpoint.problems[0].error())
 
 
-def test_a_link_out_of_the_folder_is_not_followed(sharded):
+def test_a_link_out_of_the_folder_is_followed_for_its_user_only(sharded):
     write_checkpoint(sharded.parent / "other", {"secret": tensor(np.float32(42))})
     (sharded / "linked.safetensors").symlink_to(sharded.parent / "other/model.safetensors")
-    checkpoint = open_checkpoint(sharded)
+    [linked] = [header for header in open_checkpoint(sharded).files if header.file == "linked.safetensors"]
+    assert list(linked.entries) == ["secret"]
+    # A folder that somebody else chose: the Explorer's roots.
+    checkpoint = open_checkpoint(LocalSource(sharded, links="inside"))
     assert "secret" not in checkpoint.tensors
     texts = {item.text: str(item.error()) for item in checkpoint.problems}
     assert "source.outside-folder" in texts
     assert str(sharded.parent) not in "".join(texts.values())
+
+
+def test_a_farm_of_links_is_the_checkpoint(sharded, tmp_path):
+    """git-annex, DVC: every file is a link to where its content is kept under another name."""
+    farm, store = tmp_path / "farm", tmp_path / "store" / "objects"
+    farm.mkdir()
+    store.mkdir(parents=True)
+    for k, path in enumerate(sorted(sharded.iterdir())):
+        os.rename(path, store / f"{k:08x}")
+        path.symlink_to(store / f"{k:08x}")
+        (farm / path.name).symlink_to(f"../{path.relative_to(tmp_path)}")
+    for place in (sharded, farm, farm / INDEX):
+        checkpoint = open_checkpoint(place)
+        assert checkpoint.problems == []
+        assert len(checkpoint.tensors) == len(checkpoint.index)
+    # A link that leads nowhere is an absent file, and says no path.
+    (farm / "config.json").unlink(missing_ok=True)
+    (farm / "more.safetensors").symlink_to(tmp_path / "gone")
+    problems = open_checkpoint(farm).problems
+    assert [item.text for item in problems if "more" in item.file]
+    assert str(tmp_path) not in str([str(item.error()) for item in problems])
 
 
 def test_the_hub_cache_with_its_links_opens(tmp_path):

@@ -73,3 +73,15 @@ def test_a_root_without_checkpoints_says_so(open_page, lang, tmp_path, monkeypat
     clean(at.button_group(key="explorer.source").set_value("server").run())
     assert i18n.t("explorer.roots.none") in texts(at)
     assert not at.metric
+
+
+def test_a_link_inside_a_checkpoint_that_leaves_it_is_refused(root):
+    """What the owner's command line may follow, a reader of the server may not."""
+    folder, outside = root / "team" / "holes", root.parent / "secret"
+    shard = sorted(folder.glob("*.safetensors"))[0].name
+    (folder / shard).unlink()
+    (folder / shard).symlink_to(outside / shard)
+    assert audit(folder).verdict == audit(ensure(HOLES)).verdict
+    report = open_folder(folder).audit.report
+    assert [item.text for item in report.findings if item.code.startswith("container.")] == ["source.outside-folder"]
+    assert str(root.parent) not in str(report)
