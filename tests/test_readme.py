@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from nvfp4viz.cli import build_parser
+from nvfp4viz.figures.places import PATHS
+from nvfp4viz.figures.words import words
+from nvfp4viz.ui.registry import PAGES
 
 ROOT = Path(__file__).parents[1]
 READMES = ("README.md", "README.zh.md")
@@ -84,6 +87,21 @@ def test_every_path_and_link_exists(name):
         assert (ROOT / target).exists(), target
     for path in re.findall(r"^\| `([^`|]+)`", text, re.MULTILINE):
         assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize(("name", "language"), [("README.md", "en"), ("README.zh.md", "zh")])
+def test_the_map_of_pages_names_all_of_them_in_the_app_s_words(name, language):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[([^]]+)\]\((pages/\w+\.py)\) \| (.*) \|$", text, re.MULTILINE)
+    said = [(words(language, f"{e.id}.title"), e.script, words(language, f"{e.id}.aim")) for e in PAGES]
+    assert rows == said
+    assert " → ".join(words(language, f"{page}.title") for page in PATHS["first"]) in text
+    assert len(PATHS) - 1 == 3, "the sentence below the heading counts the other ways"
+
+
+def test_both_languages_name_the_same_settings():
+    english, chinese = (re.findall(r"NVFP4VIZ_\w+", (ROOT / name).read_text(encoding="utf-8")) for name in READMES)
+    assert set(english) == set(chinese)
 
 
 def test_make_lists_its_targets_and_has_those_of_the_readme():
