@@ -1,7 +1,7 @@
 """The one place where the app chooses between CPU and GPU.  The bits are the same; only the speed differs.
 
-``device`` is ``"auto"`` (the GPU where one works, else the CPU), ``"cpu"``, or ``"cuda"`` (an error where none works, or
-where its kernels do not compute what is asked).
+``device`` is ``"auto"`` (the GPU where one works, else the CPU), ``"cpu"``, or ``"cuda"`` (an error where none works,
+or where its kernels do not compute what is asked).
 Arrays come and go as NumPy's; what stays on the GPU are the experts' weights.
 """
 
@@ -21,6 +21,7 @@ from nvfp4viz.device.probe import require_cuda
 from nvfp4viz.errors import DeviceError
 from nvfp4viz.moe import ExpertsResult, Routing, W4A4Experts
 from nvfp4viz.quant import RECIPES, QuantizedTensor
+from nvfp4viz.quant.api import as_global_scale
 
 __all__ = ["CUDA_RECIPES", "DEVICES", "CudaExperts", "choose", "cuda_experts", "dequantize", "quantize"]
 
@@ -97,7 +98,7 @@ def quantize(
     if found.scheme == "mxfp4":
         stored, how = np.float32(1), {}
     else:
-        stored = quant.global_scale(quant.amax(x), recipe) if global_scale is None else np.float32(global_scale)
+        stored = quant.global_scale(quant.amax(x), recipe) if global_scale is None else as_global_scale(global_scale)
         how = {"global_scale": float(stored)}
 
     def part(rows: slice) -> tuple[Array, Array]:
@@ -287,8 +288,8 @@ def _run(on: _LayerOnGpu, x: Array, routing: Routing) -> ExpertsResult:
     from nvfp4viz.device import ops
 
     ids = np.ascontiguousarray(routing.ids, np.int32)
-    assert int(ids.max()) < on.count, "the router chose an expert that does not exist"
-    plan = ops.permute(to_cuda(x), to_cuda(ids), on.count)
+    assert 0 <= int(ids.min()) <= int(ids.max()) < on.count, "the router chose an expert that does not exist"
+    plan = ops.permute(to_cuda(x), to_cuda(ids), on.count, validate=False)
     offsets = plan.offsets
     how = {"recipe": "vllm-cuda", "offsets": offsets}
     first = ops.quantize(plan.rows, global_scale=on.a1_gscale, **how)

@@ -55,7 +55,7 @@ def quantize(
     ------
     FormatError
         ``recipe.unknown``, ``recipe.no-global-scale``, ``quantize.dtype``, ``quantize.f16``, ``quantize.empty``,
-        ``quantize.block``, ``quantize.global-scale``, ``quantize.path``.
+        ``quantize.block``, ``quantize.global-scale``, ``quantize.global-number``, ``quantize.path``.
 
     Examples
     --------
@@ -137,10 +137,13 @@ def as_global_scale(given: npt.ArrayLike) -> np.float32:
     Raises
     ------
     FormatError
-        ``quantize.global-scale`` unless it is a single number.
+        ``quantize.global-scale`` unless it is single; ``quantize.global-number`` unless it is a number.
     """
-    with np.errstate(over="ignore", under="ignore"):
-        number = np.asarray(given, np.float32)
+    try:
+        with np.errstate(over="ignore", under="ignore"):
+            number = np.asarray(given, np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise FormatError("quantize.global-number", got=repr(given)[:40]) from error
     if number.size != 1:
         raise FormatError("quantize.global-scale", shape=number.shape)
     return np.float32(number.reshape(())[()])

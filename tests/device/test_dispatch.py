@@ -48,7 +48,8 @@ class FakeOps(types.ModuleType):
     """The operators of ``nvfp4viz.device.ops`` by their contract, on torch's CPU tensors."""
 
     @staticmethod
-    def permute(x, ids, experts):
+    def permute(x, ids, experts, *, validate):
+        assert not validate  # it would wait for the GPU, for ids that the CPU has looked at
         plan = plan_dispatch(ids.numpy(), experts, n1=0, n=0, k=0)  # sizes alone
         rows = shuffle_rows(bf16(x), plan.a_map[: plan.rows])
         return types.SimpleNamespace(rows=as_torch(rows), offsets=torch.from_numpy(plan.expert_offsets), plan=plan)
@@ -296,6 +297,15 @@ def test_what_has_no_kernel_is_an_error_where_the_gpu_was_asked_for(gpu, recipe,
         with pytest.raises(DeviceError) as raised:
             dispatch.dequantize(q, device="cuda")
         assert raised.value.code == code
+
+
+@pytest.mark.parametrize("scale", ["abc", 10**400, object()], ids=["a text", "too large", "an object"])
+@pytest.mark.parametrize("wish", ["auto", "cpu", "cuda"])
+def test_a_global_scale_that_is_no_number_is_refused_on_either_device(gpu, monkeypatch, scale, wish):
+    monkeypatch.setitem(sys.modules, "nvfp4viz.device.ops", NumpyOps("nvfp4viz.device.ops"))
+    with pytest.raises(FormatError) as raised:
+        dispatch.quantize(np.ones((1, 16), np.float32), recipe="ieee", global_scale=scale, device=wish)
+    assert raised.value.code == "quantize.global-number"
 
 
 def test_an_unknown_recipe_is_refused_as_ever(gpu):

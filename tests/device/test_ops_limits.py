@@ -2,6 +2,7 @@
 
 import sys
 
+import numpy as np
 import pytest
 
 from nvfp4viz.errors import DeviceError, FormatError
@@ -134,6 +135,90 @@ def test_a_weight_of_another_shape_is_refused(ops, packed):
             tensor(2, dtype=torch.int32),
         )  # fmt: skip
     assert raised.value.params["name"] == "packed"
+
+
+@pytest.mark.parametrize("scale", ["abc", "1.5", 10**400, 1j, [1.0], b"1"], ids=lambda scale: str(scale)[:5])
+def test_a_global_scale_that_is_no_number_is_refused(ops, scale):
+    x = tensor(4, 32, dtype=torch.bfloat16)
+    q = ops.DeviceQuantized(tensor(4, 8), tensor(4, 1), scale, "ieee", (4, 16))
+    calls = (
+        lambda: ops.quantize(x, recipe="ieee", global_scale=scale),
+        lambda: ops.activation_quantize(x, activation="silu", global_scale=scale),
+        lambda: ops.dequantize(q),
+    )
+    for call in calls:
+        with pytest.raises(FormatError) as raised:
+            call()
+        assert (raised.value.code, raised.value.params["name"]) == ("ops.number", "global_scale")
+
+
+@pytest.mark.parametrize(
+    "scale", [2, 0.1, float("nan"), float("inf"), 1e300, np.float64(3), np.int8(3), np.float16(0.5)]
+)
+def test_a_global_scale_of_any_real_type_is_one_float32(scale):
+    from nvfp4viz.device.ops.checks import check_number
+
+    with np.errstate(over="ignore"):
+        expected = np.float32(scale)
+    assert check_number("quantize", "global_scale", scale).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("experts", ["4", 0, -1, 2**31, 10**30, 4.0, None])
+def test_a_number_of_experts_that_is_none_is_refused(ops, experts):
+    with pytest.raises(FormatError) as raised:
+        ops.permute(tensor(4, 16, dtype=torch.bfloat16), tensor(4, 1, dtype=torch.int32), experts)
+    assert (raised.value.code, raised.value.params["name"]) == ("ops.count", "experts")
+    assert ops.launches == []
+
+
+def routes(*ids):
+    return torch.tensor(ids, dtype=torch.int32).view(-1, 1).as_subclass(OnGpu)
+
+
+@pytest.mark.parametrize(
+    ("ids", "experts", "places", "got"),
+    [((0, 3, 1), 4, None, None), ((0, -1), 4, None, None), ((0, 4), 4, None, 4), ((7,), 2, (0, -1, 1), 7),
+     ((0, 1, 2), 2, (0, -1, 1), None), ((0, 1), 2, (0, 2), 2), ((), 4, None, None), ((0,), 4, (), 0),
+     ((2**31 - 1,), 8, None, 2**31 - 1)],
+)  # fmt: skip
+def test_routes_to_experts_that_there_are_not_are_refused(ops, ids, experts, places, got):
+    """Before any kernel runs: it would read behind the map."""
+    x = tensor(len(ids), 16, dtype=torch.bfloat16)
+    expert_map = None if places is None else routes(*places).view(-1)
+    if got is None:
+        ops.permute(x, routes(*ids), experts, expert_map)
+        assert ops.launches
+        return
+    with pytest.raises(FormatError) as raised:
+        ops.permute(x, routes(*ids), experts, expert_map)
+    assert (raised.value.code, raised.value.params["got"]) == ("ops.routes", got)
+    assert ops.launches == []
+    ops.permute(x, routes(*ids), experts, expert_map, validate=False)
+    assert ops.launches, "whoever has looked already need not wait"
+
+
+@pytest.mark.parametrize(
+    ("offsets", "fits"),
+    [((0, 3, 3, 8), True), ((0, 0), True), ((0, 8), True), ((1, 8), False), ((-1, 8), False), ((0, 5, 4, 8), False),
+     ((0, 9), False), ((0, 9, 8), False), ((0, 2**31 - 1, -(2**31)), False)],
+)  # fmt: skip
+def test_offsets_are_looked_at_where_asked(ops, offsets, fits):
+    given = torch.tensor(offsets, dtype=torch.int32)
+    if fits:
+        ops.check_offset_values(given, 8)
+        return
+    with pytest.raises(FormatError) as raised:
+        ops.check_offset_values(given, 8)
+    assert raised.value.code == "ops.offsets"
+
+
+@pytest.mark.parametrize(
+    "offsets", [torch.zeros(3), torch.zeros(1, dtype=torch.int32), torch.zeros(2, 2, dtype=torch.int32)]
+)
+def test_offsets_of_another_kind_are_refused(ops, offsets):
+    with pytest.raises(FormatError) as raised:
+        ops.check_offset_values(offsets, 8)
+    assert raised.value.code == "ops.tensor"
 
 
 def test_memory_that_does_not_suffice_is_one_clear_error_everywhere(ops, monkeypatch):

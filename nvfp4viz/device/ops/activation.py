@@ -67,7 +67,7 @@ def activation_quantize(
     Raises
     ------
     FormatError
-        ``ops.tensor``, ``ops.multiple``, ``ops.method``, ``ops.global-scales``
+        ``ops.tensor``, ``ops.multiple``, ``ops.method``, ``ops.global-scales``, ``ops.number``
     DeviceError
         ``ops.memory``
     """

@@ -32,7 +32,8 @@ def amax(
     x : (M, K) bfloat16, float16 or float32
         Any shape ``per="tensor"``; else rows of whole 16 bytes.
     offsets : (E+1,) int32
-        First row of each expert, for ``per="expert"``; rows past the last offset are counted to the last one.
+        First row of each expert, for ``per="expert"``, ascending from 0 to M at most (`check_offset_values` looks);
+        rows past the last offset are counted to the last one.
     per
         By default ``"expert"`` with `offsets`, else ``"tensor"``.
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numbers
+import operator
 from typing import Any
 
+import numpy as np
 import torch
 
 from nvfp4viz.errors import FormatError
@@ -36,11 +39,78 @@ def check(op: str, name: str, tensor: Any, dtype: torch.dtype | tuple[torch.dtyp
 def check_offsets(op: str, offsets: Any) -> None:
     """Raise ``ops.tensor`` unless ``offsets`` are int32 and bound one range at least.
 
-    Their values stay on the device and are not looked at: they must ascend from 0 and end at or before the rows.
+    Their values stay on the device and are not looked at: `check_offset_values` does.
     """
     check(op, "offsets", offsets, torch.int32, None)
     if len(offsets) < 2:
         raise FormatError("ops.tensor", op=op, name="offsets", expected="int32 (ranges + 1)", got=_described(offsets))
+
+
+def check_offset_values(offsets: torch.Tensor, rows: int) -> None:
+    """Raise unless offsets ascend from 0 and end at or before the rows, as every kernel trusts them to.
+
+    Offsets of `permute` do.  For others: three reductions of E+1 numbers and one wait for the device, which is why no
+    op asks by itself.
+
+    Parameters
+    ----------
+    offsets : (E+1,) int32
+        First row of each range, on any device.
+    rows
+        Of the matrix that they cut.
+
+    Raises
+    ------
+    FormatError
+        ``ops.tensor``; ``ops.offsets``
+    """
+    if offsets.dtype != torch.int32 or offsets.dim() != 1 or len(offsets) < 2:
+        raise FormatError(
+            "ops.tensor", op="a kernel", name="offsets", expected="int32 (ranges + 1)", got=_described(offsets)
+        )
+    wide = offsets.long()  # a step between int32 numbers may need 33 bits
+    seen = torch.stack((wide[0], (wide[1:] - wide[:-1]).min(), wide[-1]))
+    first, step, last = seen.tolist()
+    if first != 0 or step < 0 or last > rows:
+        raise FormatError("ops.offsets", first=first, step=step, last=last, rows=rows)
+
+
+def check_routes(op: str, ids: torch.Tensor, experts: int, expert_map: torch.Tensor | None) -> None:
+    """Raise ``ops.routes`` unless every route goes to an expert that there is: a kernel reads `expert_map` at its id.
+
+    A negative id, or -1 in the map, is a route to nobody here.  Two reductions and one wait for the device.
+    """
+    if not ids.numel():
+        return
+    known = experts if expert_map is None else len(expert_map)
+    tops = [ids.max()] if expert_map is None or not known else [ids.max(), expert_map.max()]
+    top, *local = torch.stack(tops).tolist()
+    if top >= known:
+        raise FormatError("ops.routes", op=op, got=top, most=known - 1)
+    if local and local[0] >= experts:
+        raise FormatError("ops.routes", op=op, got=local[0], most=experts - 1)
+
+
+def check_number(op: str, name: str, value: Any) -> np.float32:
+    """A real number as float32, beyond its range infinite; ``ops.number`` for anything else."""
+    if isinstance(value, numbers.Real):  # NumPy's scalars are; a text that reads like a number is not
+        try:
+            with np.errstate(over="ignore", under="ignore"):
+                return np.float32(value)
+        except OverflowError:
+            pass
+    raise FormatError("ops.number", op=op, name=name, got=repr(value)[:40])
+
+
+def check_count(op: str, name: str, value: Any, most: int = 2**31 - 1) -> int:
+    """A whole number from 1 to ``most``; ``ops.count`` for anything else."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = 0
+    if not 0 < count <= most:
+        raise FormatError("ops.count", op=op, name=name, got=repr(value)[:40], most=most)
+    return count
 
 
 def check_multiple(op: str, name: str, size: int, multiple: int) -> None:

@@ -47,7 +47,7 @@ def dequantize(q: DeviceQuantized, dtype: torch.dtype = torch.bfloat16) -> torch
     Raises
     ------
     FormatError
-        ``quantize.dtype``, ``recipe.unknown``, ``ops.tensor``, ``ops.multiple``, ``ops.global-scales``
+        ``quantize.dtype``, ``recipe.unknown``, ``ops.tensor``, ``ops.multiple``, ``ops.global-scales``, ``ops.number``
     DeviceError
         ``ops.memory``
     """

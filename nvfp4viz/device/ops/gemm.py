@@ -64,7 +64,7 @@ def grouped_gemm_w4a4(
     b_packed, b_scales : (E, N, K//2), (E, N, K//block) uint8
         Weights.  With swizzled activations: scales swizzled for each expert, flat.
     offsets : (E+1,) int32
-        First row of each expert.
+        First row of each expert, ascending from 0 to R at most; the values are not looked at (`check_offset_values`).
     alphas : (E,) float32
         The epilogue's factor, multiplied in f32 before the only rounding.
     out_dtype

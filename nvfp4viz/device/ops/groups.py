@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from nvfp4viz.device.load import Kernel, kernel
-from nvfp4viz.device.ops.checks import check, check_offsets
+from nvfp4viz.device.ops.checks import check, check_number, check_offsets
 from nvfp4viz.errors import DeviceError, FormatError
 
 ONE, PER_ROW, PER_RANGE = 0, 1, 2
@@ -86,7 +86,7 @@ def check_scales(op: str, scale: GlobalScale, offsets: torch.Tensor | None, rows
     Raises
     ------
     FormatError
-        ``ops.tensor``; ``ops.global-scales`` unless there is one scale, one a row, or one a range.
+        ``ops.tensor``; ``ops.number``; ``ops.global-scales`` unless there is one scale, one a row, or one a range.
     """
     ranges = 0
     if offsets is not None:
@@ -95,8 +95,7 @@ def check_scales(op: str, scale: GlobalScale, offsets: torch.Tensor | None, rows
         if offsets.device != device:
             raise FormatError("ops.tensor", op=op, name="offsets", expected="int32 (ranges + 1)", got=_seen(offsets))
     if not isinstance(scale, torch.Tensor):
-        with np.errstate(over="ignore", under="ignore"):
-            return Scales(ONE, None, np.float32(scale), offsets, ranges)
+        return Scales(ONE, None, check_number(op, "global_scale", scale), offsets, ranges)
     flat = scale.reshape(-1)
     check(op, "global_scale", flat, torch.float32, None)
     if flat.device != device:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from nvfp4viz.device.load import kernel
-from nvfp4viz.device.ops.checks import check, check_multiple
+from nvfp4viz.device.ops.checks import check, check_count, check_multiple, check_routes
 from nvfp4viz.device.ops.groups import aligned, empty
 
 __all__ = ["Permuted", "permute", "unpermute"]
@@ -44,33 +44,47 @@ class Permuted:
         return self.offsets[1:] - self.offsets[:-1]
 
 
-def permute(x: torch.Tensor, ids: torch.Tensor, experts: int, expert_map: torch.Tensor | None = None) -> Permuted:
-    """Bring the rows of each expert together; nothing waits for the device.
+def permute(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    experts: int,
+    expert_map: torch.Tensor | None = None,
+    *,
+    validate: bool = True,
+) -> Permuted:
+    """Bring the rows of each expert together.
 
     Parameters
     ----------
     x : (T, H) bfloat16, float16 or float32
         H a multiple of 16 bytes' worth of elements.
     ids : (T, k) int32
-        Chosen experts, 0 … E-1; with `expert_map` as the router numbers them.
+        Chosen experts, 0 … E-1; with `expert_map` as the router numbers them, 0 … E_global-1.  A negative id is a route
+        to nobody here.
     experts
         Local experts E.
     expert_map : (E_global,) int32, optional
-        Local id of each expert, -1 where it lives elsewhere.
+        Local id of each expert, 0 … E-1; -1 where it lives elsewhere.
+    validate
+        Look at the largest id and the largest entry of the map before the kernels run: two reductions and one wait for
+        the device.  Without it nothing waits, and ids are trusted: the kernels read `expert_map` at each of them, past
+        its end where an id is too large; without a map such a route goes to nobody.
 
     Raises
     ------
     FormatError
-        ``ops.tensor``, ``ops.multiple``
+        ``ops.tensor``, ``ops.multiple``, ``ops.count``, ``ops.routes``
     DeviceError
         ``ops.memory``
     """
+    experts = check_count("permute", "experts", experts)
     check("permute", "x", x, (torch.bfloat16, torch.float16, torch.float32), None, None)
     check("permute", "ids", ids, torch.int32, x.shape[0], None)
     if expert_map is not None:
         check("permute", "expert_map", expert_map, torch.int32, None)
     check_multiple("permute", "bytes of a row", x.shape[1] * x.element_size(), 16)
-    check_multiple("permute", "experts", experts, 1)
+    if validate:
+        check_routes("permute", ids, experts, expert_map)
     routes, top_k = ids.numel(), ids.shape[1]
     offsets, source, target, counts = (
         empty("permute", shape, torch.int32, x.device)

@@ -87,7 +87,8 @@ def quantize(
         Encode scale: a number, a tensor of one, (E,) with `offsets`, or (M,).  By default 2688/amax, computed on the
         GPU.  MXFP4 has none.
     offsets : (E+1,) int32, optional
-        First row of each range (of each expert); rows past the last offset are counted to the last range.
+        First row of each range (of each expert), ascending from 0 to M at most; the values are not looked at
+        (`check_offset_values` does).  Rows past the last offset are counted to the last range.
     layout
         Of the block scales; see `DeviceQuantized`.
     soft
@@ -97,7 +98,8 @@ def quantize(
     Raises
     ------
     FormatError
-        ``ops.tensor``, ``ops.multiple``, ``ops.method``, ``ops.global-scales``, ``recipe.no-global-scale``
+        ``ops.tensor``, ``ops.multiple``, ``ops.method``, ``ops.global-scales``, ``ops.number``,
+        ``recipe.no-global-scale``
     DeviceError
         ``ops.memory``
     """
