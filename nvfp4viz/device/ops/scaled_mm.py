@@ -2,12 +2,13 @@
 
 Those GPUs multiply NVFP4 through another instruction than `kernels/gemm_w4a4.cu` uses (``tcgen05``), which cuBLASLt
 knows.  A library may cut and order K as it likes, so its last bits are not the defined ones; it is asked for by name
-and used where it works.  Whether it does is found out once for each device, with a small product that is compared with
-the kernel's: the op is let through on GPUs where cuBLASLt then refuses.
+and used where it works.  Whether it does is found out once for each device, with two small products that are compared
+with the kernel's: the op is let through on GPUs where cuBLASLt then refuses.  No such GPU has run this yet.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["library_fits", "library_works", "scaled_mm_grouped"]
 
 
+ROWS, N, K = 147, 48, 192  # of the probe
+
+
 @cache
 def library_works(index: int) -> bool:
     """Whether the library multiplies NVFP4 on this device, and rightly.  Computes once, waits for the device."""
@@ -34,27 +38,49 @@ def library_works(index: int) -> bool:
 
 
 def agrees(device: torch.device) -> bool:
-    """Compare the library's product of a small ragged case with the kernel's; a refusal counts as no."""
+    """Compare the library's products of two small ragged cases with the kernel's; a refusal counts as no.
+
+    The first has scales as they come (0.5 … 3.75): both truncate sums of at most 192 products at a bit far below
+    BF16's, and one unit in the last place of BF16 (2^-7, relative) may differ.  The second has scales that a library
+    may read otherwise: zero, subnormal, with the sign bit (which UE4M3 does not have), NaN.  All its sums are whole
+    multiples of 2^-20 below 2^23 of them, exact in f32 in any order, so nothing may differ.
+    """
     from nvfp4viz.device.ops.gemm import grouped_gemm_w4a4
     from nvfp4viz.device.ops.quantize import DeviceQuantized
 
-    generator = torch.Generator().manual_seed(0)
+    for a_scales, b_scales, factor, exact in _probe_scales():
+        generator = torch.Generator().manual_seed(0)
+        codes = [
+            torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(device)
+            for shape in ((ROWS, K // 2), (3, N, K // 2))
+        ]
+        a = DeviceQuantized(codes[0], a_scales.to(device), 1.0, "ieee", (ROWS, K))
+        offsets = torch.tensor([0, 17, 17, ROWS], dtype=torch.int32, device=device)
+        alphas = torch.tensor([0.5, 1.0, -0.25], device=device) * factor
+        operands = (a, codes[1], b_scales.to(device), offsets, alphas)
+        ours = grouped_gemm_w4a4(*operands).float()
+        try:
+            theirs = scaled_mm_grouped(*operands, torch.bfloat16).float()
+        except (RuntimeError, ValueError, TypeError):  # CUBLAS_STATUS_NOT_SUPPORTED; another signature
+            return False
+        near = theirs == ours if exact else (theirs - ours).abs() <= ours.abs() * 2.0**-7 + 2.0**-6
+        if not bool((near | (theirs.isnan() & ours.isnan())).all()):
+            return False
+    return True
 
-    def bytes_(low: int, high: int, *shape: int) -> torch.Tensor:
-        return torch.randint(low, high, shape, dtype=torch.uint8, generator=generator).to(device)
 
-    rows, n, k = 147, 48, 192
-    a = DeviceQuantized(bytes_(0, 256, rows, k // 2), bytes_(0x30, 0x48, rows, k // 16), 1.0, "ieee", (rows, k))
-    b, b_scales = bytes_(0, 256, 3, n, k // 2), bytes_(0x30, 0x48, 3, n, k // 16)
-    offsets = torch.tensor([0, 17, 17, rows], dtype=torch.int32, device=device)
-    alphas = torch.tensor([0.5, 1.0, -0.25], device=device)
-    ours = grouped_gemm_w4a4(a, b, b_scales, offsets, alphas).float()
-    try:
-        theirs = scaled_mm_grouped(a, b, b_scales, offsets, alphas, torch.bfloat16).float()
-    except (RuntimeError, ValueError, TypeError):  # CUBLAS_STATUS_NOT_SUPPORTED; another signature
-        return False
-    # Both truncate sums of at most 192 products at a bit far below BF16's: one unit in the last place of BF16.
-    return bool(((theirs - ours).abs() <= ours.abs() * 2.0**-7 + 2.0**-6).all())
+def _probe_scales() -> Iterator[tuple[torch.Tensor, torch.Tensor, float, bool]]:
+    """Scale bytes of both sides, a factor that makes the results ordinary numbers, whether they must be equal."""
+    generator = torch.Generator().manual_seed(1)
+    shapes = (ROWS, K // 16), (3, N, K // 16)
+
+    def random(low: int, high: int, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.randint(low, high, shape, dtype=torch.uint8, generator=generator)
+
+    yield random(0x30, 0x48, shapes[0]), random(0x30, 0x48, shapes[1]), 1.0, False
+    a, b = (random(0, 0x10, shape) | random(0, 2, shape) * 0x80 for shape in shapes)
+    a[5, 0], a[140, -1], b[0, 7, 3], b[2, 40, -1] = 0x7F, 0xFF, 0xFF, 0x7F
+    yield a, b, 2.0**18, True
 
 
 def library_fits(a: DeviceQuantized, n: int, row_alphas: torch.Tensor | None) -> bool:
