@@ -1,4 +1,5 @@
-"""The one place where the app chooses between CPU and GPU.  The bits are the same; only the speed differs.
+"""The one place where the app chooses between CPU and GPU.  The bits are the same (but see `CudaExperts` on capability
+10.x); the speed differs.
 
 ``device`` is ``"auto"`` (the GPU where one works, else the CPU), ``"cpu"``, or ``"cuda"`` (an error where none works,
 or where its kernels do not compute what is asked).

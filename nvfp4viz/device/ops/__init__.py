@@ -1,4 +1,5 @@
-"""NVFP4 on torch's CUDA tensors: CUDA tensors in, CUDA tensors out, on torch's current stream, the CPU path's bits.
+"""NVFP4 on torch's CUDA tensors: CUDA tensors in, CUDA tensors out, on torch's current stream, the CPU path's bits
+(but for W4A16 sums and products left to the library: see `grouped_gemm_w4a16` and `scaled_mm`).
 
 Importing this package imports torch.  Nothing here waits for the device, but where an op says so; so nothing looks at
 the values of `offsets` either.  They must ascend from 0 and end at or before the number of rows: a kernel trusts them,
