@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -16,8 +17,9 @@ import numpy as np
 import pytest
 
 from nvfp4viz import cli
-from nvfp4viz.checkpoint import FAULTS, open_checkpoint, write_checkpoint
+from nvfp4viz.checkpoint import FAULTS, copies, open_checkpoint, write_checkpoint
 from nvfp4viz.errors import CONTENT
+from tests.audit.layouts import bf16
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, scalar, snapshot, without
 from tests.checkpoint.web_server import Site, serve
 
@@ -280,6 +282,64 @@ def test_repair_in_the_other_language(capsys, holed, tmp_path):
     with serve(Site({path.name: path.read_bytes() for path in Path(holed).iterdir()})) as site:
         code, _, err = run(capsys, "repair", f"{site.address}/model", *place[1:], "--apply")
     assert (code, "不在本机上" in err) == (64, True)
+
+
+NAN = ("--fault", "nan", "--layer", "0", "--expert", "1", "--projection", "down")
+WRITERS = [("inject", *NAN), ("repair", "--policy", "weight-only", "--apply")]
+
+
+@pytest.mark.parametrize("command", WRITERS)
+def test_a_place_where_nothing_can_be_written(capsys, holed, tmp_path, command):
+    (tmp_path / "file").write_text("no folder")
+    name, *options = command
+    code, _, err = run(capsys, name, holed, str(tmp_path / "file" / "out"), *options)
+    assert code == 2
+    assert len(err.splitlines()) == 3
+    assert "out could not be written" in err
+    assert str(tmp_path) not in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "holed"]
+
+
+@pytest.mark.parametrize("command", WRITERS)
+def test_a_full_disk(holed, tmp_path, command):
+    """As ``ulimit -f`` makes one: the system refuses in the middle of a file."""
+    big = without(base(experts=4), f"{E}.2.up_proj.input") | {"lm_head.weight": bf16(512, 512)}
+    write_checkpoint(tmp_path / "big", big, config=CONFIG, hf_quant_config=QUANT)
+    name, *options = command
+    words = [sys.executable, "-m", "nvfp4viz", name, "big", "out", *options]
+    limit = f"ulimit -f 64; exec {shlex.join(words)}"
+    done = subprocess.run(
+        ["bash", "-c", limit], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.splitlines()) == 3
+    assert "File too large" in done.stderr
+    assert str(tmp_path) not in done.stderr
+    assert not [path for path in tmp_path.iterdir() if "out" in path.name]
+
+
+@pytest.mark.parametrize("command", WRITERS)
+def test_a_shard_that_may_not_be_read(capsys, holed, tmp_path, command, monkeypatch):
+    """Its header was read, and then somebody took the permission away."""
+    real_plan, real_open = copies._plan, os.open
+
+    def denied(path, *rest, **more):
+        if str(path).endswith("holed/model.safetensors"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real_open(path, *rest, **more)
+
+    def plan(*given):
+        found = real_plan(*given)
+        monkeypatch.setattr(os, "open", denied)
+        return found
+
+    monkeypatch.setattr(copies, "_plan", plan)
+    name, *options = command
+    code, _, err = run(capsys, name, holed, str(tmp_path / "out"), *options)
+    assert code == 2
+    assert err.startswith("model.safetensors cannot be read.\nThe system says: Permission denied.")
+    assert str(tmp_path) not in err
+    assert [path.name for path in tmp_path.iterdir()] == ["holed"]
 
 
 def test_an_invisible_fault_says_so(capsys, good, tmp_path):

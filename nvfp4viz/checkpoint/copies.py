@@ -69,7 +69,8 @@ def changed_copy(
         ``copy.local`` where the source is no folder of this machine, ``fault.out-is-source`` where ``out`` lies in the
         source's folder or around it, ``fault.format`` for a tensor of another type or shape than the one it replaces.
     CheckpointError
-        ``checkpoint.exists``, ``checkpoint.damaged`` where a shard to rewrite is not sound.
+        ``checkpoint.exists``, ``checkpoint.not-written``, ``source.unreadable``; ``checkpoint.damaged`` where a shard
+        to rewrite is not sound.
     """
     place = checkpoint.source
     if not isinstance(place, LocalSource):
@@ -84,10 +85,12 @@ def changed_copy(
                 continue
             called = plan.called(file)
             if file in plan.touched:
+                # What cannot be read is the source's fault, and said before anything is written.
+                place.read_range(file, 0, 1)
                 with place.path(file).open("rb") as source, (target / called).open("wb") as stream:
                     _rewrite(checkpoint, file, new, source, stream)
             else:
-                _link(place.path(file), target / called)
+                _link(place, file, target / called)
                 linked.append(called)
         for file, data in other.items():
             (target / file).write_bytes(data)
@@ -189,15 +192,16 @@ def _files(checkpoint: Checkpoint) -> list[str]:
     return [checkpoint.source.only, *(name for name in (CONFIG, HF_QUANT_CONFIG) if name in names)]
 
 
-def _link(source: Path, target: Path) -> None:
+def _link(place: LocalSource, file: str, target: Path) -> None:
     """Link a shard; copy the small files, which people edit in place, and whatever cannot be linked."""
     if target.suffix == ".safetensors":
         try:
-            os.link(source, target)
+            os.link(place.path(file), target)
             return
         except OSError:
             pass
-    shutil.copyfile(source, target)
+    place.read_range(file, 0, 1)
+    shutil.copyfile(place.path(file), target)
 
 
 def _rewrite(checkpoint: Checkpoint, file: str, new: Changes, source: BinaryIO, stream: BinaryIO) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.checkpoint.dtypes import DTYPES, NAMES, byte_count
+from nvfp4viz.checkpoint.problems import printable
 from nvfp4viz.errors import CheckpointError
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -223,17 +224,18 @@ def atomic_folder(folder: str | Path, *, overwrite: bool = False) -> Iterator[Pa
     Raises
     ------
     CheckpointError
-        ``checkpoint.exists`` where the folder is there already and holds something.
+        ``checkpoint.exists`` where the folder is there already and holds something, ``checkpoint.not-written`` for
+        what the system refuses.
     """
     folder = Path(folder)
-    if folder.exists() and not overwrite and (not folder.is_dir() or any(folder.iterdir())):
-        raise CheckpointError("checkpoint.exists", folder=folder.name)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.parent / f".{folder.name}.partial-{os.getpid()}"
     old = folder.parent / f".{folder.name}.old-{os.getpid()}"
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
     try:
+        if folder.exists() and not overwrite and (not folder.is_dir() or any(folder.iterdir())):
+            raise CheckpointError("checkpoint.exists", folder=folder.name)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial.mkdir()
         yield partial
         if folder.exists():
             folder.rename(old)
@@ -243,8 +245,12 @@ def atomic_folder(folder: str | Path, *, overwrite: bool = False) -> Iterator[Pa
             if old.exists():
                 old.rename(folder)
             raise
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError):
+            # A full disk, no permission: the system's words, without the path that its message would name.
+            reason = error.strerror or type(error).__name__
+            raise CheckpointError("checkpoint.not-written", folder=printable(folder.name), reason=reason) from None
         raise
     if old.is_dir():
         shutil.rmtree(old, ignore_errors=True)

@@ -258,5 +258,7 @@ def write_beside(plan: Repair, place: LocalSource, name: str) -> Any:
         raise InputError("roots.exists", folder=name)
     try:
         return apply_repair(plan, out)
-    except OSError as error:
-        raise CheckpointError("roots.not-written", folder=name, reason=error.strerror or type(error).__name__) from None
+    except CheckpointError as error:
+        if error.code != "checkpoint.not-written":
+            raise
+        raise CheckpointError("roots.not-written", folder=name, reason=error.params["reason"]) from None

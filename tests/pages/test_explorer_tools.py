@@ -340,9 +340,7 @@ def test_nothing_is_written_beside_a_root_through_a_link_or_where_the_system_ref
     with pytest.raises(InputError) as caught:
         write_beside(plan, place, "taken")
     assert caught.value.code == "roots.exists"
-    monkeypatch.setattr(
-        explorer_repair, "apply_repair", lambda *_: (_ for _ in ()).throw(PermissionError(13, "denied"))
-    )
+    monkeypatch.setattr("nvfp4viz.checkpoint.copies._link", lambda *_: (_ for _ in ()).throw(OSError(13, "denied")))
     with pytest.raises(CheckpointError) as caught:
         write_beside(plan, place, "mended")
     assert (caught.value.code, caught.value.params["reason"]) == ("roots.not-written", "denied")
