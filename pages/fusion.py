@@ -4,6 +4,7 @@ from nvfp4viz.figures import fusion as figures
 from nvfp4viz.ui import fusion_parts as parts
 from nvfp4viz.ui import fusion_scale_parts as scales
 from nvfp4viz.ui import lesson, state
+from nvfp4viz.ui.pick import EXPERTS, LAYERS
 from nvfp4viz.ui.shell import ensure_shell
 
 ensure_shell()
@@ -18,8 +19,8 @@ page = lesson.open_page(
     rank=state.integer(0, parts.RANKS[-1] - 1, default=parts.FOLLOWED[0]),
     row=state.integer(0, None, default=parts.FOLLOWED[1]),
     what=state.choice(scales.WHAT, default=scales.WHAT[0]),
-    layer=state.integer(0, 3, default=scales.ASKED_LAYER),
-    expert=state.integer(0, 63, default=0),
+    layer=state.integer(0, LAYERS - 1, default=scales.ASKED_LAYER),
+    expert=state.integer(0, EXPERTS - 1, default=0),
     stretch=state.option(scales.STRETCHES, default=1.0),
 )
 view = page.view

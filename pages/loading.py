@@ -6,6 +6,7 @@ from nvfp4viz.ui import lesson, state
 from nvfp4viz.ui import loading_cause as cause
 from nvfp4viz.ui import loading_config as config
 from nvfp4viz.ui import loading_parts as parts
+from nvfp4viz.ui.pick import EXPERTS, LAYERS
 from nvfp4viz.ui.shell import ensure_shell
 
 ensure_shell()
@@ -15,8 +16,8 @@ page = lesson.open_page(
     p=state.choice(parts.PROMPTS, default=parts.PROMPT),
     b=state.choice(parts.BACKENDS, default=parts.BACKENDS[0]),
     seed=state.integer(0, 9, default=0),
-    layer=state.integer(0, 3, default=0),
-    expert=state.integer(0, 63, default=9),
+    layer=state.integer(0, LAYERS - 1, default=0),
+    expert=state.integer(0, EXPERTS - 1, default=9),
     projection=state.choice(parts.SLOTS, default="down"),
     v=state.choice(parts.VALUES, default="nan"),
     own=state.real(default=0.001),

@@ -155,12 +155,12 @@ def _label(part: Part, run: Run) -> str:
 
 
 def span(first: int, last: int) -> str:
-    """``4–7``, or ``4`` if that is all.
+    """From the first to the last, or the one that is all.
 
-    >>> span(4, 7), span(4, 4)
-    ('4–7', '4')
+    >>> span(1024, 1151), span(4, 4)
+    ('1,024–1,151', '4')
     """
-    return str(first) if first == last else f"{first}–{last}"
+    return f"{first:,}" if first == last else f"{first:,}–{last:,}"
 
 
 def _hover(part: Part, run: Run, column: int, lang: str) -> str:
@@ -203,7 +203,7 @@ def _path(layout: FusedLayout, follow: tuple[int, int], theme: Theme, lang: str)
 
 def describe_rows(layout: FusedLayout, lang: str) -> str:
     """What each rank holds, and what is held more than once."""
-    held = ", ".join(f"{layout.rank_units(part) * part.unit_rows} {part.name}" for part in layout.parts)
+    held = ", ".join(f"{layout.rank_units(part) * part.unit_rows:,} {part.name}" for part in layout.parts)
     said = words(
         lang,
         "figures.fusion.describe_rows",
@@ -289,6 +289,15 @@ def scales_figure(found: Found, *, theme: Theme, lang: str) -> go.Figure:
     return figure
 
 
+def times(factor: float) -> str:
+    """How many times: whole above a thousand, four digits below.
+
+    >>> times(262144.0), times(1.25), times(1 / 4096)
+    ('262,144', '1.25', '0.0002441')
+    """
+    return f"{factor:,.0f}" if factor >= 1000 else f"{factor:.4g}"
+
+
 def worst_part(found: Found, way: Way) -> SharedPart:
     """The part that loses most signal to error against its own scale."""
     return min(found[way].values(), key=lambda part: part.summary.sqnr_db - found["own"][part.name].summary.sqnr_db)
@@ -304,7 +313,7 @@ def describe_scales(found: Found, lang: str) -> str:
         lang,
         "figures.fusion.describe_scales",
         part=name,
-        factor=f"{worst.factor:,.0f}" if worst.factor >= 1000 else f"{worst.factor:.4g}",
+        factor=times(worst.factor),
         max=f"{worst.summary.sqnr_db:.2f}",
         own=f"{found['own'][name].summary.sqnr_db:.2f}",
         rerounded=f"{found['rerounded'][name].summary.sqnr_db:.2f}",

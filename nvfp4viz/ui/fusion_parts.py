@@ -87,11 +87,6 @@ def pick_model(page: Lesson, name: str, models: Sequence[str]) -> None:
     )
 
 
-def whole(text: str) -> str:
-    """A short cell on one line: Chinese breaks between any two characters, and a narrow table between all of them."""
-    return text if text.isascii() else "\u2060".join(text)
-
-
 def _pick_ranks(page: Lesson) -> None:
     st.select_slider(page.t("pick.tp"), RANKS, **page.view.widget("tp"))
 
@@ -247,10 +242,7 @@ def unchanged_part(page: Lesson) -> None:
         page.table(
             ("what", "acts_on", "why"),
             [
-                (
-                    whole(page.t(f"unchanged.{name}.what")),
-                    *(page.t(f"unchanged.{name}.{cell}") for cell in ("on", "why")),
-                )
+                tuple(page.t(f"unchanged.{name}.{cell}") for cell in ("what", "on", "why"))
                 for name in ("norm", "rotary", "conv", "recurrence", "formats")
             ],
         )

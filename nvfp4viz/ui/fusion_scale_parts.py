@@ -15,10 +15,11 @@ from nvfp4viz.moe.fusion_bits import FusionBits, measure_fusions
 from nvfp4viz.quant import sweep_headroom
 from nvfp4viz.quant.shared_scale import SHARE_WAYS, share_scale
 from nvfp4viz.ui import caches, predict, registry
-from nvfp4viz.ui.fusion_parts import PAGE, pick, whole
+from nvfp4viz.ui.fusion_parts import PAGE, pick
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.lesson import Lesson
 from nvfp4viz.ui.numbers import exact, four
+from nvfp4viz.ui.pick import pick_expert, pick_layer
 from nvfp4viz.ui.theme import theme
 
 WHAT = ("qkv", "mlp", "expert")
@@ -72,16 +73,16 @@ def scale_part(page: Lesson) -> None:
     stage, side = page.stage()
     with side:
         pick(page, "what", WHAT)
-        left, right = st.columns(2)
-        left.number_input(page.t("pick.layer"), 0, 3, **view.widget("layer"))
         if view["what"] == "expert":
-            right.number_input(page.t("pick.expert"), 0, 63, **view.widget("expert"))
+            pick_expert(page)
+        else:
+            pick_layer(page, st.columns(2)[0])
         found = shared_of(page)
         names = list(found["own"])
         st.select_slider(
             page.t("pick.stretch", part=names[0]),
             STRETCHES,
-            format_func=lambda value: f"× {exact(value)}",
+            format_func=lambda value: f"× {figures.times(value)}",
             **view.widget("stretch"),
         )
         served = "first" if view["what"] == "expert" else "max"
@@ -89,7 +90,7 @@ def scale_part(page: Lesson) -> None:
         page.finding(
             f"scale.seen.{served}" if worst.factor != 1 else "scale.seen.equal",
             part=worst.name,
-            factor=four(worst.factor),
+            factor=figures.times(worst.factor),
             first=names[0],
             db=f"{worst.summary.sqnr_db:.2f}",
             own=f"{found['own'][worst.name].summary.sqnr_db:.2f}",
@@ -109,8 +110,8 @@ def scale_part(page: Lesson) -> None:
                 name,
                 four(found["own"][name].own_scale),
                 four(found["max"][name].used_scale),
-                f"× {four(found['max'][name].factor)}",
-                f"× {four(found['first'][name].factor)}",
+                f"× {figures.times(found['max'][name].factor)}",
+                f"× {figures.times(found['first'][name].factor)}",
                 *(f"{found[way][name].summary.sqnr_db:.2f}" for way in SHARE_WAYS),
             )
             for name in names
@@ -121,7 +122,7 @@ def scale_part(page: Lesson) -> None:
     page.table(
         (">input_factor", ">db", ">subnormal", ">zeroed"),
         [
-            (f"× {exact(p.factor)}", f"{p.summary.sqnr_db:.2f}", f"{p.subnormal:,}", f"{p.summary.zeroed:,}")
+            (f"× {figures.times(p.factor)}", f"{p.summary.sqnr_db:.2f}", f"{p.subnormal:,}", f"{p.summary.zeroed:,}")
             for p in _input_scales()
         ],
     )
@@ -148,7 +149,7 @@ def _what_maximum_does() -> bool:
         answer=answer,
         layer=ASKED_LAYER,
         part=name,
-        factor=four(worst.factor),
+        factor=figures.times(worst.factor),
         own=f"{own.summary.sqnr_db:.2f}",
         max=f"{worst.summary.sqnr_db:.2f}",
         rerounded=f"{rerounded.summary.sqnr_db:.2f}",
@@ -161,7 +162,7 @@ def kinds_part(page: Lesson) -> None:
     page.table(
         ("kind", "becomes_one", "example"),
         [
-            (whole(page.t(f"kind.{kind}.name")), *(page.t(f"kind.{kind}.{cell}") for cell in ("one", "example")))
+            tuple(page.t(f"kind.{kind}.{cell}") for cell in ("name", "one", "example"))
             for kind in ("weights", "launches", "kernels")
         ],
     )
@@ -174,7 +175,7 @@ def kinds_part(page: Lesson) -> None:
         [
             (
                 page.t(f"fused.{one.id}.name"),
-                whole(page.t(f"kind.{one.kind}.name")),
+                page.t(f"kind.{one.kind}.name"),
                 f"{one.before}\u00a0→\u00a0{one.after}",
                 f"{one.values:,}",
                 f"{one.differ:,}",

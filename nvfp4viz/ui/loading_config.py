@@ -15,6 +15,7 @@ from nvfp4viz.ui import caches, errors, predict
 from nvfp4viz.ui.i18n import t
 from nvfp4viz.ui.loading_parts import BACKENDS, HOLED, PAGE
 from nvfp4viz.ui.numbers import exact
+from nvfp4viz.ui.pick import pick_expert
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -193,8 +194,7 @@ def chain_part(page: Lesson) -> None:
 
     view = page.view
     columns = st.columns(5)
-    columns[0].number_input(page.t("pick.layer"), 0, 3, **view.widget("layer"))
-    columns[1].number_input(page.t("pick.expert"), 0, 63, **view.widget("expert"))
+    pick_expert(page, places=columns[:2])
     columns[2].selectbox(page.t("pick.projection"), ("gate", "up", "down"), **view.widget("projection"))
     columns[3].selectbox(
         page.t("chain.memory"), ALLOCATORS, format_func=lambda name: page.t(f"memory.{name}"), **view.widget("a")

@@ -15,6 +15,7 @@ from nvfp4viz.ui import caches, predict
 from nvfp4viz.ui.blas import use_one_thread
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.numbers import exact, four, percent
+from nvfp4viz.ui.pick import pick_expert
 from nvfp4viz.ui.theme import theme
 
 if TYPE_CHECKING:
@@ -214,9 +215,7 @@ def maxima_part(page: Lesson) -> None:
     view = page.view
     stage, side = page.stage()
     with side:
-        left, right = st.columns(2)
-        left.number_input(page.t("pick.layer"), 0, 3, **view.widget("layer"))
-        right.number_input(page.t("pick.expert"), 0, 63, **view.widget("expert"))
+        pick_expert(page)
         st.segmented_control(page.t("pick.projection"), SLOTS, required=True, **view.widget("projection"))
         st.selectbox(
             page.t("maxima.value"), VALUES, format_func=lambda name: page.t(f"value.{name}"), **view.widget("v")
