@@ -4,6 +4,7 @@ import re
 from urllib.parse import parse_qs, urlparse
 
 import pytest
+from playwright.sync_api import expect
 
 from nvfp4viz.moe.steps import STEPS
 
@@ -121,11 +122,11 @@ def test_the_picture_goes_to_where_the_runs_part_once_they_are_uncovered(visit):
     page = visit(ADDRESS)
     page.locator(".flow .chip").first.wait_for()
     assert step_of(page) == 1
-    assert page.locator(".flow .legend .item").count() == 0  # nothing is marked yet
+    expect(page.locator(".flow .legend .item")).to_have_count(0)  # nothing is marked yet
     page.get_by_text("Show me without a guess").click()
     page.locator('.flow .step[data-step="3"][aria-selected=true]').wait_for()
-    assert page.locator('.flow .faulty .chip[data-mark="≠"]').count() == 3
-    assert page.locator(".flow .legend .item").count() == 5
+    expect(page.locator('.flow .faulty .chip[data-mark="≠"]')).to_have_count(3)
+    expect(page.locator(".flow .legend .item")).to_have_count(5)
 
 
 def test_a_step_that_was_chosen_before_uncovering_stays(visit):
@@ -145,7 +146,7 @@ def test_space_presses_a_button_and_the_keyboard_stays_on_it(opened):
     page.get_by_role("button", name="Step back").focus()
     page.keyboard.press("Space")
     page.locator('.flow .step[data-step="5"][aria-selected=true]').wait_for()
-    assert page.get_by_role("button", name="Play").count() == 1
+    expect(page.get_by_role("button", name="Play")).to_have_count(1)
     page.locator(".flow .inspector .row:not(.chosen)").first.focus()
     page.keyboard.press("Space")
     page.locator(".flow .inspector .head", has_text="expert 0").wait_for()
@@ -164,7 +165,7 @@ def test_a_copied_link_restores_step_and_row(opened, visit):
     again = visit(link[link.index("/dataflow") :])
     again.locator(".flow .chip").first.wait_for()
     assert step_of(again) == 9
-    assert again.locator(".flow .healthy .chip[aria-pressed=true]").get_attribute("data-route") == "17"
+    expect(again.locator(".flow .healthy .chip[aria-pressed=true]")).to_have_attribute("data-route", "17")
 
 
 def test_step_and_row_outlive_another_setting(opened):
@@ -216,7 +217,7 @@ def test_nothing_plays_by_itself(opened):
     page, _ = opened()
     page.wait_for_timeout(3500)
     assert step_of(page) == 1
-    assert page.get_by_role("button", name="Play").count() == 1
+    expect(page.get_by_role("button", name="Play")).to_have_count(1)
 
 
 @pytest.mark.parametrize(("motion", "glides"), [("reduce", False), ("no-preference", True)])

@@ -25,7 +25,7 @@ def test_a_link_opens_at_its_term_and_another_moves_it(visit):
     page = visit("/glossary?lang=zh&term=eplb", width=390)
     here = page.locator(".entry.here")
     expect(here).to_be_in_viewport()
-    assert here.get_attribute("data-term") == "eplb"
+    expect(here).to_have_attribute("data-term", "eplb")
     page.get_by_role("link", name="副本", exact=True).press("Enter")
     page.wait_for_url(re.compile("term=replica"))
     expect(here).to_have_attribute("data-term", "replica")
