@@ -152,6 +152,40 @@ def outliers(values: npt.NDArray[np.float32], good: Mask) -> Mask:
     return out
 
 
+def robust_z(value: float, peers: npt.NDArray[np.float32]) -> float | None:
+    """How far a scale lies from its peers, in robust standard deviations of their logarithms.
+
+    z = (log2 v − m) / (1.4826 · MAD) with m the median of log2 of the peers and MAD the median of their distances from
+    it; 1.4826 = 1/Φ⁻¹(3/4) makes it the z-score where logarithms are normal (Iglewicz and Hoaglin 1993, whose factor is
+    0.6745).
+
+    Parameters
+    ----------
+    value
+        A finite positive number.
+    peers : (N,) float32
+        Finite positive numbers, without ``value``.
+
+    Returns
+    -------
+    z
+        0 for a value that is the median.  None where there is no peer, and where MAD is 0 (at least half of the peers
+        are equal) and the value is another: any distance is then infinitely many of it.
+
+    >>> round(robust_z(4.0, np.float32([0.5, 1, 2])), 4)
+    1.349
+    >>> robust_z(1.0, np.float32([1, 1, 1])), robust_z(2.0, np.float32([1, 1, 1])), robust_z(2.0, np.float32([]))
+    (0.0, None, None)
+    """
+    if not len(peers):
+        return None
+    logs = np.log2(peers.astype(np.float64))
+    middle = float(median_of(logs))
+    spread = float(median_of(np.abs(logs - middle)))
+    away = float(np.log2(float(value))) - middle
+    return 0.0 if away == 0 else away / (1.4826 * spread) if spread else None
+
+
 def has_wrong_convention(table: ScaleTable) -> bool:
     """Multipliers are far below one, divisors far above: a median on the wrong side means an exporter's mix-up."""
     if table.role != "weight_scale_2":

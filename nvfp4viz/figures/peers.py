@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from nvfp4viz.audit.scales import robust_z
 from nvfp4viz.figures.layout import base_layout
 from nvfp4viz.figures.palette import MARKS, Theme, role, surface
 from nvfp4viz.figures.words import words
@@ -59,6 +60,13 @@ class Peers:
             return None
         return float(self.values[self.picked]) / median
 
+    @property
+    def robust_z(self) -> float | None:
+        """`nvfp4viz.audit.scales.robust_z` of the picked value among the other experts' usable ones."""
+        others = self.usable.copy()
+        others[self.picked] = False
+        return robust_z(float(self.values[self.picked]), self.values[others]) if self.usable[self.picked] else None
+
 
 def describe_peers(peers: Peers, lang: str) -> str:
     """One sentence: what is stored for the picked expert, and where it lies among its peers."""
@@ -72,7 +80,10 @@ def describe_peers(peers: Peers, lang: str) -> str:
     status = words(lang, f"coverage.status.{peers.status[peers.picked]}")
     if peers.ratio is not None:
         value = f"{float(peers.values[peers.picked]):.4g}"
-        return words(lang, "peers.value", **place, value=value, ratio=f"{peers.ratio:.3g}")
+        z = peers.robust_z
+        # A minus sign, as figures write it.
+        far = words(lang, "peers.z_none") if z is None else words(lang, "peers.z", z=f"{z:+.2f}".replace("-", "−"))
+        return words(lang, "peers.value", **place, value=value, ratio=f"{peers.ratio:.3g}") + far
     if peers.median is None:
         return words(lang, "peers.alone", **place, status=status)
     return words(lang, "peers.none", **place, status=status, median=f"{peers.median:.4g}")

@@ -17,6 +17,31 @@ def test_the_median_is_of_the_others_alone():
     assert strip(2).ratio is None
 
 
+def test_the_robust_z_of_a_value_among_the_others():
+    """log2 of the peers of expert 0: −1, 0, 1, 2, 3; median 1, MAD 1."""
+    peers = Peers("input_scale", 0, "down", np.float32([16, 0.5, 1, 2, 4, 8]), ("present",) * 6, 0)
+    assert peers.robust_z == pytest.approx(3 / 1.4826, rel=1e-12)  # one division, rounded once
+    assert "**+2.02**" in describe_peers(peers, "en")
+    below = Peers("input_scale", 0, "down", np.float32([0.25, 0.5, 1, 2, 4, 8]), ("present",) * 6, 0)
+    assert "**−2.02**" in describe_peers(below, "zh")
+    # The outlier detector's own rule: beyond 8 of these, and 6 octaves.
+    far = Peers("input_scale", 0, "down", np.float32([2**12, 0.5, 1, 2, 4, 8]), ("present",) * 6, 0)
+    assert abs(far.robust_z) < 8
+    assert strip(2).robust_z is None
+    assert strip(4).robust_z is None
+
+
+@pytest.mark.parametrize(("value", "z"), [(1.0, 0.0), (1.5, None)])
+def test_equal_peers_have_no_spread_to_measure_with(value, z):
+    peers = Peers("input_scale", 0, "down", np.float32([value, 1, 1, 1]), ("present",) * 4, 0)
+    assert peers.robust_z == z
+    said = describe_peers(peers, "en")
+    assert ("MAD is zero" in said) == (z is None)
+    alone = Peers("input_scale", 0, "down", np.float32([1, np.nan]), ("present", "missing"), 0)
+    assert alone.robust_z is None
+    assert "robust" not in describe_peers(alone, "en")
+
+
 @pytest.mark.parametrize("lang", ["en", "zh"])
 @pytest.mark.parametrize("picked", [0, 2, 4])
 def test_every_expert_has_a_sentence(lang, picked):
