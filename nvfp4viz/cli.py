@@ -1,7 +1,8 @@
 """The command line: ``nvfp4viz audit | show | coverage | inject | repair | diff``, also as ``python -m nvfp4viz``.
 
 stdout carries the report and nothing else; progress goes to stderr, and only where that is a terminal.  Exit code 0:
-nothing at or above ``--fail-on``; 1: something was; 2: the source could not be read; 64: bad usage.
+nothing at or above ``--fail-on``; 1: something was; 2: the source could not be read, or the copy not be written;
+64: bad usage; 130: stopped by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 OK, FOUND, UNREADABLE, USAGE = 0, 1, 2, 64
 INTERRUPTED = 130
+MOST_RANKS = 65536
 # Errors of a checkpoint that are really of the command.
 _USAGE_CODES = ("checkpoint.exists", "checkpoint.no-tensor")
 # Of `nvfp4viz.checkpoint.FAULTS`, which costs NumPy to ask; a test holds both to each other.
@@ -62,6 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         unreadable = isinstance(error, CheckpointError) and error.code not in _USAGE_CODES
         return UNREADABLE if unreadable else USAGE
     except KeyboardInterrupt:
+        from nvfp4viz.checkpoint.source import is_address
+
+        # Of a folder and of a commit on the hub it is known that they are the same next time.
+        lasting = options.source.startswith("hf://") or not is_address(options.source)
+        if options.command == "audit" and options.deep and lasting:
+            print(cli_words(options.language, "audit.stopped"), file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # `nvfp4viz audit … | head` is no error; stdout must not be flushed into the closed pipe at exit.
@@ -98,8 +107,8 @@ def build_parser(language: str = "en") -> argparse.ArgumentParser:
     audit.add_argument("--output", metavar="FILE", help=words("audit.output"))
     audit.add_argument("--fail-on", choices=FAIL_ON, default="backend", help=words("audit.fail-on"))
     audit.add_argument("--gpu", metavar="sm_NN", help=words("audit.gpu"))
-    audit.add_argument("--tp", type=_ranks, metavar="N", help=words("audit.tp"))
-    audit.add_argument("--ep", type=_ranks, metavar="N", help=words("audit.ep"))
+    audit.add_argument("--tp", type=partial(_ranks, language), metavar="N", help=words("audit.tp"))
+    audit.add_argument("--ep", type=partial(_ranks, language), metavar="N", help=words("audit.ep"))
     audit.add_argument("--deep", action="store_true", help=words("audit.deep"))
     audit.add_argument("--resume", action="store_true", help=words("audit.resume"))
     audit.add_argument("--scheduler", metavar="ADDRESS", help=words("audit.scheduler"))
@@ -187,12 +196,11 @@ def _audit(options: argparse.Namespace) -> int:
     return FOUND if VERDICTS.index(report.verdict) >= VERDICTS.index(options.fail_on) else OK
 
 
-def _ranks(text: str) -> int:
+def _ranks(language: str, text: str) -> int:
     """A number of ranks for argparse."""
-    number = int(text)
-    if not 1 <= number <= 65536:
-        raise ValueError
-    return number
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= MOST_RANKS):
+        raise argparse.ArgumentTypeError(cli_words(language, "audit.ranks", most=f"{MOST_RANKS:,}"))
+    return int(text)
 
 
 def _cluster(options: argparse.Namespace) -> Elsewhere | None:
@@ -315,7 +323,9 @@ def _inject(options: argparse.Namespace) -> int:
         print(cli_words(lang, "inject.invisible"))
     else:
         codes = cli_words(lang, "inject.or").join(fault.findings)
-        print(cli_words(lang, "inject.deep" if fault.deep else "inject.finds", codes=codes))
+        # A number of one's own, or random bits, may be as plausible as what they replace.
+        chosen = options.value is not None or options.fault == "random-bits"
+        print(cli_words(lang, "inject.deep" if fault.deep else "inject.may" if chosen else "inject.finds", codes=codes))
     return OK
 
 

@@ -98,7 +98,11 @@ def test_ranks(capsys, good, arguments, code, said):
 
 @pytest.mark.parametrize("text", ["0", "-1", "x", "99999999"])
 def test_what_is_no_number_of_ranks(capsys, good, text):
-    assert run(capsys, "audit", good, "--tp", text)[0] == 64
+    code, _, err = run(capsys, "audit", good, "--tp", text)
+    assert code == 64
+    assert "from 1 to 65,536" in err
+    assert "_ranks" not in err
+    assert "65,536" in run(capsys, "audit", good, "--ep", text, "--language", "zh")[2]
 
 
 def test_json_is_the_whole_of_stdout(capsys, holed):
@@ -133,6 +137,14 @@ def test_the_other_language(capsys, holed):
     assert "没有对应的张量" in out
     _, _, err = run(capsys, "audit", "nothing-here", "--language", "zh")
     assert "这里没有" in err
+
+
+def test_an_unquantised_checkpoint_has_no_blocks(capsys, tmp_path):
+    write_checkpoint(tmp_path / "plain", {"lm_head.weight": bf16(8, 8)}, config=CONFIG)
+    code, out, _ = run(capsys, "audit", str(tmp_path / "plain"))
+    assert code == 0
+    assert "UNQUANTISED ·" in out
+    assert "group" not in out
 
 
 @pytest.mark.parametrize(
@@ -356,6 +368,37 @@ def test_ctrl_c_ends_quietly(capsys, good, monkeypatch):
 
     monkeypatch.setattr(cli, "_audit", stop)
     assert run(capsys, "audit", good) == (130, "", "")
+    # What a deep scan has seen is kept.
+    for language in ("en", "zh"):
+        code, out, err = run(capsys, "audit", good, "--deep", "--language", language)
+        assert (code, out) == (130, "")
+        assert "--resume" in err
+    # Of an address nobody knows whether it is the same next time.
+    assert run(capsys, "audit", "https://example.org/model", "--deep") == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "promise"),
+    [
+        (("constant",), True),
+        (("constant", "--value", "0.002"), False),
+        (("scaled", "--value", "1.5"), False),
+        (("scaled",), True),
+        (("random-bits",), False),
+        (("zero",), True),
+    ],
+)
+def test_inject_promises_what_the_audit_gives(capsys, good, tmp_path, options, promise):
+    slot = ("--layer", "0", "--expert", "1", "--projection", "down")
+    code, out, _ = run(capsys, "inject", good, str(tmp_path / "out"), "--fault", *options, *slot)
+    assert code == 0
+    assert ("the audit should report" in out) == promise
+    assert ("depends on the number" in out) == (not promise)
+    found = {
+        item["code"]
+        for item in json.loads(run(capsys, "audit", str(tmp_path / "out"), "--format", "json")[1])["findings"]
+    }
+    assert not promise or any(item in out for item in found)
 
 
 def test_as_a_module_and_with_a_closed_pipe(good):

@@ -36,6 +36,7 @@ def config_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Sequen
     if used is not None and used.missing and quantised:
         fill = {"file": used.file, "fields": ", ".join(used.missing)}
         yield make("config.incomplete", "backend", count=len(used.missing), fill=fill)
+    yield from _no_number(checkpoint, view)
     labels = list(label_findings(checkpoint, view, linears))
     yield from labels
     if len(sections) == 2:
@@ -50,6 +51,20 @@ def _absent(checkpoint: Checkpoint) -> Finding:
         return make("config.absent", "error", count=1)
     lone = checkpoint.source.only is not None or not any(n.endswith(".json") for n in checkpoint.source.files())
     return make("config.absent", "info" if lone else "warn", text="config.absent.no-files", count=1)
+
+
+def _no_number(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
+    """A number of experts that is none; a list may speak of each layer, and null of nothing."""
+    config = checkpoint.config or {}
+    text = config.get("text_config")
+    for holder in (
+        (config, text) if isinstance(text, dict) and view.moe_layers else (config,) if view.moe_layers else ()
+    ):
+        for key in EXPERT_KEYS:
+            value = holder.get(key)
+            if value is not None and not isinstance(value, list) and config_number({key: value}, (key,)) is None:
+                fill = {"key": key, "value": printable(str(value), 40), "found": view.experts}
+                yield make("config.invalid", "warn", text="config.invalid.experts", count=1, fill=fill)
 
 
 def _contradictions(first: SourceConfig, second: SourceConfig, *, told: bool) -> Iterator[Finding]:

@@ -309,8 +309,11 @@ class _State:
                 except msgspec.MsgspecError:
                     continue
                 self.scans[file] = scans
-        # What was cut off goes; what is known stays.
-        self._write("wb", self.scans)
+        # What was cut off goes; what is known stays.  Without anything to keep there is no file.
+        if self.scans:
+            self._write("wb", self.scans)
+        else:
+            self.remove()
 
     def add(self, file: str, scans: list[Scan]) -> None:
         self._write("ab", {file: scans})

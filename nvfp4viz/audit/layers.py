@@ -10,7 +10,6 @@ from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.texts import id_list
 from nvfp4viz.checkpoint import printable
 from nvfp4viz.checkpoint.dialects import parse_expert_name
-from nvfp4viz.checkpoint.index import missing_by_number
 
 
 def layer_findings(facts: Facts) -> Iterator[Finding]:
@@ -54,8 +53,7 @@ def unseen_layers(facts: Facts) -> tuple[tuple[int, ...], tuple[int, ...]]:
         In shards that are missing or cannot be read; and in none, as far as anybody knows.
     """
     checkpoint, view = facts.checkpoint, facts.view
-    alone = checkpoint.source.only is not None and bool(missing_by_number([checkpoint.source.only]))
-    if not (view.layers and view.moe_layers) or alone:
+    if not (view.layers and view.moe_layers):
         return (), ()
     first = view.moe_layers[0]
     family = f".{view.blocks[first]}".rpartition(f".{first}.")[0].removeprefix(".")

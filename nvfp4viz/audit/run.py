@@ -51,7 +51,7 @@ from nvfp4viz.audit.schemes import (
 )
 from nvfp4viz.audit.shapes import shape_findings
 from nvfp4viz.audit.texts import words
-from nvfp4viz.checkpoint import CanonicalView, Checkpoint, Source, canonical, canonical_of, inspect
+from nvfp4viz.checkpoint import CanonicalView, Checkpoint, Source, canonical, canonical_of, inspect, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +189,7 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
         findings += note_findings(facts, linears)
         findings += parallel_findings(facts, None, None)
     if readable:
+        findings += _one_shard(checkpoint)
         findings += _partial(view, in_full)
         findings += linear_findings(checkpoint, facts, linears, siblings)
         findings += kv_findings(checkpoint)
@@ -238,6 +239,16 @@ def _other_towers(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Findi
 def describe(item: Finding | BackendForecast, language: str = "en") -> tuple[str, str]:
     """Message and advice in a language (a forecast's advice is empty)."""
     return words(item.text, item.params, language)
+
+
+def _one_shard(checkpoint: Checkpoint) -> list[Finding]:
+    """A shard that was asked for alone, of a model whose other shards its name counts."""
+    only = checkpoint.source.only
+    others = [file for file in checkpoint.blind_files if file != only]
+    if only is None or not others:
+        return []
+    fill = {"file": printable(only, 200), "others": len(others)}
+    return [make("audit.partial", "info", text="audit.partial.one-shard", count=len(others), fill=fill)]
 
 
 def _partial(view: CanonicalView, in_full: bool) -> list[Finding]:

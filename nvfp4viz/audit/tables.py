@@ -36,8 +36,10 @@ def head_lines(report: Report, language: str) -> tuple[str, str, str]:
     projections = ", ".join(model.projections) or "–"
     shape = word("shape", layers=len(model.moe_layers), experts=model.experts, projections=projections)
     sizes = {"tensors": f"{files.tensors:,}", "bytes": f"{files.bytes:,}", "read": f"{files.bytes_read:,}"}
+    # What is not quantised has no blocks.
+    blocks = "" if kind.scheme == "UNQUANTISED" else f", {word('group', size=kind.group_size)}"
     return (
-        f"{kind.dialect} {kind.scheme}, {word('group', size=kind.group_size)} · {shape}",
+        f"{kind.dialect} {kind.scheme}{blocks} · {shape}",
         word("files", files=files.files, **sizes),
         word("config", sources=", ".join(kind.config_sources) or "–"),
     )

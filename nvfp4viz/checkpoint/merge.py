@@ -43,10 +43,14 @@ def merge_shards(checkpoint: Checkpoint, shards: list[str], index: Index | None)
         _settle_duplicates(checkpoint, used)
     if weight_map:
         _compare_with_index(checkpoint, weight_map, set(shards), extra, foreign)
-    elif checkpoint.source.only is None:
+    else:
         missing = missing_by_number(shards)
+        # Of a shard that was asked for alone the others may lie beside it: not looked at, and not missing.
+        around = set(checkpoint.source.files()) if checkpoint.source.only is not None and missing else set()
+        elsewhere = hasattr(checkpoint.source, "received") and checkpoint.source.only is not None
         for file in missing:
-            checkpoint.problems.append(problem("container.missing-shard.by-number", file))
+            if not (file in around or elsewhere):
+                checkpoint.problems.append(problem("container.missing-shard.by-number", file))
         checkpoint.blind_files = (*missing, *(header.file for header in checkpoint.files if not header.readable))
 
 

@@ -120,7 +120,8 @@ class LocalSource:
                 self.only = given.name
         self._root = self._folder.resolve()
         self._checked: dict[str, Path] = {}
-        self.name = given.name if self.only else self._root.name
+        # The root of all folders has no name of its own.
+        self.name = given.name if self.only else self._root.name or self._root.anchor
 
     @property
     def folder(self) -> Path:

@@ -2,11 +2,12 @@
 
 import json
 import os
+import shutil
 
 import pytest
 
 from nvfp4viz.audit import audit, naive_check, run_audit
-from nvfp4viz.checkpoint import FAULTS, MemorySource, inject, open_checkpoint, write_checkpoint
+from nvfp4viz.checkpoint import FAULTS, LocalSource, MemorySource, inject, open_checkpoint, write_checkpoint
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, opened, without
 
 INDEX = "model.safetensors.index.json"
@@ -219,3 +220,26 @@ def test_rows_say_what_coverage_counts(folder, tmp_path):
     assert len(rows) == 4 * 3 * 4
     assert [(row.expert, row.projection, row.role) for row in rows if row.status == "nan"] == [(2, "up", "input_scale")]
     assert {row.status for row in rows} == {"ok", "nan"}
+
+
+def test_one_shard_that_was_asked_for(folder, tmp_path):
+    """Its name counts the others: beside it they were not looked at, and gone they are missing."""
+    shards = sorted(path.name for path in folder.glob("*.safetensors"))
+    (folder / INDEX).unlink()
+    for shard in shards:
+        report = audit(folder / shard)
+        assert codes(report) == [("audit.partial", "info")] * len(report.findings)
+        assert report.findings[0].text == "audit.partial.one-shard"
+        assert shard in report.findings[0].message
+        assert report.coverage["input_scale"].missing == 0
+        alone = tmp_path / f"alone-{shard}"
+        alone.mkdir()
+        for name in (shard, "config.json", "hf_quant_config.json"):
+            shutil.copy(folder / name, alone / name)
+        told, whole = audit(alone / shard), audit(alone)
+        for report in (told, whole):
+            assert [item for item in codes(report) if item[1] != "info"] == [("container.missing-shard", "error")] * 2
+
+
+def test_the_root_of_all_folders_has_a_name():
+    assert LocalSource("/").name == "/"

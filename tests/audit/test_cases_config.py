@@ -157,6 +157,20 @@ def test_36_another_method_stops_every_load(method):
     assert {item.outcome for item in audit(layout.open()).backends} == {"safe"}
 
 
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("value", ["many", -4, 10**9, 0, True, 4.5, {"experts": 8}])
+def test_36_a_number_of_experts_that_is_none(value, nested):
+    layout = LAYOUTS["modelopt"]
+    wrong = {**CONFIG, "num_experts": value}
+    report = audit(layout.open(config={"text_config": wrong} if nested else wrong))
+    assert found(report) == [("config.invalid", "warn", None, None, None)]
+    assert str(value) in report.findings[0].message
+    # A list speaks of each layer, and null of nothing.
+    for sound in (None, [EXPERTS], EXPERTS):
+        right = {**CONFIG, "num_experts": sound}
+        assert found(audit(layout.open(config={"text_config": right} if nested else right))) == []
+
+
 # 37. vllm#55367, #56050, #47445: an allow-list.
 
 

@@ -426,3 +426,15 @@ def test_exponents_that_were_cast_leave_nothing_of_the_weights(layout):
     found = outcomes(layout.open(tensors))
     assert served
     assert {found[name] for name in served} == {"zero"}
+
+
+def test_a_scan_that_fails_before_its_first_shard_leaves_no_file(tmp_path):
+    write_checkpoint(tmp_path / "base", base(), config=CONFIG, hf_quant_config=QUANT)
+
+    def nobody(_):
+        raise CheckpointError("source.connection", name="scheduler", reason="refused")
+        yield
+
+    with pytest.raises(CheckpointError):
+        deepen(run_audit(tmp_path / "base"), elsewhere=nobody)
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
