@@ -12,6 +12,7 @@ import string
 import time
 import tomllib
 from functools import lru_cache
+from numbers import Integral
 from pathlib import Path
 
 from nvfp4viz.errors import fill
@@ -33,7 +34,17 @@ def words(language: str, key: str, **values: object) -> str:
     '语言'
     """
     text = catalogue(language)[key]
-    return fill(text, values, language) if values or "{" in text else text
+    shown = {name: number(value) for name, value in values.items()}
+    return fill(text, shown, language) if values or "{" in text else text
+
+
+def number(value: object) -> object:
+    """A count as every sentence writes it, with a comma for thousands; what is no integer stays as it is.
+
+    >>> number(1280), number(-4), number("1280"), number(True)
+    ('1,280', '-4', '1280', True)
+    """
+    return f"{value:,}" if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
 def has_words(language: str, key: str) -> bool:

@@ -201,8 +201,7 @@ def shapes_part(page: Lesson) -> None:
     nvfp4, mxfp4 = grouping.storage(n, k), grouping.storage(n, k, "mxfp4")
     page.finding(
         "shapes.seen",
-        n=n,
-        k=k,
+        shape=_shape((n, k)),
         packed=_shape(nvfp4.packed),
         scales=_shape(nvfp4.scales),
         bits=exact(nvfp4.bits),
@@ -225,8 +224,7 @@ def shapes_part(page: Lesson) -> None:
     place = grouping.place_of(view["e_row"], view["e_k"], k)
     page.finding(
         "shapes.place",
-        row=view["e_row"],
-        column=view["e_k"],
+        element=_shape((view["e_row"], view["e_k"])),
         byte=_shape(place.byte),
         nibble=page.t("shapes.high" if place.high else "shapes.low"),
         scale=_shape(place.scale),
@@ -236,6 +234,7 @@ def shapes_part(page: Lesson) -> None:
 
 
 def _shape(shape: tuple[int, int]) -> str:
+    """As code writes it: a comma for thousands would read as one more dimension."""
     return f"({shape[0]}, {shape[1]})"
 
 

@@ -166,8 +166,8 @@ def show(page: Lesson, stage: st.delta_generator.DeltaGenerator) -> None:
         "tensor.seen.whole" if found.is_whole else "tensor.seen.piece",
         name=found.name,
         stored=found.stored,
-        n=n,
-        k=k,
+        n=str(n),
+        k=str(k),
         rows=rows,
         columns=columns,
     )

@@ -31,6 +31,25 @@ def test_nothing_overflows_a_phone(visit, lang, part):
     assert main.evaluate("node => node.scrollWidth - node.clientWidth") <= 0
 
 
+# Cells whose text has fewer than four characters a line on three lines or more: [text, characters, lines].
+SQUEEZED = """() => [...document.querySelectorAll('[class*="st-key-table"] :is(td, th)')].map(cell => {
+  const range = document.createRange();
+  range.selectNodeContents(cell);
+  const tops = [...range.getClientRects()].map(box => Math.round(box.bottom / 8));
+  return [cell.textContent, [...cell.textContent].length, new Set(tops).size];
+}).filter(([, characters, lines]) => lines > 2 && characters / lines < 4)"""
+
+
+@pytest.mark.parametrize("path", ["/fusion?part=kinds", "/mxfp4?part=tensor"])
+def test_a_phone_leaves_chinese_tables_words_to_read(visit, path):
+    """Of all pages: the rule is the shell's."""
+    page = visit(f"{path}&lang=zh", width=390)
+    if path.startswith("/fusion"):
+        reveal(page, "kinds", "zh")
+    page.wait_for_selector('[class*="st-key-table"] td')
+    assert page.evaluate(SQUEEZED) == []
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("part", PARTS)
 def test_contrast_and_names_pass_axe(visit, part, theme):

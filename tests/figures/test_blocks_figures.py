@@ -73,7 +73,7 @@ class TestFigures:
             assert list(bar["y"]) == [one.x.sqnr_db, one.w.sqnr_db, one.y.sqnr_db]
         assert len({bar["marker"].get("pattern", {}).get("shape", "") for bar in bars}) == 3  # not by colour alone
         said = blocks.describe_error(found, lang)
-        assert all(f"{one.y.sqnr_db:.1f}" in said and str(one.x.zeroed) in said for one in found)
+        assert all(f"{one.y.sqnr_db:.1f}" in said and f"{one.x.zeroed:,}" in said for one in found)
         assert [row["grouping"] for row in blocks.error_rows(found)] == list(GROUPINGS)
 
 

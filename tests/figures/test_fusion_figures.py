@@ -67,7 +67,7 @@ class TestRows:
         said = fusion.describe_rows(layout, lang)
         assert f"{layout.rank_rows:,}" in said
         for part in layout.parts:
-            assert f"{layout.rank_units(part) * part.unit_rows} {part.name}" in said
+            assert f"{layout.rank_units(part) * part.unit_rows:,} {part.name}" in said
         held = layout.tp * layout.rank_rows
         extra = held - layout.whole.rank_rows
         assert extra == 0 or f"{extra:,}" in said

@@ -171,5 +171,5 @@ def test_the_histogram_is_drawn_and_described(compared, theme, lang, against):
     assert (*toward["y"], *equal["y"], *away["y"]) == record.counts
     assert away["marker"]["pattern"]["shape"] != toward["marker"]["pattern"]["shape"]  # never told by colour alone
     said = plots.describe_difference(record, lang)
-    assert all(str(number) in said for number in (record.toward, record.equal, record.away))
+    assert all(f"{number:,}" in said for number in (record.toward, record.equal, record.away))
     assert sum(row["outputs"] for row in plots.histogram_rows(record)) == record.outputs

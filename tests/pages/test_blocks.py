@@ -187,6 +187,7 @@ def test_sizes_and_places_are_the_library_s(open_page, rows, steps):
     n, k = int(rows), 32 * int(steps)
     found, place = storage(n, k), place_of(n - 1, k - 1, k)
     assert f"({found.packed[0]}, {found.packed[1]})" in texts(at)
+    assert f"A weight ({n}, {k}) is" in texts(at), "no comma for thousands inside a shape"
     assert f"byte {place.offset_128x4:,}." in texts(at)
     assert "**4.5 bits a weight** for NVFP4, 4.25 for MXFP4" in texts(at)
     assert "12.5 % of the packed bytes, MXFP4's 6.25 %" in texts(at)
