@@ -197,7 +197,7 @@ def test_sizes_and_places_are_the_library_s(open_page, rows, steps):
 def test_padding_is_counted(open_page, layout):
     at = open_page(PAGE, part="swizzle", layout=layout, s_rows="150", s_cols="6")
     size = {"128x4": 2048, "8x4": 1216}[layout]
-    assert f"900 scales take {size} bytes in this layout; {size - 900} of them are padding" in texts(at)
+    assert f"900 scales take {size:,} bytes in this layout; {size - 900:,} of them are padding" in texts(at)
 
 
 def test_a_place_outside_the_shape_falls_back_into_it(open_page):

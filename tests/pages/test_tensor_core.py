@@ -152,15 +152,15 @@ def test_the_direction_is_asked_before_the_histogram(open_page):
     assert len(at.get("plotly_chart")) == 1
     assert "Your guess: all of them" in texts(at)
     assert "most of them" in texts(at)
-    assert "1255 nearer zero, 421 farther from it, 372 equal" in texts(at)
+    assert "1,255 nearer zero, 421 farther from it, 372 equal" in texts(at)
 
 
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        ({"signs": "positive", "against": "exact"}, "2048 lie nearer zero than the exact product, 0 are exact, 0 lie"),
-        ({"spread": "0", "against": "exact"}, "0 lie nearer zero than the exact product, 2048 are exact"),
-        ({"k": "64"}, "2048 are equal"),
+        ({"signs": "positive", "against": "exact"}, "2,048 lie nearer zero than the exact product, 0 are exact, 0 lie"),
+        ({"spread": "0", "against": "exact"}, "0 lie nearer zero than the exact product, 2,048 are exact"),
+        ({"k": "64"}, "2,048 are equal"),
     ],
     ids=str,
 )

@@ -169,7 +169,7 @@ def test_the_loss_is_asked_before_it_is_shown(open_page):
     clean(at)
     assert len(at.get("plotly_chart")) == 1
     assert "Your guess: none" in texts(at)
-    assert "882 of 1152 blocks" in texts(at)  # computed from the seeded tensor
+    assert "882 of 1,152 blocks" in texts(at)  # computed from the seeded tensor
 
 
 @pytest.mark.parametrize("on", BLOCKS_TO_COMPARE)
