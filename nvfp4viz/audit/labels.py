@@ -95,7 +95,8 @@ def _claim(checkpoint: Checkpoint, *modules: str) -> str | None:
     assert used is not None
     label = quant.algo_of(*modules)
     if label is None and used.algo == "MIXED_PRECISION" and used.explicit:
-        return None
+        # vLLM takes the first entry below the experts too, under whatever name it stands there.
+        return "" if any(section.lists_below(modules[0]) for section in quant.sections) else None
     if used.method == "compressed-tensors" and not used.explicit and label in (None, used.algo):
         return _said_of_groups(used.config_groups, modules[-1]) or label or ""
     # DeepSeek's method speaks of everything around the experts, and is old where `expert_dtype` is not there yet.

@@ -147,6 +147,9 @@ def configured_sizes(config: Mapping[str, Any]) -> tuple[int | None, int | None]
     """
     text = config.get("text_config")
     holder = text if isinstance(text, dict) and text else config
+    if holder.get("block_configs"):
+        # Layers searched one by one (Puzzle) have sizes of their own.
+        return None, None
     found = (holder.get(key) for key in ("hidden_size", "moe_intermediate_size"))
     hidden, width = (v if isinstance(v, int) and not isinstance(v, bool) and v > 0 else None for v in found)
     return hidden, width

@@ -68,6 +68,10 @@ class SourceConfig:
         """Does the exclude list name this module, whatever an allow-list says?"""
         return bool(self.exclude) and _excluder(self.exclude or ()).hits(module)
 
+    def lists_below(self, module: str) -> bool:
+        """Does the allow-list name something inside this module?"""
+        return any(_bare(name).startswith(f"{_bare(module)}.") for name in self.quantized_layers)
+
 
 @dataclass(frozen=True, slots=True)
 class QuantConfig:

@@ -96,6 +96,14 @@ def test_an_allow_list_without_the_experts():
     assert refused(report)
 
 
+def test_entries_below_the_experts_under_other_names():
+    """A fused module's entry stands for what the exporter split; vLLM asks for the prefix alone."""
+    layout = LAYOUTS["MIXED_PRECISION"]
+    for name in (f"{MLP}.gate_up_proj", f"{MLP}.3.w1", f"language_model.{MLP}.gate_up_proj"):
+        listed = {key: entry for key, entry in ALLOWED.items() if key != MLP} | {name: ALLOWED[MLP]}
+        assert "config.conflict" not in {code for code, *_ in found(audit(layout.open(quant=mixed(**listed))))}
+
+
 def test_one_layer_of_two_is_named():
     tensors, config = base(2), {**CONFIG, "num_hidden_layers": 2}
     second = MLP.replace("0", "1")

@@ -115,6 +115,8 @@ def test_layers_of_different_widths_fit_without_a_configured_one():
     config = {key: value for key, value in CONFIG.items() if key != "moe_intermediate_size"} | {"num_hidden_layers": 2}
     assert found(audit(layout.open(tensors, config=config))) == []
     assert found(audit(layout.open(tensors, config={**config, "moe_intermediate_size": [32, 16]}))) == []
+    searched = {**config, "moe_intermediate_size": WIDTH, "block_configs": [{}, {}]}
+    assert found(audit(layout.open(tensors, config=searched))) == []
     report = audit(layout.open(tensors, config={**config, "moe_intermediate_size": WIDTH}))
     assert found(report) == [("config.conflict", "error", None, None, None)]
     assert report.backends[0].layers == (1,)
