@@ -263,7 +263,7 @@ def scales_figure(found: Found, *, theme: Theme, lang: str) -> go.Figure:
                 x=values,
                 name=name,
                 marker={"color": shade.fill, "pattern": pattern, "line": {"color": ink.ink, "width": 1}},
-                text=[f"{name} {value:.2f}" for value in values],
+                text=[f"{name} {decibels(value)}" for value in values],
                 textposition="outside",
                 textfont={"color": ink.ink, "size": 12},
                 cliponaxis=False,
@@ -287,6 +287,15 @@ def scales_figure(found: Found, *, theme: Theme, lang: str) -> go.Figure:
         )
     )
     return figure
+
+
+def decibels(value: float) -> str:
+    """Two digits behind the point.
+
+    >>> decibels(-108.889)
+    '−108.89'
+    """
+    return f"{value:.2f}".replace("-", "−")
 
 
 def times(factor: float) -> str:
@@ -314,10 +323,10 @@ def describe_scales(found: Found, lang: str) -> str:
         "figures.fusion.describe_scales",
         part=name,
         factor=times(worst.factor),
-        max=f"{worst.summary.sqnr_db:.2f}",
-        own=f"{found['own'][name].summary.sqnr_db:.2f}",
-        rerounded=f"{found['rerounded'][name].summary.sqnr_db:.2f}",
-        shared=f"{found['shared'][name].summary.sqnr_db:.2f}",
+        max=decibels(worst.summary.sqnr_db),
+        own=decibels(found["own"][name].summary.sqnr_db),
+        rerounded=decibels(found["rerounded"][name].summary.sqnr_db),
+        shared=decibels(found["shared"][name].summary.sqnr_db),
     )
 
 

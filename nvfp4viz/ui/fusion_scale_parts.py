@@ -92,8 +92,8 @@ def scale_part(page: Lesson) -> None:
             part=worst.name,
             factor=figures.times(worst.factor),
             first=names[0],
-            db=f"{worst.summary.sqnr_db:.2f}",
-            own=f"{found['own'][worst.name].summary.sqnr_db:.2f}",
+            db=figures.decibels(worst.summary.sqnr_db),
+            own=figures.decibels(found["own"][worst.name].summary.sqnr_db),
         )
         page.glossary("global_scale", "block_scale", "sqnr", "amax")
     with stage:
@@ -112,7 +112,7 @@ def scale_part(page: Lesson) -> None:
                 four(found["max"][name].used_scale),
                 f"× {figures.times(found['max'][name].factor)}",
                 f"× {figures.times(found['first'][name].factor)}",
-                *(f"{found[way][name].summary.sqnr_db:.2f}" for way in SHARE_WAYS),
+                *(figures.decibels(found[way][name].summary.sqnr_db) for way in SHARE_WAYS),
             )
             for name in names
         ],
@@ -122,7 +122,12 @@ def scale_part(page: Lesson) -> None:
     page.table(
         (">input_factor", ">db", ">subnormal", ">zeroed"),
         [
-            (f"× {figures.times(p.factor)}", f"{p.summary.sqnr_db:.2f}", f"{p.subnormal:,}", f"{p.summary.zeroed:,}")
+            (
+                f"× {figures.times(p.factor)}",
+                figures.decibels(p.summary.sqnr_db),
+                f"{p.subnormal:,}",
+                f"{p.summary.zeroed:,}",
+            )
             for p in _input_scales()
         ],
     )
@@ -150,10 +155,10 @@ def _what_maximum_does() -> bool:
         layer=ASKED_LAYER,
         part=name,
         factor=figures.times(worst.factor),
-        own=f"{own.summary.sqnr_db:.2f}",
-        max=f"{worst.summary.sqnr_db:.2f}",
-        rerounded=f"{rerounded.summary.sqnr_db:.2f}",
-        shared=f"{found['shared'][name].summary.sqnr_db:.2f}",
+        own=figures.decibels(own.summary.sqnr_db),
+        max=figures.decibels(worst.summary.sqnr_db),
+        rerounded=figures.decibels(rerounded.summary.sqnr_db),
+        shared=figures.decibels(found["shared"][name].summary.sqnr_db),
     )
 
 

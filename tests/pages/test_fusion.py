@@ -138,7 +138,7 @@ def test_other_weights_share_a_scale(open_page, lang, what, stretch):
     found = shared(what, 3, 17, stretch)
     for way in found:
         for part in found[way].values():
-            assert f"{part.summary.sqnr_db:.2f}" in texts(at)
+            assert figures.decibels(part.summary.sqnr_db) in texts(at)
 
 
 def test_sharing_reaches_as_far_as_the_block_scales(open_page):
