@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,10 @@ def test_no_machine_paths_in_the_tree():
         path = ROOT / name
         if path.suffix in {".py", ".md", ".toml", ".json", ".js", ".html", ".css", ".yml"} and path.exists():
             assert f"{here}/" not in path.read_text(encoding="utf-8"), name
+
+
+def test_files_of_tests_do_not_share_a_name():
+    """pytest imports a test by its bare name unless its folder is a package: of two with one name it takes neither."""
+    bare = [path for path in (ROOT / "tests").rglob("test_*.py") if not (path.parent / "__init__.py").exists()]
+    names = Counter(path.name for path in bare)
+    assert [name for name, count in names.items() if count > 1] == []
