@@ -33,8 +33,8 @@ MAIN_FIGURES = {
     "mega_kernel": ".map .cell",
     "explorer": ".field canvas",
     "kernel_lab": ".kernel-lab .machine",
-    "map": "svg",
-    "glossary": "table",
+    "map": ".atlas .station",
+    "glossary": ".terms .entry",
 }
 ADDRESSES = {entry.id: "" if entry.default else entry.id for entry in PAGES}
 STEPS = {2: ".reply", 3: ".field canvas", 4: ".chain button.row", 5: ".story table tbody tr"}
