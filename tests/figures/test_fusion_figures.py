@@ -96,7 +96,7 @@ def test_scales(found, theme, lang):
     worst = fusion.worst_part(found, "max")
     assert worst.name == "q"
     for way in ("own", "max", "rerounded", "shared"):
-        assert f"{found[way]['q'].summary.sqnr_db:.2f}" in said
+        assert f"{found[way]['q'].summary.sqnr_db:.2f}".replace("-", "−") in said
     assert len(fusion.scale_rows(found)) == len(SHARE_WAYS) * 3
 
 

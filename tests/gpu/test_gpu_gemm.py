@@ -107,7 +107,8 @@ def reference_scaled_mm(a, b, scale_a, recipe_a, scale_b, recipe_b, *, swizzle_a
         packed = codes.view(torch.uint8).cpu().numpy()
         blocks = unswizzle_128x4(scales.view(torch.uint8).cpu().numpy(), len(packed), packed.shape[1] // 8)
         elements = decode_e2m1(unpack_nibbles(packed)).astype(np.float64)
-        values.append(elements * np.repeat(decode_e4m3(blocks).astype(np.float64), 16, axis=1))
+        # UE4M3: the tensor core does not look at the sign bit.
+        values.append(elements * np.repeat(decode_e4m3(blocks & 0x7F).astype(np.float64), 16, axis=1))
         factor *= float(whole.cpu())
     return torch.from_numpy(values[0] @ values[1].T * factor).to(a.device).to(output_dtype)
 
