@@ -339,6 +339,7 @@ def route_grouped(
     experts = logits.shape[1]
     assert experts % groups == 0, "groups must be of equal size"
     assert top_groups * (experts // groups) >= top_k, "the kept groups have fewer than k experts"
+    assert bias is None or experts > groups, "with a bias a group counts as its two largest: it needs two experts"
     extra, factor = _bias(bias, experts), np.float32(scaling)
     best_of = 1 if bias is None else 2
     with np.errstate(all="ignore"):

@@ -82,3 +82,15 @@ def test_nothing_overflows_a_phone(visit, lang, part):
     page = visit(f"/blocks?lang={lang}&part={part}", width=390)
     main = page.locator("[data-testid=stMain]")
     assert main.evaluate("node => node.scrollWidth - node.clientWidth") <= 0
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_each_layout_has_its_own_legend(visit, lang):
+    """Shades are bands of 32 rows: a tile of eight rows has none."""
+    said = [
+        visit(f"/blocks?lang={lang}&part=swizzle&layout={layout}").locator(".map .legend").inner_text()
+        for layout in ("128x4", "8x4")
+    ]
+    assert said[0] != said[1]
+    assert {"en": "thirty-two", "zh": "三十二"}[lang] in said[0]
+    assert {"en": "eight rows", "zh": "八行"}[lang] in said[1]

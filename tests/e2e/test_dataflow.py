@@ -114,8 +114,7 @@ def test_a_step_is_drawn_within_ten_milliseconds(opened):
 def test_a_link_opens_its_step(opened, step):
     page, _ = opened(f"&step={step}")
     assert step_of(page) == step
-    # Uncovered, the runs part at the third step, which an address need not name.
-    assert query(page).get("step", "3") == str(step)
+    assert query(page).get("step", "1") == str(step)
 
 
 def test_the_picture_goes_to_where_the_runs_part_once_they_are_uncovered(visit):
@@ -166,6 +165,15 @@ def test_a_copied_link_restores_step_and_row(opened, visit):
     again.locator(".flow .chip").first.wait_for()
     assert step_of(again) == 9
     expect(again.locator(".flow .healthy .chip[aria-pressed=true]")).to_have_attribute("data-route", "17")
+
+
+def test_the_step_where_the_runs_part_has_a_link_of_its_own(opened):
+    """Who opens the link has guessed nothing yet: that step is not where they would begin."""
+    page, _ = opened()
+    page.locator('.flow .step[data-step="5"]').click()
+    page.wait_for_url(re.compile("step=5"))
+    page.locator('.flow .step[data-step="3"]').click()
+    page.wait_for_url(re.compile("step=3"))
 
 
 def test_step_and_row_outlive_another_setting(opened):

@@ -119,3 +119,15 @@ def test_glossary_terms_have_both_parts():
     for term in terms:
         assert EN[f"glossary.{term}.term"]
         assert EN[f"glossary.{term}.text"]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_files_that_a_page_names_are_there(language):
+    """A source of this repository that a page cites can be opened."""
+    named = {
+        (key, path)
+        for key, text in catalogue(language).items()
+        for path in re.findall(r"\b(?:nvfp4viz|tests|kernels|benchmarks|sample_checkpoints)/[\w/.-]+\.\w+", text)
+    }
+    assert len(named) > 20
+    assert {(key, path) for key, path in named if not (ROOT / path).exists()} == set()

@@ -1,7 +1,7 @@
 import numpy as np
 from nvfp4viz.checkpoint import open_checkpoint
 from nvfp4viz.errors import InputError
-from nvfp4viz.moe.fusion import find_row, gate_up_layout, qkv_layout, qkvz_layout, trace_row
+from nvfp4viz.moe.fusion import ba_layout, find_row, gate_up_layout, qkv_layout, qkvz_layout, trace_row
 from nvfp4viz.moe.fusion_bits import check_layout
 from nvfp4viz.quant.shared_scale import share_scale
 from sample_checkpoints import ensure
@@ -12,11 +12,12 @@ makers = {
     "w13": lambda: gate_up_layout($intermediate, tp=$tp),
     "qkvz, flat": lambda: qkvz_layout(*$deltanet, tp=$tp),
     "qkvz, interleaved": lambda: qkvz_layout(*$deltanet, tp=$tp, order="interleaved"),
+    "ba, interleaved": lambda: ba_layout(*$deltanet[:2], tp=$tp, order="interleaved"),
 }
 for name, make in makers.items():
     try:
         layout = make()
-        found = trace_row(layout, rank=$rank, row=$row)
+        found = trace_row(layout, rank=$rank, row=$row % layout.rank_rows)  # a smaller matrix: counted round
         places = find_row(layout, found.part, found.part_row)
         print(f"{name}: {layout.rank_rows} rows a rank; {found}; on (rank, row) {places}")
         print("  outputs, and those that differ from the separate products:", check_layout(layout))

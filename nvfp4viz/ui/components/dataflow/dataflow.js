@@ -211,8 +211,10 @@ class Flow {
     this.pending = 0;
     if (!this.root.isConnected || window.location.pathname !== this.path) return;
     const address = new URL(window.location.href);
+    // Whoever opens the link has guessed nothing yet and would begin at the first step.
+    const usual = { ...this.defaults, step: 1 };
     for (const name of ["step", "route"]) {
-      if (this[name] === this.defaults[name]) address.searchParams.delete(name);
+      if (this[name] === usual[name]) address.searchParams.delete(name);
       else address.searchParams.set(name, this[name]);
     }
     if (address.href !== window.location.href) window.history.replaceState(window.history.state, "", address);

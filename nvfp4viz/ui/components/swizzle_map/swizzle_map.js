@@ -60,7 +60,7 @@ class SwizzleMap {
     const { text, data } = this;
     const rows = this.tileRows;
     this.find(".panels").setAttribute("aria-label", text.keys);
-    this.find(".legend").textContent = text.legend;
+    this.find(".legend").textContent = rows === 128 ? text.legend : text.legend_small;
     this.find(".logical figcaption").textContent = fill(text.logical, { first: row, last: row + rows - 1, left: column, right: column + 3 });
     const start = LAYOUTS[data.layout].offset(row, column, data.columns);
     this.find(".physical figcaption").textContent = fill(text.physical, { first: start, last: start + rows * 4 - 1 });
