@@ -12,7 +12,7 @@ from nvfp4viz.audit.labels import expert_labels, label_findings
 from nvfp4viz.audit.linears import Linear
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, SourceConfig, TensorEntry
-from nvfp4viz.checkpoint.canonical import EXPERT_KEYS, config_number
+from nvfp4viz.checkpoint.canonical import EXPERT_KEYS, config_experts, config_number
 from nvfp4viz.checkpoint.problems import printable
 
 # Modules that every exporter takes for linear layers to quantise; routers, norms and embeddings are never among them.
@@ -100,12 +100,17 @@ def _against_tensors(checkpoint: Checkpoint, view: CanonicalView, *, told: bool)
         label.startswith("W4A16") for label in expert_labels(checkpoint, view) or [quant.algo or ""]
     ):
         yield make("config.conflict", "warn", text="config.conflict.weight-only", count=1)
-    claimed = config_number(checkpoint.config or {}, EXPERT_KEYS)
     pruned = pruned_layers(checkpoint, view)
-    wide = [at for at in view.moe_layers if claimed is not None and view.experts_in[at] > claimed and at not in pruned]
-    if claimed is not None and wide:
-        fill = {"claimed": claimed, "found": view.experts}
-        yield make("config.conflict", "error", text="config.conflict.experts", count=view.experts - claimed, fill=fill)
+    claims = {layer: config_experts(checkpoint.config or {}, layer) for layer in view.moe_layers}
+    wide = [
+        (view.experts_in[layer] - claimed, claimed)
+        for layer, claimed in claims.items()
+        if claimed is not None and view.experts_in[layer] > claimed and layer not in pruned
+    ]
+    if wide:
+        more, claimed = max(wide)
+        fill = {"claimed": claimed, "found": claimed + more}
+        yield make("config.conflict", "error", text="config.conflict.experts", count=more, fill=fill)
 
 
 def _against_excludes(checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear]) -> Iterator[Finding]:

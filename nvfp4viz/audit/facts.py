@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, Module
-from nvfp4viz.checkpoint.canonical import EXPERT_KEYS, config_number
+from nvfp4viz.checkpoint.canonical import config_experts
 from nvfp4viz.checkpoint.dialects import parse_expert_name, parse_whole
 from nvfp4viz.checkpoint.dialects.per_expert import PROJECTIONS, ROLES
 from nvfp4viz.checkpoint.header import TensorEntry
@@ -200,15 +200,15 @@ def _audited_layers(view: CanonicalView) -> tuple[int, ...]:
 
 def pruned_layers(checkpoint: Checkpoint, view: CanonicalView) -> frozenset[int]:
     """Layers with as many experts as the configuration says, although their numbers go further (REAP and its like)."""
-    claimed = config_number(checkpoint.config or {}, EXPERT_KEYS)
-    wide = {layer for layer, size in view.experts_in.items() if claimed is not None and size > claimed}
+    claimed = {layer: config_experts(checkpoint.config or {}, layer) for layer in view.experts_in}
+    wide = {layer for layer, size in view.experts_in.items() if size > (claimed[layer] or size)}
     if not wide:
         return frozenset()
     numbers: dict[int, set[int]] = {layer: set() for layer in wide}
     for layer, expert, _ in view.modules:
         if layer in wide:
             numbers[layer].add(expert)
-    return frozenset(layer for layer, found in numbers.items() if len(found) == claimed)
+    return frozenset(layer for layer, found in numbers.items() if len(found) == claimed[layer])
 
 
 def label_in(checkpoint: Checkpoint, view: CanonicalView, layer: int) -> str | None:

@@ -235,7 +235,7 @@ def canonical_of(
     drafts = {layer: block for layer, block in drafts.items() if block in readable}
     method = quant_config.used.method if quant_config.used else None
     layer_of = {block: layer for layer, block in (blocks | drafts).items()}
-    read = ModuleReader(table, found.parts, layer_of, method, config_number(config, EXPERT_KEYS))
+    read = ModuleReader(table, found.parts, layer_of, method, lambda layer: config_experts(config, layer))
     quantised = [layer for layer in (*blocks, *drafts) if read.dialects[layer] is not None]
     kinds = {(d.id, d.block) for layer in quantised if (d := read.dialects[layer])}
     name, scheme = _summary(kinds, read, quant_config, table)
@@ -305,6 +305,21 @@ def config_number(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | Non
             if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= 100_000:
                 return value
     return None
+
+
+def config_experts(config: Mapping[str, Any], layer: int) -> int | None:
+    """How many experts the configuration gives a layer, None where it does not say.
+
+    Layers that were searched one by one (Puzzle) have a number each, in ``block_configs``.
+    """
+    text = config.get("text_config")
+    for holder in (config, text if isinstance(text, dict) else {}):
+        searched = holder.get("block_configs")
+        if isinstance(searched, list) and layer < len(searched) and isinstance(searched[layer], dict):
+            own = config_number(searched[layer], EXPERT_KEYS)
+            if own is not None:
+                return own
+    return config_number(config, EXPERT_KEYS)
 
 
 def _architecture(config: Mapping[str, Any]) -> str | None:

@@ -7,7 +7,7 @@ found out once a signature and layer, and a projection costs two small records.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -85,7 +85,7 @@ class ModuleReader:
         parts: list[Parts],
         layer_of: Mapping[str, int],
         method: str | None,
-        claimed: int | None,
+        claimed: Callable[[int], int | None],
     ) -> None:
         self._table, self._method = table, method
         kept = [(layer_of[part.block], part) for part in parts if part.block in layer_of]
@@ -111,7 +111,7 @@ class ModuleReader:
         self._read_all(kept, numbers, claimed)
         largest = max(self.experts_in.values(), default=0)
         for layer, size in self.experts_in.items():
-            self.experts_in[layer] = max(size if counts[layer] else largest, claimed or 0)
+            self.experts_in[layer] = max(size if counts[layer] else largest, claimed(layer) or 0)
 
     def _recognise(self, arrangement: str, suffixes: tuple[str, ...], kinds: tuple[int, ...]) -> Dialect | None:
         types = {suffix: self._table.kinds[kind][0] for suffix, kind in zip(suffixes, kinds, strict=True)}
@@ -135,7 +135,9 @@ class ModuleReader:
             usual = max(spoken, key=lambda dialect: sum(dialect is other for other in spoken))
             self.dialects |= {layer: usual for layer, found in counts.items() if not found}
 
-    def _read_all(self, kept: list[tuple[int, Parts]], numbers: list[int], claimed: int | None) -> None:
+    def _read_all(
+        self, kept: list[tuple[int, Parts]], numbers: list[int], claimed: Callable[[int], int | None]
+    ) -> None:
         table, modules, experts_in, readings = self._table, self.modules, self.experts_in, self._readings
         used = self.projections
         for (layer, part), number in zip(kept, numbers, strict=True):
@@ -158,7 +160,7 @@ class ModuleReader:
                 continue
             size = _leading(Rows(table, part.rows))
             experts_in[layer] = max(experts_in[layer], size or 0)
-            for expert in range(size if size is not None else claimed or 1):
+            for expert in range(size if size is not None else claimed(layer) or 1):
                 # A tensor of its own wins over a row of one that holds all experts.
                 modules.setdefault((layer, expert, kind), module)
 

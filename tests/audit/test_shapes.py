@@ -1,5 +1,7 @@
 """Experts of another size than their peers, their other projections, or the configuration: every load stops."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -156,3 +158,17 @@ def tiny_full():
     from nvfp4viz.checkpoint import open_checkpoint
 
     return open_checkpoint("sample_checkpoints/built/tiny-moe-nvfp4-full")
+
+
+@pytest.mark.parametrize("key", ["n_routed_experts", "num_local_experts"])
+def test_layers_searched_one_by_one_have_numbers_of_experts_of_their_own(key):
+    """Puzzle: the second layer keeps two of four; one that then lacks its last is a loss all the same."""
+    layout = LAYOUTS["modelopt"]
+    dropped = re.compile(r"layers\.1\..*experts\.[23]\.")
+    tensors = {name: tensor for name, tensor in base(2).items() if not dropped.search(name)}
+    config = {**FOUR, "num_hidden_layers": 2, "block_configs": [{key: 4}, {key: 2}]}
+    assert found(audit(opened(tensors, config, layout.quant))) == []
+    config["block_configs"] = [{key: 4}, {key: 3}]
+    assert found(audit(opened(tensors, config, layout.quant))) == [("expert.absent", "error", 1, None, (2,))]
+    config["block_configs"] = [{key: 4}, {key: 1}]
+    assert found(audit(opened(tensors, config, layout.quant))) == [("config.conflict", "error", None, None, None)]
