@@ -57,7 +57,8 @@ def test_a_bar_is_moved_by_keyboard_and_the_library_answers(page):
 
 def test_a_bar_is_dragged(page):
     page.get_by_role("tab", name="1 largest").click()
-    page.wait_for_timeout(400)
+    page.wait_for_url(re.compile("step=0"))
+    settle(page)  # the step's own words push the bars to their place
     box = page.locator(".lab svg.bars").bounding_box()
     column = (box["width"] - 20) / 16
     x = box["x"] + 20 + 5.5 * column
