@@ -14,7 +14,6 @@ from nvfp4viz.quant import quantize, tensor_core_explain
 from nvfp4viz.quant.gemm import scale_and_round
 from nvfp4viz.quant.tensor_core_difference import AccumulationComparison, compare_accumulation
 from nvfp4viz.quant.tensor_core_explain import TensorCoreExplanation
-from nvfp4viz.quant.tensor_core_k32_step import FRACTION_BITS_K32, ProductTerm, StepTraceK32
 from nvfp4viz.quant.tensor_core_step import (
     BLOCK_SIZE,
     F32_FRACTION_BITS,
@@ -22,6 +21,7 @@ from nvfp4viz.quant.tensor_core_step import (
     FRACTION_BITS,
     GROUP,
     STEP,
+    AlignedSum,
     Kind,
     StepTrace,
     Term,
@@ -162,12 +162,11 @@ class BitChart:
     last: int
 
 
-def bit_chart(trace: StepTrace | StepTraceK32) -> BitChart | None:
+def bit_chart(trace: AlignedSum) -> BitChart | None:
     """The terms, their sum and the result in binary; ``None`` where a special value decided."""
     if trace.max_exponent is None:
         return None
-    cut = trace.max_exponent - (FRACTION_BITS_K32 if isinstance(trace, StepTraceK32) else FRACTION_BITS)
-    terms: tuple[Term | ProductTerm, ...] = trace.terms
+    cut, terms = trace.max_exponent - trace.fraction_bits, trace.terms
     names = [*map(str, range(len(terms) - 1)), "c"]
     rows = [_row(name, term.value, cut, term.exponent) for name, term in zip(names, terms, strict=True)]
     total = trace.total * Fraction(2) ** cut

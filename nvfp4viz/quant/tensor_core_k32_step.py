@@ -23,7 +23,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from nvfp4viz.quant.tensor_core_step import (
     CANONICAL_NAN,
     U8,
     ZERO_EXPONENT,
+    AlignedSum,
+    AlignedTerm,
+    align,
     split_f32,
     split_ue8m0,
     truncate_to_f32,
@@ -49,65 +52,19 @@ _FIELDS: dict[str, tuple[int, int, int]] = {"e4m3": (4, 3, 7), "e5m2": (5, 2, 15
 
 
 @dataclass(frozen=True, slots=True)
-class ProductTerm:
-    """One of the 33 terms of a step: 32 products, then the accumulator.
+class ProductTerm(AlignedTerm):
+    """One of the 33 terms of a step: 32 products, then the accumulator."""
 
-    ``significand * 2**exponent`` is its value; ``shift`` how far it moves right to reach the step's exponent;
-    ``aligned`` what is left of it, in units of ``2**(max_exponent - 25)``.
-    """
-
-    significand: Fraction
-    exponent: int
-    shift: int
-    aligned: int
-
-    @property
-    def value(self) -> Fraction:
-        """The term before truncation."""
-        return self.significand * Fraction(2) ** self.exponent
-
-    @property
-    def lost(self) -> Fraction:
-        """What truncation cut off, with the term's sign; 0 when nothing."""
-        return self.value - self.aligned * Fraction(2) ** (self.exponent + self.shift - FRACTION_BITS_K32)
+    fraction_bits: ClassVar[int] = FRACTION_BITS_K32
 
 
 @dataclass(frozen=True, slots=True)
-class StepTraceK32:
-    """Everything that happens in one step for one output element.
+class StepTraceK32(AlignedSum):
+    """A step of 32 products, each a term of its own; ``elements`` are the formats of the two sides."""
 
-    Attributes
-    ----------
-    elements
-        Formats of the two sides.
-    special
-        ``"nan"`` or ``"inf"`` when rule 1 decided the result; then there are no terms.
-    terms
-        The 32 products in order of k, then the accumulator.
-    max_exponent
-        The exponent to which all terms are aligned; ``None`` if ``special``.
-    total
-        Sum of the aligned terms, in units of ``2**(max_exponent - 25)``.
-    result_bits
-        The next accumulator, as f32 bits.
-    """
+    fraction_bits: ClassVar[int] = FRACTION_BITS_K32
 
     elements: tuple[Element, Element]
-    special: str | None
-    terms: tuple[ProductTerm, ...]
-    max_exponent: int | None
-    total: int
-    result_bits: int
-
-    @property
-    def result(self) -> np.float32:
-        """The next accumulator."""
-        return np.uint32(self.result_bits).view(np.float32)
-
-    @property
-    def exact(self) -> Fraction:
-        """The sum of all terms without any truncation."""
-        return sum((term.value for term in self.terms), Fraction(0))
 
 
 def known_element(name: str) -> None:
@@ -145,12 +102,6 @@ def _float_product(a: tuple[Fraction, int] | float, b: tuple[Fraction, int] | fl
     return x * y
 
 
-def _align(significand: Fraction, exponent: int, max_exponent: int) -> int:
-    shift = max_exponent - exponent
-    size = (abs(significand.numerator) << FRACTION_BITS_K32) // (significand.denominator << shift)
-    return -size if significand < 0 else size
-
-
 def mma_step_k32_trace(
     a: Sequence[int] | U8,
     b: Sequence[int] | U8,
@@ -184,7 +135,7 @@ def mma_step_k32_trace(
     c_bits = int(np.float32(c).view(np.uint32))
     scales = split_ue8m0(int(a_scale)), split_ue8m0(int(b_scale))
     if scales[0] is None or scales[1] is None or (c_bits & 0x7FFFFFFF) > 0x7F800000:
-        return StepTraceK32(elements, "nan", (), None, 0, CANONICAL_NAN)
+        return StepTraceK32("nan", (), None, 0, CANONICAL_NAN, elements)
     scale_exponent = scales[0][1] + scales[1][1]
 
     parts: list[tuple[Fraction, int]] = []
@@ -198,14 +149,14 @@ def mma_step_k32_trace(
     if infinite:
         total = sum(infinite)
         if math.isnan(total):
-            return StepTraceK32(elements, "nan", (), None, 0, CANONICAL_NAN)
-        return StepTraceK32(elements, "inf", (), None, 0, 0x7F800000 if total > 0 else 0xFF800000)
+            return StepTraceK32("nan", (), None, 0, CANONICAL_NAN, elements)
+        return StepTraceK32("inf", (), None, 0, 0x7F800000 if total > 0 else 0xFF800000, elements)
 
     parts.append(split_f32(c_bits))
     top = max(exponent for _, exponent in parts)
-    terms = tuple(ProductTerm(s, e, top - e, _align(s, e, top)) for s, e in parts)
+    terms = tuple(ProductTerm(s, e, top - e, align(s, e, top, FRACTION_BITS_K32)) for s, e in parts)
     aligned = sum(term.aligned for term in terms)
-    return StepTraceK32(elements, None, terms, top, aligned, truncate_to_f32(aligned, top - FRACTION_BITS_K32))
+    return StepTraceK32(None, terms, top, aligned, truncate_to_f32(aligned, top - FRACTION_BITS_K32), elements)
 
 
 def mma_step_k32_reference(

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -60,26 +60,22 @@ E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
-    """One of the five terms of a step: four scaled dots, and the accumulator.
+class AlignedTerm:
+    """One term of a step, before and after it is cut.
 
     Attributes
     ----------
-    dot
-        The exact dot of 16 E2M1 products; ``None`` for the accumulator.
-    a_significand, b_significand
-        Significands of the two scales; ``None`` for the accumulator.
     significand, exponent
         The term's value is ``significand * 2**exponent``.
     shift
         How far the term is moved right to reach the step's exponent.
     aligned
-        The truncated term in units of ``2**(max_exponent - 35)``.
+        The truncated term in units of ``2**(max_exponent - fraction_bits)``.
     """
 
-    dot: Fraction | None
-    a_significand: Fraction | None
-    b_significand: Fraction | None
+    fraction_bits: ClassVar[int]
+    """Where a term of this instruction is cut off."""
+
     significand: Fraction
     exponent: int
     shift: int
@@ -93,32 +89,32 @@ class Term:
     @property
     def lost(self) -> Fraction:
         """What truncation cut off, with the term's sign; 0 when nothing."""
-        return self.value - self.aligned * Fraction(2) ** (self.exponent + self.shift - FRACTION_BITS)
+        return self.value - self.aligned * Fraction(2) ** (self.exponent + self.shift - self.fraction_bits)
 
 
 @dataclass(frozen=True, slots=True)
-class StepTrace:
+class AlignedSum:
     """Everything that happens in one instruction step for one output element.
 
     Attributes
     ----------
-    kind
-        ``"nvfp4"`` or ``"mxfp4"``.
     special
-        ``"nan"`` or ``"inf"`` when rule 1 or an infinite ``c`` decided the result; then there are no terms.
+        ``"nan"`` or ``"inf"`` when rule 1 or an infinity decided the result; then there are no terms.
     terms
-        The four dots in order of k, then the accumulator.
+        In order of k, then the accumulator.
     max_exponent
         The exponent E to which all terms are aligned; ``None`` if ``special``.
     total
-        Sum of the aligned terms, in units of ``2**(max_exponent - 35)``.
+        Sum of the aligned terms, in units of ``2**(max_exponent - fraction_bits)``.
     result_bits
         The next accumulator, as f32 bits.
     """
 
-    kind: str
+    fraction_bits: ClassVar[int]
+    """Where a term of this instruction is cut off."""
+
     special: str | None
-    terms: tuple[Term, ...]
+    terms: tuple[AlignedTerm, ...]
     max_exponent: int | None
     total: int
     result_bits: int
@@ -132,6 +128,35 @@ class StepTrace:
     def exact(self) -> Fraction:
         """The sum of all terms without any truncation."""
         return sum((term.value for term in self.terms), Fraction(0))
+
+
+@dataclass(frozen=True, slots=True)
+class Term(AlignedTerm):
+    """One of the five terms of a step: four scaled dots, and the accumulator.
+
+    Attributes
+    ----------
+    dot
+        The exact dot of 16 E2M1 products; ``None`` for the accumulator.
+    a_significand, b_significand
+        Significands of the two scales; ``None`` for the accumulator.
+    """
+
+    fraction_bits: ClassVar[int] = FRACTION_BITS
+
+    dot: Fraction | None
+    a_significand: Fraction | None
+    b_significand: Fraction | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepTrace(AlignedSum):
+    """A step of 64 products, whose terms are four dots and the accumulator; ``kind`` is ``"nvfp4"`` or ``"mxfp4"``."""
+
+    fraction_bits: ClassVar[int] = FRACTION_BITS
+
+    terms: tuple[Term, ...]
+    kind: str
 
 
 def block_size(kind: str) -> int:
@@ -195,10 +220,10 @@ def truncate_to_f32(total: int, unit_exponent: int) -> int:
     return sign | (((exponent + 127) << 23) + significand - (1 << 23))
 
 
-def _align(significand: Fraction, exponent: int, max_exponent: int) -> int:
-    """Rule 6 for one term: an integer number of ``2**(max_exponent - 35)``, cut off toward zero."""
+def align(significand: Fraction, exponent: int, max_exponent: int, fraction_bits: int) -> int:
+    """One term as an integer number of ``2**(max_exponent - fraction_bits)``, cut off toward zero."""
     shift = max_exponent - exponent
-    size = (abs(significand.numerator) << FRACTION_BITS) // (significand.denominator << shift)
+    size = (abs(significand.numerator) << fraction_bits) // (significand.denominator << shift)
     return -size if significand < 0 else size
 
 
@@ -236,9 +261,9 @@ def mma_step_trace(
     b_doubled = [E2M1_DOUBLED[int(code)] for code in b_codes]
 
     if any(s is None for s in a_split + b_split) or (c_bits & 0x7FFFFFFF) > 0x7F800000:
-        return StepTrace(kind, "nan", (), None, 0, CANONICAL_NAN)
+        return StepTrace("nan", (), None, 0, CANONICAL_NAN, kind)
     if (c_bits & 0x7FFFFFFF) == 0x7F800000:
-        return StepTrace(kind, "inf", (), None, 0, c_bits)
+        return StepTrace("inf", (), None, 0, c_bits, kind)
 
     parts: list[tuple[Fraction | None, Fraction | None, Fraction | None, Fraction, int]] = []
     for start in range(0, STEP, GROUP):
@@ -253,11 +278,10 @@ def mma_step_trace(
 
     top = max(exponent for *_, exponent in parts)
     terms = tuple(
-        Term(dot_or_none, sa, sb, significand, exponent, top - exponent, _align(significand, exponent, top))
-        for dot_or_none, sa, sb, significand, exponent in parts
+        Term(s, e, top - e, align(s, e, top, FRACTION_BITS), dot_or_none, sa, sb) for dot_or_none, sa, sb, s, e in parts
     )
     total = sum(term.aligned for term in terms)
-    return StepTrace(kind, None, terms, top, total, truncate_to_f32(total, top - FRACTION_BITS))
+    return StepTrace(None, terms, top, total, truncate_to_f32(total, top - FRACTION_BITS), kind)
 
 
 def mma_step_reference(

@@ -12,14 +12,13 @@ import streamlit as st
 from nvfp4viz.figures import tensor_core as facts
 from nvfp4viz.figures.scaling import power_of_two
 from nvfp4viz.quant.tensor_core_explain import TensorCoreExplanation
-from nvfp4viz.quant.tensor_core_k32_step import StepTraceK32
 from nvfp4viz.quant.tensor_core_step import (
     BLOCK_SIZE,
     F32_FRACTION_BITS,
     FRACTION_BITS,
     GROUP,
     STEP,
-    StepTrace,
+    AlignedSum,
     split_ue4m3,
     split_ue8m0,
 )
@@ -293,7 +292,7 @@ def subscript(number: int) -> str:
 # ------------------------------------------------------------------ the bits
 
 
-def drawn_chart(trace: StepTrace | StepTraceK32, page: str, letter: str) -> dict[str, Any] | None:
+def drawn_chart(trace: AlignedSum, page: str, letter: str) -> dict[str, Any] | None:
     """A step's bits as the browser draws them: ``letter`` names its dots or products, ``page`` has the other words."""
     chart = facts.bit_chart(trace)
     if chart is None:
