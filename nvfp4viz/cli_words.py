@@ -7,28 +7,17 @@ speak as the rest does.  Whatever has no translation stays English.
 from __future__ import annotations
 
 import argparse
-import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
-from typing import Any
 
-from nvfp4viz.errors import CONTENT, fill
+from nvfp4viz.errors import content_texts, content_words
 
 LANGUAGES = ("en", "zh")
 
 
-@cache
-def _texts(language: str) -> dict[str, Any]:
-    return tomllib.loads((CONTENT / language / "cli.toml").read_text(encoding="utf-8"))
-
-
 def cli_words(language: str, key: str, **values: object) -> str:
     """One text of ``content/<language>/cli.toml``, by key such as ``"show.type"``."""
-    text: Any = _texts(language)
-    for part in key.split("."):
-        text = text[part]
-    return fill(str(text), values, language)
+    return content_words("cli.toml", language, key, **values)
 
 
 def language_of(arguments: Sequence[str]) -> str:
@@ -51,7 +40,7 @@ def language_of(arguments: Sequence[str]) -> str:
 @contextmanager
 def argparse_speaks(language: str) -> Iterator[None]:
     """Let argparse say its own words in a language; English is what it has."""
-    known = _texts(language).get("argparse", {})
+    known = content_texts("cli.toml", language).get("argparse", {})
     words, plural = argparse._, argparse.ngettext  # type: ignore[attr-defined]
     argparse._ = lambda text: known.get(text, text)  # type: ignore[attr-defined]
     argparse.ngettext = lambda one, many, count: known.get(many, one if count == 1 else many)  # type: ignore[attr-defined]

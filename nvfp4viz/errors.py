@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 CONTENT = Path(__file__).parent / "content"
 
@@ -58,6 +59,23 @@ def fill(template: str, values: Mapping[str, object], language: str = "en") -> s
     if language == "en" and any(str(value) == "1" for value in values.values()):
         template = _COUNT.sub(lambda found: _one(found) if str(values.get(found[1])) == "1" else found[0], template)
     return template.format(**values)
+
+
+@cache
+def content_texts(file: str, language: str) -> dict[str, Any]:
+    """Everything in ``content/<language>/<file>``."""
+    return tomllib.loads((CONTENT / language / file).read_text(encoding="utf-8"))
+
+
+def content_words(file: str, language: str, key: str, **values: object) -> str:
+    """One text of ``content/<language>/<file>``, by key such as ``"columns.slots"``, filled in.
+
+    For words of the command line and of reports; an error's are its own (`NvError.text`), a page's are `figures.words`.
+    """
+    text: Any = content_texts(file, language)
+    for part in key.split("."):
+        text = text[part]
+    return fill(str(text), values, language)
 
 
 def _one(found: re.Match[str]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from nvfp4viz.errors import CONTENT, error_texts, fill
+from nvfp4viz.errors import CONTENT, content_words, error_texts, fill
 
 
 @cache
@@ -24,17 +24,9 @@ def finding_texts(language: str) -> dict[str, dict[str, str]]:
     return texts
 
 
-@cache
-def _report_texts(language: str) -> dict[str, Any]:
-    return tomllib.loads((CONTENT / language / "report.toml").read_text(encoding="utf-8"))
-
-
 def report_words(language: str, key: str, **values: object) -> str:
     """One of the report's own words, by key in ``content/<language>/report.toml``, such as ``"columns.slots"``."""
-    text: Any = _report_texts(language)
-    for part in key.split("."):
-        text = text[part]
-    return fill(str(text), values, language)
+    return content_words("report.toml", language, key, **values)
 
 
 def words(text: str, params: Mapping[str, Any], language: str = "en") -> tuple[str, str]:
