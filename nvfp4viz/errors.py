@@ -67,7 +67,7 @@ def content_texts(file: str, language: str) -> dict[str, Any]:
     return tomllib.loads((CONTENT / language / file).read_text(encoding="utf-8"))
 
 
-def content_words(file: str, language: str, key: str, **values: object) -> str:
+def content_words(file: str, language: str, key: str, /, **values: object) -> str:
     """One text of ``content/<language>/<file>``, by key such as ``"columns.slots"``, filled in.
 
     For words of the command line and of reports; an error's are its own (`NvError.text`), a page's are `figures.words`.
