@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from nvfp4viz.figures.words import words
+
 ROOT = Path(__file__).parents[2]
 # Chromium must not talk to anybody: a test looks for requests that leave this machine.
 FLAGS = [
@@ -23,6 +25,16 @@ FLAGS = [
     "--disable-sync",
 ]
 START_SECONDS = 60
+# Streamlit's own: it puts landmarks and roles in places that we do not choose.  Contrast and names are ours.
+RULES = [
+    "color-contrast",
+    "heading-order",
+    "button-name",
+    "label",
+    "link-name",
+    "aria-input-field-name",
+    "aria-toggle-field-name",
+]
 # True once every element has kept its place for a quarter of a second.
 STEADY = """() => {
   const boxes = [];
@@ -156,3 +168,29 @@ def drawn(page) -> None:
              [...element.shadowRoot.querySelectorAll('button, label')].every(part =>
                part.textContent.trim() || part.getAttribute('aria-label')))"""
     )
+
+
+def skip_question(page, lang: str = "en") -> None:
+    """Pass the question without a guess; the answer is on the page when this returns."""
+    skip = page.get_by_role("button", name=words(lang, "ui.predict.skip"))
+    skip.click()
+    skip.wait_for(state="detached")
+    settle(page)
+
+
+def overflow(page) -> int:
+    """By how much the page is wider than its frame; Streamlit scrolls inside a container, not in the document."""
+    return page.locator("[data-testid=stMain]").evaluate("main => main.scrollWidth - main.clientWidth")
+
+
+def violations(page) -> list[tuple[str, list, str]]:
+    """What axe finds wrong with contrast and names: rule, place and summary."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    page.wait_for_load_state("networkidle")
+    result = Axe().run(page, options={"runOnly": {"type": "rule", "values": RULES}})
+    return [
+        (violation["id"], node["target"], node.get("failureSummary", ""))
+        for violation in result.response["violations"]
+        for node in violation["nodes"]
+    ]

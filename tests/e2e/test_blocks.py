@@ -8,6 +8,8 @@ from playwright.sync_api import expect
 from nvfp4viz.formats import offset_8x4, offset_128x4
 from nvfp4viz.ui.components import read
 
+from .conftest import overflow
+
 PATH = "/blocks?lang=en&part=swizzle"
 OFFSETS = {"128x4": offset_128x4, "8x4": offset_8x4}
 
@@ -80,8 +82,7 @@ def test_padding_is_named_and_cannot_be_chosen(page):
 @pytest.mark.parametrize("part", ["inner", "shapes", "swizzle"])
 def test_nothing_overflows_a_phone(visit, lang, part):
     page = visit(f"/blocks?lang={lang}&part={part}", width=390)
-    main = page.locator("[data-testid=stMain]")
-    assert main.evaluate("node => node.scrollWidth - node.clientWidth") <= 0
+    assert overflow(page) <= 0
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])

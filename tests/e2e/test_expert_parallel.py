@@ -1,13 +1,11 @@
 """Expert parallel in a browser: every part fits a phone, passes axe, and ranks start, run and can be stopped."""
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
 from nvfp4viz.ui.expert_parallel_parts import PARTS
 
-from .conftest import settle
-from .test_shell import RULES
+from .conftest import overflow, settle, violations
 
 WAIT = 110_000  # four processes import torch on two cores
 
@@ -16,8 +14,7 @@ WAIT = 110_000  # four processes import torch on two cores
 @pytest.mark.parametrize("part", PARTS)
 def test_nothing_overflows_a_phone(visit, lang, part):
     page = visit(f"/expert_parallel?lang={lang}&part={part}", width=390)
-    main = page.locator("[data-testid=stMain]")
-    assert main.evaluate("node => node.scrollWidth - node.clientWidth") <= 0
+    assert overflow(page) <= 0
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -30,14 +27,7 @@ def test_contrast_and_names_pass_axe(visit, part, theme):
         skip.click()
         expect(page.get_by_text("The answer:")).to_have_count(shown + 1)
         settle(page)
-    page.wait_for_load_state("networkidle")
-    result = Axe().run(page, options={"runOnly": {"type": "rule", "values": RULES}})
-    found = [
-        (violation["id"], node["target"], node.get("failureSummary", ""))
-        for violation in result.response["violations"]
-        for node in violation["nodes"]
-    ]
-    assert found == []
+    assert violations(page) == []
 
 
 def test_ranks_run_and_their_bits_are_equal(visit):

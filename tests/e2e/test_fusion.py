@@ -1,14 +1,11 @@
 """Fusion in a browser: every part fits a phone, passes axe, and answers a choice."""
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
-from nvfp4viz.figures.words import words
 from nvfp4viz.ui.fusion_parts import PARTS
 
-from .conftest import settle
-from .test_shell import RULES
+from .conftest import overflow, skip_question, violations
 
 ASKING = ("deltanet", "scale", "kinds")
 
@@ -16,10 +13,7 @@ ASKING = ("deltanet", "scale", "kinds")
 def reveal(page, part, lang="en"):
     """Past the question, if the part has one."""
     if part in ASKING:
-        skip = page.get_by_role("button", name=words(lang, "ui.predict.skip"))
-        skip.click()
-        skip.wait_for(state="detached")
-        settle(page)
+        skip_question(page, lang)
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
@@ -27,8 +21,7 @@ def reveal(page, part, lang="en"):
 def test_nothing_overflows_a_phone(visit, lang, part):
     page = visit(f"/fusion?lang={lang}&part={part}&tp=16", width=390)
     reveal(page, part, lang)
-    main = page.locator("[data-testid=stMain]")
-    assert main.evaluate("node => node.scrollWidth - node.clientWidth") <= 0
+    assert overflow(page) <= 0
 
 
 # Cells whose text has fewer than four characters a line on three lines or more: [text, characters, lines].
@@ -55,14 +48,7 @@ def test_a_phone_leaves_chinese_tables_words_to_read(visit, path):
 def test_contrast_and_names_pass_axe(visit, part, theme):
     page = visit(f"/fusion?lang=en&part={part}", theme=theme)
     reveal(page, part)
-    page.wait_for_load_state("networkidle")
-    result = Axe().run(page, options={"runOnly": {"type": "rule", "values": RULES}})
-    found = [
-        (violation["id"], node["target"], node.get("failureSummary", ""))
-        for violation in result.response["violations"]
-        for node in violation["nodes"]
-    ]
-    assert found == []
+    assert violations(page) == []
 
 
 def test_ranks_and_rows_are_reached_by_keys_and_land_in_the_link(visit):

@@ -1,52 +1,34 @@
 """Loading and online quantisation in a browser: every part fits a phone, passes axe, and answers a choice."""
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 
 from nvfp4viz.ui.loading_parts import PARTS as LOADING
 from nvfp4viz.ui.online_parts import PARTS as ONLINE
 
-from .conftest import settle
-from .test_shell import RULES
+from .conftest import overflow, skip_question, violations
 
 PLACES = [*(("loading", part) for part in LOADING), *(("online_quantisation", part) for part in ONLINE)]
-
-
-def reveal(page, lang="en"):
-    """Skip the question; the answer is on the page when this returns."""
-    skip = page.get_by_role("button", name={"en": "Show me without a guess", "zh": "不猜了，直接看"}[lang])
-    skip.click()
-    skip.wait_for(state="detached")
-    settle(page)
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
 @pytest.mark.parametrize(("name", "part"), PLACES)
 def test_nothing_overflows_a_phone(visit, lang, name, part):
     page = visit(f"/{name}?lang={lang}&part={part}", width=390)
-    reveal(page, lang)
-    main = page.locator("[data-testid=stMain]")
-    assert main.evaluate("node => node.scrollWidth - node.clientWidth") <= 0
+    skip_question(page, lang)
+    assert overflow(page) <= 0
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize(("name", "part"), PLACES)
 def test_contrast_and_names_pass_axe(visit, name, part, theme):
     page = visit(f"/{name}?lang=en&part={part}", theme=theme)
-    reveal(page)
-    page.wait_for_load_state("networkidle")
-    result = Axe().run(page, options={"runOnly": {"type": "rule", "values": RULES}})
-    found = [
-        (violation["id"], node["target"], node.get("failureSummary", ""))
-        for violation in result.response["violations"]
-        for node in violation["nodes"]
-    ]
-    assert found == []
+    skip_question(page)
+    assert violations(page) == []
 
 
 def test_a_config_is_written_and_judged_at_once(visit):
     page = visit("/loading?lang=en&part=promotion&cfg=w4a4")
-    reveal(page)
+    skip_question(page)
     page.get_by_text("The rule does not fire").wait_for()
     box = page.get_by_label("config.json", exact=True)
     assert "mono" in box.evaluate("node => getComputedStyle(node).fontFamily").lower()
@@ -60,7 +42,7 @@ def test_a_config_is_written_and_judged_at_once(visit):
 
 def test_another_value_spreads_and_lands_in_the_link(visit):
     page = visit("/loading?lang=en&part=maxima&v=zero")
-    reveal(page)
+    skip_question(page)
     page.get_by_text("the value changes 1 on the per-expert path, 0 under one maximum").wait_for()
     page.get_by_text("gate", exact=True).click()
     page.wait_for_url(lambda url: "projection=gate" in url)
@@ -69,7 +51,7 @@ def test_another_value_spreads_and_lands_in_the_link(visit):
 
 def test_no_choice_is_cut_off_at_its_column(visit):
     page = visit("/online_quantisation?lang=zh&part=memory")
-    reveal(page, "zh")
+    skip_question(page, "zh")
     page.wait_for_function(
         """() => { const group = [...document.querySelectorAll('[data-testid=stButtonGroup]')]
                      .find(one => one.textContent.includes('DeepSeek'));

@@ -1,46 +1,27 @@
 """The mega-kernel's page in a browser: it fits a phone, passes axe, and its maps answer pointer and keys at once."""
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
 from nvfp4viz.ui.mega_kernel_parts import PARTS
 
-from .conftest import settle
-from .test_shell import RULES
-
-SKIP = {"en": "Show me without a guess"}
-
-
-def reveal(page):
-    skip = page.get_by_role("button", name=SKIP["en"])
-    if skip.count():
-        skip.click()
-        skip.wait_for(state="detached")
-        settle(page)
+from .conftest import overflow, skip_question, violations
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
 @pytest.mark.parametrize("part", PARTS)
 def test_nothing_overflows_a_phone(visit, lang, part):
     page = visit(f"/mega_kernel?lang={lang}&part={part}", width=390)
-    main = page.locator("[data-testid=stMain]")
-    assert main.evaluate("node => node.scrollWidth - node.clientWidth") <= 0
+    assert overflow(page) <= 0
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("part", PARTS)
 def test_contrast_and_names_pass_axe(visit, part, theme):
     page = visit(f"/mega_kernel?lang=en&part={part}", theme=theme)
-    reveal(page)
-    page.wait_for_load_state("networkidle")
-    result = Axe().run(page, options={"runOnly": {"type": "rule", "values": RULES}})
-    found = [
-        (violation["id"], node["target"], node.get("failureSummary", ""))
-        for violation in result.response["violations"]
-        for node in violation["nodes"]
-    ]
-    assert found == []
+    if page.get_by_role("button", name="Show me without a guess").count():
+        skip_question(page)
+    assert violations(page) == []
 
 
 def test_pointing_shows_the_other_place_and_the_gap(visit):

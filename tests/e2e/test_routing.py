@@ -1,23 +1,18 @@
 """The routing page in a browser: every part fits a phone, passes axe, and answers a choice."""
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
 from nvfp4viz.ui.routing_parts import PARTS
 
-from .conftest import settle
-from .test_shell import RULES
+from .conftest import overflow, skip_question, violations
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
 @pytest.mark.parametrize("part", PARTS)
 def test_nothing_overflows_a_phone(visit, lang, part):
     page = visit(f"/routing?lang={lang}&part={part}", width=390)
-    page.wait_for_function(
-        """() => {const main = document.querySelector('[data-testid=stMain]');
-                  return main && main.scrollWidth <= main.clientWidth}"""
-    )
+    assert overflow(page) <= 0
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -25,18 +20,8 @@ def test_nothing_overflows_a_phone(visit, lang, part):
 def test_contrast_and_names_pass_axe(visit, part, theme):
     page = visit(f"/routing?lang=en&part={part}", theme=theme)
     if part in ("planner", "routers"):
-        skip = page.get_by_role("button", name="Show me without a guess")
-        skip.click()
-        skip.wait_for(state="detached")
-        settle(page)
-    page.wait_for_load_state("networkidle")
-    result = Axe().run(page, options={"runOnly": {"type": "rule", "values": RULES}})
-    found = [
-        (violation["id"], node["target"], node.get("failureSummary", ""))
-        for violation in result.response["violations"]
-        for node in violation["nodes"]
-    ]
-    assert found == []
+        skip_question(page)
+    assert violations(page) == []
 
 
 def test_the_slider_closes_holes_by_keyboard_and_lands_in_the_link(visit):

@@ -4,14 +4,13 @@ import re
 from urllib.parse import parse_qs, urlparse
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
 from nvfp4viz.ui import blocks_parts, tensor_core_parts
 from nvfp4viz.ui.registry import PAGES
 from nvfp4viz.ui.scaling_parts import PARTS
 
-from .conftest import settle
+from .conftest import settle, violations
 
 PATHS = [
     *("/" if entry.default else f"/{entry.id}" for entry in PAGES),
@@ -133,27 +132,8 @@ def test_a_phone_never_scrolls_sideways(visit, path, language):
     assert inner == 0
 
 
-# Streamlit's own: it puts landmarks and roles in places that we do not choose.  Contrast and names are ours.
-RULES = [
-    "color-contrast",
-    "heading-order",
-    "button-name",
-    "label",
-    "link-name",
-    "aria-input-field-name",
-    "aria-toggle-field-name",
-]
-
-
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("path", PATHS)
 def test_contrast_and_names_pass_axe(visit, path, theme):
     page = visit(with_language(path, "en"), theme=theme)
-    page.wait_for_load_state("networkidle")
-    result = Axe().run(page, options={"runOnly": {"type": "rule", "values": RULES}})
-    found = [
-        (violation["id"], node["target"], node.get("failureSummary", ""))
-        for violation in result.response["violations"]
-        for node in violation["nodes"]
-    ]
-    assert found == []
+    assert violations(page) == []

@@ -4,13 +4,11 @@ import re
 import time
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
 from nvfp4viz.serving.remedies import REMEDIES
 
-from .conftest import settle
-from .test_shell import RULES
+from .conftest import settle, violations
 
 
 def is_current(page, beat: int):
@@ -209,14 +207,7 @@ def test_every_step_passes_axe(visit, beat, theme):
         page.get_by_role("button", name="Show me without a guess").click()
         page.get_by_text("HTTP/1.1 200 OK").wait_for()
         settle(page)
-    page.wait_for_load_state("networkidle")
-    result = Axe().run(page, options={"runOnly": {"type": "rule", "values": RULES}})
-    found = [
-        (v["id"], node["target"], node.get("failureSummary"))
-        for v in result.response["violations"]
-        for node in v["nodes"]
-    ]
-    assert found == []
+    assert violations(page) == []
 
 
 def test_a_step_is_quick(visit):

@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 from nvfp4viz.figures import tensor_core as facts
 
-from .conftest import settle
+from .conftest import overflow, settle
 
 PATH = "/tensor_core?lang=en"
 
@@ -67,6 +67,5 @@ def test_a_nan_scale_leaves_no_bits(page):
 def test_nothing_overflows_a_phone(visit, lang, theme):
     page = visit(f"/tensor_core?lang={lang}", width=390, theme=theme)
     page.locator(".lab .chart rect.kept").first.wait_for()
-    main = page.locator("[data-testid=stMain]")
-    assert main.evaluate("node => node.scrollWidth - node.clientWidth") <= 0
+    assert overflow(page) <= 0
     assert page.locator(".lab").evaluate("node => node.scrollWidth - node.clientWidth") <= 0
