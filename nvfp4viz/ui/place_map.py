@@ -10,7 +10,7 @@ import streamlit as st
 from nvfp4viz.ui.components import load
 from nvfp4viz.ui.state import View
 
-_COMPONENT = load("place_map")
+_COMPONENT = load("place_map", "two_pictures")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.state import View
 from nvfp4viz.ui.text import table
 
-_COMPONENT = load("swizzle_map")
+_COMPONENT = load("swizzle_map", "two_pictures")
 _KEY = "swizzle_map"
 LAYOUTS = ("128x4", "8x4")
 

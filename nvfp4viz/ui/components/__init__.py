@@ -26,18 +26,20 @@ def read(name: str, part: str) -> str:
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
-def load(name: str, *styles: str) -> ComponentRenderer:
+def load(name: str, *shared: str) -> ComponentRenderer:
     """Register a component from its folder; call once, at import.
 
-    ``styles`` names style sheets of this folder that several components share, such as ``"steps"``.
+    ``shared`` names what several components have in common: ``"steps"`` is ``steps.css`` of this folder, and
+    ``steps.js`` if there is one.
     """
     others = sorted(path.name for path in (FOLDER / name).glob("*.js") if path.stem != name)
-    shared = "".join((FOLDER / f"{sheet}.css").read_text(encoding="utf-8") for sheet in ("shared", *styles))
+    styles = "".join((FOLDER / f"{part}.css").read_text(encoding="utf-8") for part in ("shared", *shared))
+    scripts = [read(".", f"{part}.js") for part in shared] + [read(name, script) for script in (*others, f"{name}.js")]
     return st.components.v2.component(
         f"nvfp4viz.{name}",
         html=read(name, f"{name}.html") + "\n",
-        css=css_variables() + shared + read(name, f"{name}.css"),
-        js="\n".join(read(name, script) for script in [*others, f"{name}.js"]),
+        css=css_variables() + styles + read(name, f"{name}.css"),
+        js="\n".join(scripts),
     )
 
 

@@ -1,38 +1,9 @@
 // Two pictures of the same cells: where they are, and where they go.  Pointing at a cell of one shows its place in the other; arrow keys
 // walk through the first.  Which cell goes where, and every sentence, comes from the library.
 const MAPS = new WeakMap();
-const SVG = "http://www.w3.org/2000/svg";
 const SIDES = ["from", "to"];
 
-function node(name, attributes, text) {
-  const made = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  if (text !== undefined) made.textContent = text;
-  return made;
-}
-
-class PlaceMap {
-  constructor(root) {
-    this.root = root;
-    this.version = -1;
-    this.width = { from: 0, to: 0 };
-    for (const side of SIDES) {
-      new ResizeObserver(([entry]) => {
-        this.width[side] = entry.contentRect.width;
-        if (this.data) this.draw();
-      }).observe(root.querySelector(`.${side}`));
-      const svg = root.querySelector(`.${side} svg`);
-      svg.addEventListener("pointermove", (event) => this.point(side, event, false));
-      svg.addEventListener("pointerdown", (event) => this.point(side, event, true));
-      svg.addEventListener("pointerleave", () => this.show(this.chosen));
-    }
-    root.querySelector(".panels").addEventListener("keydown", (event) => this.key(event));
-  }
-
-  find(selector) {
-    return this.root.querySelector(selector);
-  }
-
+class PlaceMap extends TwoPictures {
   take({ data, setStateValue }) {
     this.send = setStateValue;
     this.data = data;
@@ -62,14 +33,10 @@ class PlaceMap {
   }
 
   drawSide(side) {
-    const svg = this.find(`.${side} svg`);
+    const svg = this.blank(side);
+    if (!svg) return;
     const { columns, lines, wide, tall } = this.size(side);
-    if (!this.width[side]) return;
-    svg.setAttribute("viewBox", `0 0 ${this.width[side]} ${lines * tall}`);
-    svg.setAttribute("height", lines * tall);
-    const pattern = node("pattern", { id: "gap", width: 5, height: 5, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" });
-    pattern.append(node("rect", { width: 5, height: 5, fill: "var(--page)" }), node("line", { x1: 0, y1: 0, x2: 0, y2: 5, stroke: "var(--muted)", "stroke-width": 1.5 }));
-    const parts = [pattern];
+    const parts = [hatching("gap")];
     const longest = Math.max(...this.data.labels.map((label) => label.length));
     const written = wide >= 6.6 * longest + 1 && tall >= 13; // all labels or none
     for (let cell = 0; cell < this.data[side].count; cell += 1) {
@@ -90,43 +57,27 @@ class PlaceMap {
 
   show(index) {
     const cells = { from: index, to: this.data.places[index] };
-    for (const side of SIDES) this.mark(side, cells[side]);
+    for (const side of SIDES) this.markCell(side, cells[side]);
     this.say(this.data.said[index]);
   }
 
-  mark(side, cell) {
-    const { columns, wide, tall } = this.size(side);
-    if (!this.width[side]) return;
-    for (const name of [".halo", ".outline"]) {
-      const mark = this.find(`.${side} ${name}`);
-      mark.setAttribute("x", (cell % columns) * wide);
-      mark.setAttribute("y", Math.floor(cell / columns) * tall);
-      mark.setAttribute("width", wide);
-      mark.setAttribute("height", tall);
-    }
-  }
-
-  say(words) {
-    const status = this.find(".status");
-    if (status.textContent !== words) status.textContent = words;
-    for (const side of SIDES) this.find(`.${side} svg`).setAttribute("aria-label", words);
+  markCell(side, cell) {
+    const { columns } = this.data[side];
+    this.mark(side, Math.floor(cell / columns), cell % columns);
   }
 
   choose(index) {
     this.chosen = index;
     this.show(index);
-    clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.send("chosen", index), 200);
+    this.tell("chosen", index);
   }
 
   point(side, event, choose) {
-    const box = this.find(`.${side} svg`).getBoundingClientRect();
-    const { columns, lines } = this.size(side);
-    const inside = (value, count) => Math.min(Math.max(Math.floor(value * count), 0), count - 1);
-    const cell = inside((event.clientY - box.top) / box.height, lines) * columns + inside((event.clientX - box.left) / box.width, columns);
+    const [line, column] = this.under(side, event);
+    const cell = line * this.data[side].columns + column;
     const index = side === "from" ? cell : this.back.get(cell);
     if (index === undefined) {
-      this.mark("to", cell);
+      this.markCell("to", cell);
       this.say(this.data.gap);
     } else if (choose) this.choose(index);
     else this.show(index);
@@ -147,6 +98,6 @@ class PlaceMap {
 
 export default function (component) {
   const root = component.parentElement;
-  if (!MAPS.has(root)) MAPS.set(root, new PlaceMap(root));
+  if (!MAPS.has(root)) MAPS.set(root, new PlaceMap(root, SIDES));
   MAPS.get(root).take(component);
 }
