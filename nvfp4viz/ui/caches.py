@@ -7,10 +7,11 @@ read anew.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import streamlit as st
@@ -32,6 +33,21 @@ if TYPE_CHECKING:
 Stamp = tuple[tuple[str, int, int], ...]
 Texts = tuple[tuple[str, tuple[str, ...]], ...]
 """Held-out texts by domain."""
+
+
+Made = TypeVar("Made")
+
+
+def kept(name: str, key: Hashable, make: Callable[[], Made]) -> Made:
+    """What `make` gives, made once in this session for as long as `key` stays the same; `name` tells it from others.
+
+    For what belongs to one reader, such as an uploaded checkpoint; an error is not kept.
+    """
+    found: tuple[Hashable, Made] | None = st.session_state.get(name)
+    if found is None or found[0] != key:
+        found = key, make()
+        st.session_state[name] = found
+    return found[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import streamlit as st
-
 from nvfp4viz.errors import NvError
-from nvfp4viz.ui import snippets
+from nvfp4viz.ui import caches, snippets
 from nvfp4viz.ui.i18n import lang
 
 if TYPE_CHECKING:
     from nvfp4viz.ui.explorer_open import Opened
-
-_KEPT = "explorer.kept.code"
 
 
 def shown(opened: Opened | None, sample: str) -> dict[str, Any]:
@@ -31,13 +27,8 @@ def shown(opened: Opened | None, sample: str) -> dict[str, Any]:
 
 def _run(text: str, opened: Opened) -> str:
     """Once for a checkpoint: of an address it reads the scales again."""
-    key = text, opened.identity
-    kept: tuple[tuple[str, str], str] | None = st.session_state.get(_KEPT)
-    if kept is None or kept[0] != key:
-        try:
-            said = snippets.run(text, {"source": opened.audit.checkpoint})
-        except NvError as error:
-            return error.text(lang())["what"]
-        kept = key, said
-        st.session_state[_KEPT] = kept
-    return kept[1]
+    given = {"source": opened.audit.checkpoint}
+    try:
+        return caches.kept("explorer.kept.code", (text, opened.identity), lambda: snippets.run(text, given))
+    except NvError as error:
+        return error.text(lang())["what"]

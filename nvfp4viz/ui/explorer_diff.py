@@ -12,7 +12,7 @@ import streamlit as st
 
 from nvfp4viz.audit.diff import Diff, Side, diff, diff_to_json
 from nvfp4viz.errors import NvError
-from nvfp4viz.ui import errors, explorer_source
+from nvfp4viz.ui import caches, errors, explorer_source
 
 if TYPE_CHECKING:
     from nvfp4viz.checkpoint import CanonicalView
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 KINDS = ("config", "types", "only_a", "only_b", "values")
 # Rows that a page shows; the JSON has all.
 MOST_ROWS = 5000
-_KEPT = "explorer.kept"
 _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -64,22 +63,15 @@ def _side(letter: str, side: Side) -> tuple[str, ...]:
 
 def _diff(opened: Opened, other: Opened) -> Diff:
     """Compared once for as long as both stay what they are."""
-    return _kept("diff", opened, other, lambda: diff(opened.audit.checkpoint, other.audit.checkpoint))
+    pair = opened.identity, other.identity
+    return caches.kept("explorer.kept.diff", pair, lambda: diff(opened.audit.checkpoint, other.audit.checkpoint))
 
 
 def _rows(opened: Opened, other: Opened) -> list[Row]:
-    return _kept(
-        "rows", opened, other, lambda: list(diff_rows(_diff(opened, other), opened.audit.view, other.audit.view))
-    )
+    def make() -> list[Row]:
+        return list(diff_rows(_diff(opened, other), opened.audit.view, other.audit.view))
 
-
-def _kept(what: str, opened: Opened, other: Opened, make: Callable[[], Any]) -> Any:
-    pair = opened.identity, other.identity
-    kept = st.session_state.get(f"{_KEPT}.{what}")
-    if kept is None or kept[0] != pair:
-        kept = pair, make()
-        st.session_state[f"{_KEPT}.{what}"] = kept
-    return kept[1]
+    return caches.kept("explorer.kept.rows", (opened.identity, other.identity), make)
 
 
 def _table(page: Lesson, rows: list[Row], counts: dict[str, int]) -> None:
@@ -150,13 +142,14 @@ def diff_rows(found: Diff, a: CanonicalView, b: CanonicalView) -> Iterator[Row]:
     for item in found.config:
         name = f"{item.file}: {item.field}"
         yield Row("config", name, name.lower(), said(item.a), said(item.b))
-    text_of = {id(view): _texts(view) for view in (a, b)}
+    text_in_a, text_in_b = _texts(a), _texts(b)
     for item in found.types:
         kinds = (f"{dtype} {list(shape)}" for dtype, shape in (item.a, item.b))
-        yield Row("types", item.tensor, text_of[id(a)](item.tensor), *kinds, view=a)
-    for kind, names, view in (("only_a", found.only_a, a), ("only_b", found.only_b, b)):
-        for name in names:
-            yield Row(kind, name, text_of[id(view)](name), view=view)
+        yield Row("types", item.tensor, text_in_a(item.tensor), *kinds, view=a)
+    for name in found.only_a:
+        yield Row("only_a", name, text_in_a(name), view=a)
+    for name in found.only_b:
+        yield Row("only_b", name, text_in_b(name), view=b)
     for item in found.values:
         text = f"{item.tensor} {item.projection or ''} {item.role or ''}".lower()
         yield Row("values", item.tensor, text, str(item.a), str(item.b), item.ratio, a)

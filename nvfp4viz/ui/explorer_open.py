@@ -92,12 +92,10 @@ def open_upload(files: Sequence[Any], place: str) -> Opened:
     digest = hashlib.sha256()
     for name in sorted(contents):
         digest.update(name.encode() + b"\0" + hashlib.sha256(contents[name]).digest())
-    key = f"{place}.kept.upload"
-    kept: Opened | None = st.session_state.get(key)
-    if kept is None or kept.identity != digest.hexdigest():
-        kept = _examine(MemorySource(contents, UPLOAD), digest.hexdigest(), UPLOAD)
-        st.session_state[key] = kept
-    return kept
+    identity = digest.hexdigest()
+    return caches.kept(
+        f"{place}.kept.upload", identity, lambda: _examine(MemorySource(contents, UPLOAD), identity, UPLOAD)
+    )
 
 
 def remember(opened: Opened | None) -> None:

@@ -20,7 +20,7 @@ from nvfp4viz.audit.texts import report_words
 from nvfp4viz.checkpoint import file_bytes
 from nvfp4viz.checkpoint.source import CONFIG, LocalSource
 from nvfp4viz.errors import CheckpointError, InputError, NvError
-from nvfp4viz.ui import errors, explorer_roots
+from nvfp4viz.ui import caches, errors, explorer_roots
 from nvfp4viz.ui.explorer import code_span, size_text
 from nvfp4viz.ui.explorer_diff import said
 from nvfp4viz.ui.explorer_repair_cost import cost
@@ -67,13 +67,13 @@ def _settings(page: Lesson) -> tuple[str, float | None, bool]:
 
 def _plan(opened: Opened, policy: str, value: float | None, suspects: bool) -> Repair:
     """Made once for as long as nothing changes."""
-    key = opened.identity, policy, value, suspects
-    kept: tuple[Any, Repair] | None = st.session_state.get(_KEPT)
-    if kept is None or kept[0] != key:
-        kept = key, plan_repair(opened.audit, policy, value=value, suspects=suspects)
-        st.session_state[_KEPT] = kept
-        st.session_state.pop(_READY, None)
-    return kept[1]
+
+    def make() -> Repair:
+        plan = plan_repair(opened.audit, policy, value=value, suspects=suspects)
+        st.session_state.pop(_READY, None)  # the archive of another plan
+        return plan
+
+    return caches.kept(_KEPT, (opened.identity, policy, value, suspects), make)
 
 
 def _show(page: Lesson, opened: Opened, plan: Repair) -> None:
