@@ -17,11 +17,13 @@ def wait_for_kernels() -> None:
 
     Without this, the first computation of a page would stand still for the compiler, and count its time as its own.
     """
+    # Its place is there in every run: where one stands only while somebody waits, all that follows moves up in the next
+    # run, and the browser builds it anew, a component with the reader's focus in it included.
+    bar = st.empty()
     warming = warm_in_background()
     warming.join(UNSEEN)
     if not warming.is_alive():
         return
-    bar = st.empty()
     while warming.is_alive():
         text = t("ui.busy.kernels", done=warming.done, total=warming.total)
         bar.progress(warming.done / warming.total, text=text)

@@ -31,8 +31,9 @@ def open_shell() -> st.Page:
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center", key="topbar"):
         st.markdown(t(f"ui.group.{registry.entry_at(page.url_path).group}"), width="content")
         i18n.language_switch()
+    note = st.empty()  # there in every run, or what follows would be built anew when the note goes
     if bad_language is not None:
-        st.caption(t("ui.link.bad_language"))
+        note.caption(t("ui.link.bad_language"))
     return page
 
 

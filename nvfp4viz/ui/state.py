@@ -186,6 +186,7 @@ class View:
 
     def put(self, **values: Any) -> None:
         """Set settings; in a callback, or before the widget that shows them is drawn."""
+        st.session_state["_edited"] = True
         for name, value in values.items():
             st.session_state[self.key(name)] = value
 
@@ -236,7 +237,7 @@ class View:
         wanted, now = self.address(), st.query_params.to_dict()
         if wanted | {"lang": ""} != now | {"lang": ""}:
             st.query_params.from_dict(wanted)
-        st.session_state["_link"] = self.query()
+        self._remember()
         st.session_state.pop("_unheard", None)
 
     def trust_link(self) -> None:
@@ -245,8 +246,25 @@ class View:
         Streamlit goes on knowing the address as it was; the next run must not take what is missing there for the
         reader's Back.
         """
-        st.session_state["_link"] = self.query()
+        self._remember()
         st.session_state["_unheard"] = {name for name in self.query() if name not in st.query_params}
+
+    def _remember(self) -> None:
+        """What the address says now, and the settings behind it: what differs in the next run was changed since."""
+        st.session_state["_link"], st.session_state["_shown"] = self.query(), self._texts()
+        st.session_state.pop("_edited", None)
+
+    def _texts(self) -> dict[str, str | None]:
+        values = {name: st.session_state.get(self.key(name)) for name in self.params}
+        return {name: None if value is None else self.params[name].write(value) for name, value in values.items()}
+
+    def is_edited(self) -> bool:
+        """Whether a widget or a component has changed a setting since the address was written.
+
+        Then an address that says otherwise is only late: the browser sent the change before it heard of the address of
+        the run before.  The reader's Back comes with no change.
+        """
+        return bool(st.session_state.pop("_edited", False)) or self._texts() != st.session_state.get("_shown")
 
 
 def open_view(page: str, **params: Param) -> View:
@@ -266,8 +284,9 @@ def open_view(page: str, **params: Param) -> View:
     unheard = st.session_state.pop("_unheard", set())
     if differs and differs <= {name for name in unheard if name not in st.query_params}:
         differs = set()  # Streamlit has not heard of these yet; the reader went nowhere
+    follows = view.arrived or not view.is_edited()
     for name in view.params:
-        if name in differs and (view.arrived or _as_written(view, name, written)):
+        if name in differs and follows:
             _follow(view, name, st.query_params.get(name))
     for name in st.query_params:
         if name not in view.params and name not in _COMMON:
@@ -284,16 +303,6 @@ def open_view(page: str, **params: Param) -> View:
                 view.put(**{name: view[name]})
     view.notes = st.session_state["_notes"]
     return view
-
-
-def _as_written(view: View, name: str, written: dict[str, str]) -> bool:
-    """Whether a setting is still what the address bar was last told.
-
-    If not, a widget has just changed it, and a link that says otherwise is only late.
-    """
-    value = st.session_state.get(view.key(name), view.params[name].default)
-    said = None if value is None or value == view.params[name].default else view.params[name].write(value)
-    return said == written.get(name)
 
 
 def _follow(view: View, name: str, raw: str | None) -> None:

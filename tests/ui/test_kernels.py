@@ -62,3 +62,16 @@ def test_the_page_says_how_far_the_compiler_is(monkeypatch: pytest.MonkeyPatch, 
     assert "3" in text
     assert ("内核" in text) == (language == "zh")
     assert seen[-1] == "gone"
+
+
+def test_what_follows_keeps_its_place_when_nobody_waits_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A component that moved up would be built anew in the browser, and the reader's focus lost with it."""
+    compiler = Slow()
+    compiler.start()
+    threading.Timer(0.5, compiler.finish.set).start()
+    monkeypatch.setattr("nvfp4viz.ui.kernels.warm_in_background", lambda: compiler)
+    app = AppTest.from_function(page, default_timeout=120).run()
+    assert not compiler.is_alive()
+    waited = {place: node.type for place, node in app.main.children.items()}
+    app.run()
+    assert {place: node.type for place, node in app.main.children.items()} == waited

@@ -204,6 +204,57 @@ def test_a_late_address_does_not_undo_a_widget(at):
     assert _query(at) == {"x": "8"}
 
 
+def test_a_late_address_does_not_undo_what_another_widget_did_before(at):
+    """Two changes one after the other: the second is sent before the browser hears of the first one's address."""
+    at.run()
+    at.session_state["first.x"] = 8
+    at.run()
+    assert _query(at) == {"x": "8"}
+    at.query_params.clear()
+    at.session_state["layer"] = 2
+    at.run()
+    assert _said(at) == "x=8 layer=2"
+    assert _query(at) == {"x": "8", "layer": "2"}
+
+
+def test_an_edit_that_says_the_same_again_is_no_back(at):
+    """As a drag ends: the component repeats its last value."""
+    at.run()
+    at.session_state["first.x"] = 8
+    at.run()
+    at.query_params.clear()
+    at.session_state["_edited"] = True  # what View.put leaves in a component's callback
+    at.run()
+    assert _said(at) == "x=8 layer=None"
+
+
+def _refined_script() -> None:
+    import streamlit as st
+
+    from nvfp4viz.ui import state
+
+    view = state.open_view("refined", x=state.integer(0, 9, default=3), layer=state.integer(0, None, default=0))
+    view.refine("layer", state.integer(1, 5, default=1))
+    st.write(f"x={view['x']} layer={view['layer']}")
+    view.write_link()
+
+
+def test_back_is_followed_where_the_open_checkpoint_says_the_default():
+    at = AppTest.from_function(_refined_script)
+    at.query_params["layer"] = "1"
+    at.run()
+    assert _query(at) == {}
+    at.session_state["refined.x"] = 5
+    at.run()
+    assert _query(at) == {"x": "5"}
+    at.query_params.clear()  # Back
+    at.run()
+    assert _said(at) == "x=3 layer=1"
+    at.query_params["layer"] = "4"  # Forward
+    at.run()
+    assert _said(at) == "x=3 layer=4"
+
+
 def test_one_run_writes_the_address_once(at, monkeypatch):
     import streamlit as st
 
