@@ -70,5 +70,6 @@ page.foot(
         "inner_sum": lambda: figures.run_rows(figures.inner_sum(view["m"], view["n"]), view["along"]),
         "grouping_error": lambda: parts.error_rows(page),
         "scale_offsets": lambda: parts.offset_rows(page),
+        "scale_bytes": lambda: parts.byte_rows(page),
     },
 )

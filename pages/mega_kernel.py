@@ -3,7 +3,7 @@
 from dataclasses import astuple
 
 from nvfp4viz.figures import mega_kernel as figures
-from nvfp4viz.formats.layout import UTCCP_ROWS
+from nvfp4viz.formats.places import UTCCP_ROWS
 from nvfp4viz.formats.tma import BOX_CODES, SWIZZLES, check_tensor_map
 from nvfp4viz.moe.mega_kernel import SWIGLU_LIMIT
 from nvfp4viz.ui import lesson, state

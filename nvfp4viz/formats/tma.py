@@ -18,16 +18,21 @@ import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.errors import FormatError
+from nvfp4viz.formats import layout_reference
+from nvfp4viz.formats.places import ATOM_BYTES, GAP_BYTES
 
+Path = Literal["numpy", "reference"]
 U8 = npt.NDArray[np.uint8]
 
-ATOM_CODES, ATOM_BYTES, GAP_BYTES = 16, 16, 8
 BOX_CODES = 128
 """Codes that a box must hold along K: 128 bytes of shared memory, the widest line that a swizzle knows."""
 
 
-def pad_align16b(packed: npt.ArrayLike) -> U8:
+def pad_align16b(packed: npt.ArrayLike, path: Path = "numpy") -> U8:
     """Packed FP4 ``(…, K//2)`` as it lies in shared memory, ``(…, K)`` bytes; the gaps are 0 here.
+
+    :func:`nvfp4viz.formats.padded_place` says where a code lies.  The ``"reference"`` path moves code by code; equal
+    bytes.
 
     Raises
     ------
@@ -41,27 +46,24 @@ def pad_align16b(packed: npt.ArrayLike) -> U8:
     half = ATOM_BYTES - GAP_BYTES
     if array.ndim == 0 or array.shape[-1] % half:
         raise FormatError("format.pack-odd", shape=array.shape, multiple=half)
-    atoms = np.zeros((*array.shape[:-1], array.shape[-1] // half, ATOM_BYTES), np.uint8)
-    atoms[..., :half] = array.reshape(*array.shape[:-1], -1, half)
-    return atoms.reshape(*array.shape[:-1], -1)
+    if path == "reference":
+        return layout_reference.pad_align16b(array)
+    *lead, bytes_ = array.shape
+    atoms = np.zeros((*lead, bytes_ // half, ATOM_BYTES), np.uint8)
+    atoms[..., :half] = array.reshape(*lead, bytes_ // half, half)
+    return atoms.reshape(*lead, 2 * bytes_)
 
 
-def unpad_align16b(padded: npt.ArrayLike) -> U8:
+def unpad_align16b(padded: npt.ArrayLike, path: Path = "numpy") -> U8:
     """Packed FP4 ``(…, K//2)`` of padded bytes ``(…, K)``, whatever stands in the gaps; inverse of the padding."""
     array = np.asarray(padded, np.uint8)
     if array.ndim == 0 or array.shape[-1] % ATOM_BYTES:
         raise FormatError("format.pack-odd", shape=array.shape, multiple=ATOM_BYTES)
-    atoms = array.reshape(*array.shape[:-1], -1, ATOM_BYTES)
-    return np.ascontiguousarray(atoms[..., : ATOM_BYTES - GAP_BYTES]).reshape(*array.shape[:-1], -1)
-
-
-def padded_place(k: int) -> tuple[int, int]:
-    """Byte in its padded line, and nibble (0 low, 1 high), of code ``k``.
-
-    >>> padded_place(15), padded_place(16), padded_place(127)
-    ((7, 1), (16, 0), (119, 1))
-    """
-    return k // ATOM_CODES * ATOM_BYTES + k % ATOM_CODES // 2, k % 2
+    if path == "reference":
+        return layout_reference.unpad_align16b(array)
+    *lead, bytes_ = array.shape
+    atoms = array.reshape(*lead, bytes_ // ATOM_BYTES, ATOM_BYTES)
+    return np.ascontiguousarray(atoms[..., : ATOM_BYTES - GAP_BYTES]).reshape(*lead, bytes_ // 2)
 
 
 # ------------------------------------------------------------------------------------------ what a tensor map demands

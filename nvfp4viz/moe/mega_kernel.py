@@ -39,7 +39,7 @@ from nvfp4viz.formats import (
     utccp_transpose,
     utccp_untranspose,
 )
-from nvfp4viz.formats.layout import UTCCP_ROWS
+from nvfp4viz.formats.places import UTCCP_ROWS
 from nvfp4viz.moe.activation import fused_silu
 from nvfp4viz.moe.dataflow import round_bf16, sum_routes
 from nvfp4viz.quant import mma_k32

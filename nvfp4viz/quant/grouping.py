@@ -100,7 +100,9 @@ def _shape(x: Array, along: Along) -> tuple[int, int]:
     return rows, columns
 
 
-def quantize_along(x: Array, along: Along, recipe: str = RECIPE, path: Path = "auto") -> GroupedTensor:
+def quantize_along(
+    x: Array, along: Along, recipe: str = RECIPE, path: Path = "auto", global_scale: npt.ArrayLike | None = None
+) -> GroupedTensor:
     """Quantise ``(R, K)`` with sixteen elements to a scale, grouped along ``along``, under one global scale.
 
     Parameters
@@ -113,6 +115,8 @@ def quantize_along(x: Array, along: Along, recipe: str = RECIPE, path: Path = "a
     path
         ``"reference"`` gathers and quantises one group after the other with scalars; ``"numpy"``, ``"numba"`` and
         ``"auto"`` rearrange the whole matrix.  Equal bits.
+    global_scale
+        As the recipe stores it; by default the recipe's own from the matrix's maximum.
 
     Raises
     ------
@@ -124,8 +128,8 @@ def quantize_along(x: Array, along: Along, recipe: str = RECIPE, path: Path = "a
         raise FormatError("gemm.recipe", a=recipe, b=RECIPE)
     _shape(x, along)
     if path == "reference":
-        return _by_reference(x, along, recipe)
-    found = quantize(to_groups(x, along), recipe=recipe, path=path)
+        return _by_reference(x, along, recipe, global_scale)
+    found = quantize(to_groups(x, along), recipe=recipe, path=path, global_scale=global_scale)
     shape = (x.shape[0], x.shape[1])
     return _grouped(found, from_groups(dequantize(found, path=path), shape, along), shape, along)
 
@@ -136,11 +140,11 @@ def _grouped(found: QuantizedTensor, decoded: F32, shape: tuple[int, int], along
     return GroupedTensor(along, from_groups(found.codes(), shape, along), scales, decoded, found)
 
 
-def _by_reference(x: Array, along: Along, recipe: str) -> GroupedTensor:
+def _by_reference(x: Array, along: Along, recipe: str, given: npt.ArrayLike | None) -> GroupedTensor:
     """One group at a time, its elements picked by row and column."""
     rows, columns = GROUP_SHAPE[along]
     # The global scale is the whole matrix's, whatever the grouping.
-    whole = quantize(x.reshape(1, -1), recipe=recipe, path="reference").global_scale
+    whole = quantize(x.reshape(1, -1), recipe=recipe, path="reference", global_scale=given).global_scale
     codes = np.empty(x.shape, np.uint8)
     decoded = np.empty(x.shape, np.float32)
     scales = np.empty((x.shape[0] // rows, x.shape[1] // columns), np.uint8)
@@ -296,15 +300,6 @@ def partial_sums(x: GroupedTensor, w: GroupedTensor, m: int, n: int) -> tuple[Pa
 
 
 # ------------------------------------------------------------------ what is stored
-
-
-def padded_scales(rows: int, columns: int, tile_rows: int = 128) -> int:
-    """Bytes of ``(rows, columns)`` scales in tiles of ``tile_rows`` × 4, padding included.
-
-    >>> padded_scales(150, 6), padded_scales(150, 6, 8)
-    (2048, 1216)
-    """
-    return -(-rows // tile_rows) * tile_rows * (-(-columns // 4) * 4)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import numpy as np
 import streamlit as st
 
 from nvfp4viz.figures import blocks as figures
-from nvfp4viz.formats import BLOCK
+from nvfp4viz.formats import BLOCK, offset_8x4, offset_128x4, offset_linear, scale_at, swizzled_size
 from nvfp4viz.quant import grouping
 from nvfp4viz.ui import blocks_tensor, caches, errors, predict
 from nvfp4viz.ui.i18n import lang
@@ -262,10 +262,9 @@ def swizzle_part(page: Lesson) -> None:
         left, right = st.columns(2)
         left.number_input(page.t("swizzle.row"), 0, rows - 1, **view.widget("s_row"))
         right.number_input(page.t("swizzle.column"), 0, columns - 1, **view.widget("s_col"))
-        tile = int(view["layout"].split("x")[0])
-        size = grouping.padded_scales(rows, columns, tile)
+        size = swizzled_size(rows, columns, view["layout"])
         page.finding("swizzle.seen", scales=rows * columns, size=size, padding=size - rows * columns)
-        page.prose(f"swizzle.why.{'large' if tile > BLOCK else 'small'}")
+        page.prose(f"swizzle.why.{view['layout']}")
         page.glossary("swizzle", "block_scale")
     with stage:
         swizzle_map(view, rows=rows, columns=columns)
@@ -273,19 +272,25 @@ def swizzle_part(page: Lesson) -> None:
 
 def offset_rows(page: Lesson) -> list[dict[str, object]]:
     """Every scale of the map's tensor with its byte in each layout."""
-    columns = page.view["s_cols"]
-    places = [
-        grouping.place_of(row, column * BLOCK, columns * BLOCK)
-        for row in range(page.view["s_rows"])
-        for column in range(columns)
-    ]
+    rows, columns = page.view["s_rows"], page.view["s_cols"]
     return [
         {
-            "row": place.scale[0],
-            "column": place.scale[1],
-            "linear": place.scale[0] * columns + place.scale[1],
-            "offset_128x4": place.offset_128x4,
-            "offset_8x4": place.offset_8x4,
+            "row": row,
+            "column": column,
+            "linear": offset_linear(row, column, columns),
+            "offset_128x4": offset_128x4(row, column, columns),
+            "offset_8x4": offset_8x4(row, column, columns),
         }
-        for place in places
+        for row in range(rows)
+        for column in range(columns)
+    ]
+
+
+def byte_rows(page: Lesson) -> list[dict[str, object]]:
+    """Every byte of the map's layout with the row and column that it stands for, padding included."""
+    rows, columns, layout = page.view["s_rows"], page.view["s_cols"], page.view["layout"]
+    places = (scale_at(byte, rows, columns, layout) for byte in range(swizzled_size(rows, columns, layout)))
+    return [
+        {"layout": layout, "byte": byte, "row": place.row, "column": place.column, "padding": place.padding}
+        for byte, place in enumerate(places)
     ]

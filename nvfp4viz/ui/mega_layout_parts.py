@@ -12,15 +12,16 @@ from nvfp4viz.formats import (
     check_tensor_map,
     decode_e2m1,
     interleave_gate_up,
+    interleaved_row,
     offset_128x4,
     pack_ue8m0,
     padded_place,
     unpack_nibbles,
-    utccp_transpose,
+    utccp_row,
     widen_e2m1,
 )
-from nvfp4viz.formats.layout import UTCCP_ROWS
-from nvfp4viz.formats.tma import ATOM_BYTES, ATOM_CODES, BOX_CODES, GAP_BYTES, STRIDE_END, SWIZZLES, TensorMap
+from nvfp4viz.formats.places import ATOM_BYTES, ATOM_CODES, GAP_BYTES, UTCCP_ROWS
+from nvfp4viz.formats.tma import BOX_CODES, STRIDE_END, SWIZZLES, TensorMap
 from nvfp4viz.moe.mega_kernel import GROUP, PACKING
 from nvfp4viz.ui import predict, registry
 from nvfp4viz.ui.lesson import Lesson
@@ -158,7 +159,7 @@ def scales_part(page: Lesson) -> None:
     """Four exponents to a word, and the order of rows that UTCCP wants."""
     scales = interleave_gate_up(layer_of(page).w13_scales[0])[:UTCCP_ROWS, : PACKING // GROUP]
     words = [f"0x{word:08X}" for word in pack_ue8m0(scales)[:, 0].tolist()]
-    places = np.argsort(utccp_transpose(np.arange(UTCCP_ROWS)[:, None])[:, 0]).tolist()
+    places = [utccp_row(row) for row in range(UTCCP_ROWS)]
     place_map(
         page.view,
         "w",
@@ -207,12 +208,10 @@ def scales_part(page: Lesson) -> None:
 def rows_part(page: Lesson) -> None:
     """Where rows of gate and up go: asked, then shown."""
     half = ROWS // 2
-    moved = interleave_gate_up(np.arange(ROWS)[:, None], MIX)[:, 0]
-    places = np.argsort(moved)
-    first_up = int(places[half])
+    places = [interleaved_row(row, ROWS, MIX) for row in range(ROWS)]
     answers = {1: "one", MIX: "group", half: "stay"}
     revealed = predict.ask(
-        f"{PAGE}.predict.rows", tuple(answers.values()), answer=answers[first_up], half=half, group=MIX
+        f"{PAGE}.predict.rows", tuple(answers.values()), answer=answers[places[half]], half=half, group=MIX
     )
     if revealed:
         place_map(
@@ -221,7 +220,7 @@ def rows_part(page: Lesson) -> None:
             Panel(page.t("rows.before", half=half), 2 * MIX, ROWS, 28),
             Panel(page.t("rows.after", group=MIX), 2 * MIX, ROWS, 28),
             Cells(
-                places.tolist(),
+                places,
                 ["plain" if r < half else "shade" for r in range(ROWS)],
                 [f"g{r}" if r < half else f"u{r - half}" for r in range(ROWS)],
                 [
@@ -230,8 +229,8 @@ def rows_part(page: Lesson) -> None:
                         name=page.t("rows.gate" if r < half else "rows.up"),
                         row=r % half,
                         stored=r,
-                        place=int(places[r]),
-                        partner=int(places[(r + half) % ROWS]),
+                        place=places[r],
+                        partner=places[(r + half) % ROWS],
                     )
                     for r in range(ROWS)
                 ],

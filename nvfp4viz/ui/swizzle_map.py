@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import streamlit as st
 
+from nvfp4viz.formats import ScaleLayout, scale_at, swizzled_size
+from nvfp4viz.formats.places import TILE_ROWS
 from nvfp4viz.ui.components import load
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.state import View
@@ -11,7 +15,16 @@ from nvfp4viz.ui.text import table
 
 _COMPONENT = load("swizzle_map", "two_pictures")
 _KEY = "swizzle_map"
-LAYOUTS = ("128x4", "8x4")
+LAYOUTS: tuple[ScaleLayout, ...] = ("128x4", "8x4")
+"""Those with tiles; what is linear needs no picture."""
+
+
+@cache
+def tile_order(layout: ScaleLayout) -> list[tuple[int, int]]:
+    """Row and column of every byte of a tile."""
+    rows = TILE_ROWS[layout]
+    places = (scale_at(byte, rows, 4, layout) for byte in range(swizzled_size(rows, 4, layout)))
+    return [(place.row, place.column) for place in places]
 
 
 def swizzle_map(view: View, *, rows: int, columns: int) -> None:
@@ -34,7 +47,7 @@ def swizzle_map(view: View, *, rows: int, columns: int) -> None:
         data={
             "rows": rows,
             "columns": columns,
-            "layout": view["layout"],
+            "tile": tile_order(view["layout"]),
             "row": view["s_row"],
             "column": view["s_col"],
             "text": table(lang(), "blocks.map"),

@@ -5,13 +5,13 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from nvfp4viz.formats import offset_8x4, offset_128x4
+from nvfp4viz.formats import offset_128x4, scale_at, swizzled_size
 from nvfp4viz.ui.components import read
+from nvfp4viz.ui.swizzle_map import LAYOUTS, tile_order
 
 from .conftest import overflow
 
 PATH = "/blocks?lang=en&part=swizzle"
-OFFSETS = {"128x4": offset_128x4, "8x4": offset_8x4}
 
 
 @pytest.fixture
@@ -21,24 +21,25 @@ def page(visit):
     return page
 
 
-@pytest.mark.parametrize("layout", OFFSETS)
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("rows", "columns"), [(300, 9), (128, 4), (1, 1)])
 def test_places_in_the_browser_are_the_library_s(browser, layout, rows, columns):
+    """Both directions for every byte, padding included."""
     script = browser.new_page()
     script.add_script_tag(content=read("swizzle_map", "arithmetic.js"))
     found = script.evaluate(
-        """([layout, rows, columns]) => Array.from({ length: rows * columns }, (_, i) => {
-             const at = { row: Math.floor(i / columns), column: i % columns };
-             const byte = LAYOUTS[layout].offset(at.row, at.column, columns);
-             const back = scaleAt(layout, byte, columns);
-             return [byte, back.row === at.row && back.column === at.column];
-           })""",
-        [layout, rows, columns],
+        """([order, size, columns]) => {
+             const tiles = new Tiles(order);
+             return Array.from({ length: size }, (_, byte) => {
+               const { row, column } = tiles.at(byte, columns);
+               return [row, column, tiles.offset(row, column, columns)];
+             });
+           }""",
+        [tile_order(layout), swizzled_size(rows, columns, layout), columns],
     )
     script.close()
-    expected = [OFFSETS[layout](row, column, columns) for row in range(rows) for column in range(columns)]
-    assert [byte for byte, _ in found] == expected
-    assert all(back for _, back in found)
+    places = [scale_at(byte, rows, columns, layout) for byte in range(len(found))]
+    assert found == [[place.row, place.column, byte] for byte, place in enumerate(places)]
 
 
 def test_keys_walk_through_the_tensor_and_into_the_link(page):

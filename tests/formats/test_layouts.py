@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nvfp4viz import formats
 from nvfp4viz.errors import FormatError
@@ -40,42 +42,51 @@ def test_a_word_needs_eight_codes() -> None:
     assert "8" in error.value.why
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (128, 4), (129, 5), (37, 12), (256, 64), (300, 3)])
-def test_swizzled_bytes_lie_where_the_offset_says(shape: tuple[int, int]) -> None:
-    rows, columns = shape
-    scales = np.random.default_rng(rows).integers(1, 256, shape, dtype=np.uint8)
-    flat = formats.swizzle_128x4(scales)
-    assert flat.size == formats.swizzled_size(rows, columns)
-    offsets = np.array([[formats.offset_128x4(r, c, columns) for c in range(columns)] for r in range(rows)])
-    assert len(np.unique(offsets)) == rows * columns
-    assert np.array_equal(flat[offsets], scales)
-    padding = np.ones(flat.size, bool)
-    padding[offsets] = False
-    assert (flat[padding] == 0).all()
-    assert np.array_equal(formats.unswizzle_128x4(flat, rows, columns), scales)
+SWIZZLES = {
+    "128x4": (formats.swizzle_128x4, formats.unswizzle_128x4),
+    "8x4": (formats.swizzle_8x4, formats.unswizzle_8x4),
+}
+RAGGED = {
+    "128x4": [(rows, columns) for rows in (1, 31, 32, 33, 127, 128, 129, 257) for columns in range(1, 10)],
+    "8x4": [(rows, columns) for rows in range(1, 18) for columns in range(1, 10)],
+}
 
 
-def test_the_offsets_of_one_tile_follow_the_formula() -> None:
-    """Row m of 128 and column k of 4: 16·(m mod 32) + 4·(m div 32) + k."""
-    for m in range(128):
-        for k in range(4):
-            assert formats.offset_128x4(m, k, 4) == 16 * (m % 32) + 4 * (m // 32) + k
+def both_ways(scales: np.ndarray, layout: formats.ScaleLayout) -> None:
+    """Both paths give the same bytes, those of the offsets and zeros; and both find their way back."""
+    swizzle, unswizzle = SWIZZLES[layout]
+    rows, columns = scales.shape
+    flat = swizzle(scales)
+    np.testing.assert_array_equal(flat, swizzle(scales, path="reference"))
+    places = [formats.scale_at(byte, rows, columns, layout) for byte in range(len(flat))]
+    assert flat.tolist() == [0 if at.padding else scales[at.row, at.column] for at in places]
+    flat[[at.padding for at in places]] = 0xEE  # what stands in the padding does not matter
+    for path in ("numpy", "reference"):
+        np.testing.assert_array_equal(unswizzle(flat, rows, columns, path=path), scales)
 
 
-def test_8x4_offsets_fill_tiles_of_32_bytes_without_gaps() -> None:
-    offsets = {formats.offset_8x4(r, c, 8) for r in range(16) for c in range(8)}
-    assert offsets == set(range(16 * 8))
-    assert formats.offset_8x4(8, 0, 8) == 64  # the next eight rows come after two tiles of columns
+@pytest.mark.parametrize("layout", SWIZZLES)
+def test_swizzles_of_every_small_shape(layout: formats.ScaleLayout) -> None:
+    rng = np.random.default_rng(0)
+    for shape in RAGGED[layout]:
+        both_ways(rng.integers(1, 256, shape, dtype=np.uint8), layout)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 400), st.integers(1, 24), st.sampled_from(list(SWIZZLES)), st.integers(0, 2**32))
+def test_swizzles_of_ragged_shapes(rows: int, columns: int, layout: formats.ScaleLayout, seed: int) -> None:
+    both_ways(np.random.default_rng(seed).integers(0, 256, (rows, columns), dtype=np.uint8), layout)
 
 
 def test_wrong_shapes_are_refused() -> None:
     with pytest.raises(FormatError) as error:
         formats.swizzle_128x4(np.zeros(4, np.uint8))
     assert error.value.code == "format.layout-rank"
-    with pytest.raises(FormatError) as error:
-        formats.unswizzle_128x4(np.zeros(511, np.uint8), 128, 4)
-    assert error.value.code == "format.layout-size"
-    assert "512" in error.value.why
+    for unswizzle, size, rows in ((formats.unswizzle_128x4, 512, 128), (formats.unswizzle_8x4, 64, 16)):
+        with pytest.raises(FormatError) as error:
+            unswizzle(np.zeros(size - 1, np.uint8), rows, 4)
+        assert error.value.code == "format.layout-size"
+        assert str(size) in error.value.why
 
 
 def test_gate_and_up_rows_lie_where_the_formula_says() -> None:
@@ -135,6 +146,53 @@ def test_utccp_rows_lie_where_the_formula_says() -> None:
             with pytest.raises(FormatError) as error:
                 function(wrong)
             assert error.value.code == "format.utccp"
+
+
+def every_path(function, *arguments) -> np.ndarray:
+    """The result, of the same dtype and bytes on both paths."""
+    fast, slow = function(*arguments), function(*arguments, path="reference")
+    assert fast.dtype == slow.dtype
+    np.testing.assert_array_equal(fast, slow)
+    return fast
+
+
+@pytest.mark.parametrize("lead", [(), (2,), (2, 3)])
+@pytest.mark.parametrize("columns", [1, 2, 5])
+@pytest.mark.parametrize("group", [1, 2, 8])
+def test_gate_and_up_take_turns_on_both_paths(lead: tuple[int, ...], columns: int, group: int) -> None:
+    for groups in (1, 2, 3):
+        w = np.arange(int(np.prod(lead)) * 2 * group * groups * columns).reshape(*lead, -1, columns)
+        mixed = every_path(formats.interleave_gate_up, w, group)
+        np.testing.assert_array_equal(every_path(formats.deinterleave_gate_up, mixed, group), w)
+        np.testing.assert_array_equal(every_path(formats.interleave_gate_up, w.astype(np.uint8), group), mixed & 255)
+
+
+@pytest.mark.parametrize("lead", [(), (2,)])
+@pytest.mark.parametrize("tiles", [1, 3])
+@pytest.mark.parametrize("columns", [1, 3])
+def test_utccp_s_order_on_both_paths(lead: tuple[int, ...], tiles: int, columns: int) -> None:
+    words = np.random.default_rng(5).integers(0, 2**32, (*lead, 128 * tiles, columns), dtype=np.uint32)
+    moved = every_path(formats.utccp_transpose, words)
+    np.testing.assert_array_equal(every_path(formats.utccp_untranspose, moved), words)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(0, 5), max_size=2), st.integers(0, 9), st.integers(0, 2**32))
+def test_exponents_become_words_on_both_paths(lead: list[int], words: int, seed: int) -> None:
+    scales = np.random.default_rng(seed).integers(0, 256, (*lead, 4 * words), dtype=np.uint8)
+    packed = every_path(formats.pack_ue8m0, scales)
+    assert packed.shape == (*lead, words)
+    np.testing.assert_array_equal(every_path(formats.unpack_ue8m0, packed), scales)
+
+
+def test_every_byte_in_every_place_of_a_word() -> None:
+    scales = np.zeros((4, 256, 4), np.uint8)
+    for place in range(4):
+        scales[place, :, place] = np.arange(256)
+    words = every_path(formats.pack_ue8m0, scales)
+    for place in range(4):
+        assert words[place, :, 0].tolist() == [byte << 8 * place for byte in range(256)]
+    np.testing.assert_array_equal(every_path(formats.unpack_ue8m0, words), scales)
 
 
 def test_packed_and_transposed_exponents_are_the_bytes_of_the_128x4_layout() -> None:

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nvfp4viz import formats
 from nvfp4viz.errors import FormatError
@@ -35,6 +37,19 @@ def test_every_code_lies_where_its_place_says() -> None:
     places = [formats.padded_place(k) for k in range(128)]
     assert [padded[byte] >> (4 * nibble) & 15 for byte, nibble in places] == codes.tolist()
     assert len(set(places)) == 128
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(0, 3), max_size=2), st.integers(0, 5), st.integers(0, 2**32))
+def test_both_paths_pad_and_unpad_the_same(lead: list[int], atoms: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    packed = rng.integers(0, 256, (*lead, 8 * atoms), dtype=np.uint8)
+    padded = formats.pad_align16b(packed)
+    np.testing.assert_array_equal(padded, formats.pad_align16b(packed, path="reference"))
+    noisy = rng.integers(0, 256, padded.shape, dtype=np.uint8)  # as shared memory is found
+    for path in ("numpy", "reference"):
+        np.testing.assert_array_equal(formats.unpad_align16b(padded, path=path), packed)
+        np.testing.assert_array_equal(formats.unpad_align16b(noisy, path=path), formats.unpad_align16b(noisy))
 
 
 def test_an_empty_side_is_named_whichever_it_is() -> None:

@@ -8,14 +8,13 @@ import pytest
 
 from nvfp4viz import quant
 from nvfp4viz.errors import FormatError
-from nvfp4viz.formats import E2M1, explain, swizzle_128x4, swizzled_size
+from nvfp4viz.formats import E2M1, explain, swizzle_8x4, swizzle_128x4
 from nvfp4viz.quant.grouping import (
     GROUP_SHAPE,
     GROUPINGS,
     compare_grouping,
     compare_tensor,
     from_groups,
-    padded_scales,
     partial_sums,
     place_of,
     quantize_along,
@@ -198,6 +197,7 @@ def test_an_element_is_where_it_is_said_to_be(row, column):
     byte = w.packed[place.byte]
     assert (byte >> 4 if place.high else byte & 0xF) == w.codes()[row, column]
     assert swizzle_128x4(w.scales)[place.offset_128x4] == w.scales[place.scale]
+    assert swizzle_8x4(w.scales)[place.offset_8x4] == w.scales[place.scale]
 
 
 def test_every_scale_has_a_byte_of_its_own():
@@ -206,13 +206,6 @@ def test_every_scale_has_a_byte_of_its_own():
         offsets = {getattr(place, name) for place in places}
         assert len(offsets) == len(places)
         assert max(offsets) < size
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (128, 4), (129, 5), (150, 6), (1000, 33)])
-def test_padding_is_counted(rows, columns):
-    assert padded_scales(rows, columns) == swizzled_size(rows, columns)
-    last = place_of(rows - 1, 16 * (columns - 1), 16 * columns).offset_8x4
-    assert last < padded_scales(rows, columns, 8) <= last + 32
 
 
 def test_a_nan_scale_has_no_partial_sums():

@@ -1,23 +1,24 @@
-// Where a block scale lies in the two layouts of kernels: the library's `formats.offset_128x4` and `offset_8x4`, which a test holds
-// these against, and the way back.
-const LAYOUTS = {
-  "128x4": {
-    rows: 128,
-    offset: (row, column, columns) => ((row >> 7) * Math.ceil(columns / 4) + (column >> 2)) * 512 + (row & 31) * 16 + ((row >> 5) & 3) * 4 + (column & 3),
-    inTile: (byte) => ({ row: (byte >> 4) + ((byte >> 2) & 3) * 32, column: byte & 3 }),
-  },
-  "8x4": {
-    rows: 8,
-    offset: (row, column, columns) => ((row >> 3) * Math.ceil(columns / 4) + (column >> 2)) * 32 + (row & 7) * 4 + (column & 3),
-    inTile: (byte) => ({ row: byte >> 2, column: byte & 3 }),
-  },
-};
+// Places of block scales in a layout of tiles.  The order of a tile's bytes, row and column for each, comes from the library's
+// `formats.scale_at`; tiles follow one another along the columns, then downwards.  A test holds both directions against the library.
+class Tiles {
+  constructor(order) {
+    this.order = order;
+    this.bytes = order.length;
+    this.rows = order.length / 4;
+    this.byteOf = new Array(order.length);
+    order.forEach(([row, column], byte) => (this.byteOf[row * 4 + column] = byte));
+  }
 
-// The scale that a byte holds; it may be padding, outside the tensor.
-function scaleAt(layout, byte, columns) {
-  const { rows, inTile } = LAYOUTS[layout];
-  const across = Math.ceil(columns / 4);
-  const tile = Math.floor(byte / (rows * 4));
-  const place = inTile(byte % (rows * 4));
-  return { row: Math.floor(tile / across) * rows + place.row, column: (tile % across) * 4 + place.column };
+  offset(row, column, columns) {
+    const tile = Math.floor(row / this.rows) * Math.ceil(columns / 4) + (column >> 2);
+    return tile * this.bytes + this.byteOf[(row % this.rows) * 4 + (column & 3)];
+  }
+
+  // The scale that a byte stands for; it may be padding, outside the tensor.
+  at(byte, columns) {
+    const across = Math.ceil(columns / 4);
+    const tile = Math.floor(byte / this.bytes);
+    const [row, column] = this.order[byte % this.bytes];
+    return { row: Math.floor(tile / across) * this.rows + row, column: (tile % across) * 4 + column };
+  }
 }

@@ -10,6 +10,7 @@ class SwizzleMap extends TwoPictures {
     this.send = setStateValue;
     this.text = data.text;
     this.data = data;
+    this.tiles = new Tiles(data.tile);
     if (data.version !== this.version) {
       this.version = data.version;
       this.chosen = { row: data.row, column: data.column };
@@ -18,7 +19,7 @@ class SwizzleMap extends TwoPictures {
   }
 
   get tileRows() {
-    return LAYOUTS[this.data.layout].rows;
+    return this.tiles.rows;
   }
 
   // The first row and column of the tile that is drawn.
@@ -27,15 +28,15 @@ class SwizzleMap extends TwoPictures {
   }
 
   draw() {
-    this.drawn = this.origin;
-    const { row, column } = this.drawn;
     const { text, data } = this;
+    const { row, column } = this.origin;
+    const start = this.tiles.offset(row, column, data.columns);
+    this.drawn = { row, column, start };
     const rows = this.tileRows;
     this.find(".panels").setAttribute("aria-label", text.keys);
     this.find(".legend").textContent = rows === 128 ? text.legend : text.legend_small;
     this.find(".logical figcaption").textContent = fill(text.logical, { first: row, last: row + rows - 1, left: column, right: column + 3 });
-    const start = LAYOUTS[data.layout].offset(row, column, data.columns);
-    this.find(".physical figcaption").textContent = fill(text.physical, { first: start, last: start + rows * 4 - 1 });
+    this.find(".physical figcaption").textContent = fill(text.physical, { first: start, last: start + this.tiles.bytes - 1 });
     for (const side of SIDES) this.drawSide(side);
     this.show(this.chosen);
   }
@@ -75,14 +76,13 @@ class SwizzleMap extends TwoPictures {
   // Row and column of the tensor at a place of a picture.
   scaleIn(side, line, place) {
     if (side === "logical") return { row: this.drawn.row + line, column: this.drawn.column + place };
-    const at = LAYOUTS[this.data.layout].inTile(line * LINE + place);
-    return { row: this.drawn.row + at.row, column: this.drawn.column + at.column };
+    return this.tiles.at(this.drawn.start + line * LINE + place, this.data.columns);
   }
 
   show(at) {
     const { data, text } = this;
-    const offset = LAYOUTS[data.layout].offset(at.row, at.column, data.columns);
-    const bytes = this.tileRows * 4;
+    const offset = this.tiles.offset(at.row, at.column, data.columns);
+    const { bytes } = this.tiles;
     const inTile = offset % bytes;
     const places = { logical: [at.row - this.drawn.row, at.column - this.drawn.column], physical: [Math.floor(inTile / LINE), inTile % LINE] };
     for (const side of SIDES) this.mark(side, ...places[side]);
