@@ -50,5 +50,9 @@ page.foot(
     data={
         "fates": lambda: figures.fate_rows(parts.shown_fates(page)),
         "spread": lambda: figures.spread_rows(parts.spreads_of(page)),
+        "weight_only_rule": lambda: config.promotion_rows(page),
+        "stages": lambda: config.stage_rows(page),
+        "cause": lambda: cause.cause_rows(page),
+        "guard": lambda: cause.guard_rows(page),
     },
 )

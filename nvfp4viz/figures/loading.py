@@ -21,12 +21,22 @@ DARK_BELOW = -1.6
 """Decimal logarithm of the error at which white and black stand out alike on Cividis, by 4.5 : 1."""
 SIDE = 8
 """Experts in a row of a backend's square; tiny-moe has 64 in all."""
+BANDS: tuple[tuple[str, ...], ...] = (("expert", "first", "open"), ("layer",), ("unread", "dynamic", "token", "ones"))
+"""Rules for input scales by row of the picture: ways of their own, one maximum, none of the file's."""
 SHORT = {
-    "vllm-cutlass": "CUTLASS",
-    "vllm-flashinfer-cutlass": "FlashInfer<br>CUTLASS",
+    "vllm-cutlass": "vLLM<br>CUTLASS",
     "vllm-flashinfer-trtllm": "FlashInfer<br>TRT-LLM",
-    "vllm-marlin": "Marlin",
-    "vllm-emulation": "Emulation",
+    "vllm-flashinfer-cutedsl": "FlashInfer<br>CuteDSL",
+    "vllm-flashinfer-cutedsl-batched": "CuteDSL<br>batched",
+    "vllm-flashinfer-cutlass": "FlashInfer<br>CUTLASS",
+    "vllm-flashinfer-b12x": "FlashInfer<br>B12X",
+    "vllm-emulation": "vLLM<br>emulation",
+    "vllm-marlin": "vLLM<br>Marlin",
+    "vllm-humming": "vLLM<br>Humming",
+    "vllm-flashinfer-moe-ep-cutedsl": "MoE-EP<br>CuteDSL",
+    "vllm-flashinfer-trtllm (per-token)": "TRT-LLM<br>per token",
+    "vllm-b12x (a16)": "B12X<br>A16",
+    "vllm-b12x": "B12X<br>W4A4",
 }
 
 
@@ -161,26 +171,40 @@ def mark_of(value: float) -> str:
 
 
 def spread_figure(spreads: Sequence[Spread], *, theme: Theme, lang: str) -> go.Figure:
-    """A square of experts for each backend; reached ones are filled and carry the mark of what they read."""
+    """A square of experts for each backend, a row of squares for each kind of rule; reached experts are filled and
+    carry the mark of what they read.  A square whose rule is open holds a question mark."""
     import plotly.graph_objects as go
 
     ink, reached = surface(theme), role("global_scale", theme)
-    experts = len(spreads[0].changed)
+    experts = next(len(spread.changed) for spread in spreads if spread.changed is not None)
     rows, step = -(-experts // SIDE), SIDE + 1
-    # One grid for all squares, with an empty column between two of them.
-    shape = (rows, len(spreads) * step - 1)
-    hit: list[list[int | None]] = [[None] * shape[1] for _ in range(rows)]
-    text = [[""] * shape[1] for _ in range(rows)]
-    hover = [[""] * shape[1] for _ in range(rows)]
-    for k, spread in enumerate(spreads):
-        for e in range(experts):
-            row, column = e // SIDE, k * step + e % SIDE
-            value = None if spread.after is None else float(spread.after[e])
-            hit[row][column] = int(spread.changed[e])
-            if spread.changed[e] and value is not None:
-                text[row][column] = mark_of(value) or MARKS["outlier"]
-            shown = "–" if value is None else f"{value:.4g}"
-            hover[row][column] = f"{spread.backend} · {e}<br>a {shown}<br>alpha {spread.alpha[e]:.4g}"
+    bands = [[spread for spread in spreads if spread.reading.rule in rules] for rules in BANDS]
+    # One grid for all squares: an empty column between two of them, and above each band room for its words.
+    above = 5
+    shape = (len(bands) * (rows + above), max(map(len, bands)) * step - 1)
+    hit: list[list[int | None]] = [[None] * shape[1] for _ in range(shape[0])]
+    text = [[""] * shape[1] for _ in range(shape[0])]
+    hover = [[""] * shape[1] for _ in range(shape[0])]
+    notes: list[dict[str, Any]] = []
+    for b, (rules, band) in enumerate(zip(BANDS, bands, strict=True)):
+        top = b * (rows + above) + above
+        said = words(lang, f"figures.loading.band.{rules[0]}")
+        notes.append(_note(f"<b>{said}</b>", -0.5, top - 3.6, ink.ink, 13, "left"))
+        for k, spread in enumerate(band):
+            left = k * step
+            count = "?" if spread.reached is None else f"{spread.reached} / {experts}"
+            label = f"{SHORT[spread.reading.name]}<br><b>{count}</b>"
+            notes.append(_note(label, left + (SIDE - 1) / 2, top - 0.7, ink.ink, 11, "center"))
+            if spread.changed is None:
+                notes.append(_note("?", left + (SIDE - 1) / 2, top + rows * 0.7, ink.muted, 28, "center"))
+                continue
+            for e in range(experts):
+                row, column = top + e // SIDE, left + e % SIDE
+                hit[row][column] = int(spread.changed[e])
+                if spread.changed[e]:
+                    assert spread.after is not None, "only what is read can change"
+                    text[row][column] = mark_of(float(spread.after[e])) or MARKS["outlier"]
+                hover[row][column] = _hover(spread, e)
     heat: dict[str, Any] = {
         "type": "heatmap",
         "z": hit,
@@ -197,54 +221,65 @@ def spread_figure(spreads: Sequence[Spread], *, theme: Theme, lang: str) -> go.F
         "xgap": 1,
         "ygap": 1,
     }
-    notes = [
-        {
-            "text": f"{SHORT[spread.backend]}<br><b>{spread.reached} / {experts}</b>",
-            "x": k * step + (SIDE - 1) / 2,
-            "y": -0.8,
-            "yanchor": "bottom",
-            "showarrow": False,
-            "font": {"size": 11, "color": ink.ink},
-        }
-        for k, spread in enumerate(spreads)
-    ]
     layout = base_layout(
         theme,
-        height=250,
+        height=600,
         showlegend=False,
         annotations=notes,
-        xaxis={"visible": False},
-        yaxis={"visible": False, "range": [rows - 0.4, -3.4]},
+        xaxis={"visible": False, "range": [-0.5, shape[1] - 0.5]},
+        yaxis={"visible": False, "range": [shape[0] - 0.4, -0.2]},
     )
     return go.Figure([heat], layout)
 
 
+def _note(text: str, x: float, y: float, color: str, size: int, anchor: str) -> dict[str, Any]:
+    font = {"size": size, "color": color}
+    return {"text": text, "x": x, "y": y, "xanchor": anchor, "yanchor": "bottom", "showarrow": False, "font": font}
+
+
+def _hover(spread: Spread, e: int) -> str:
+    shown = [("a", spread.after), ("alpha", spread.alpha)]
+    parts = [f"{name} –" if values is None else f"{name} {values[e]:.4g}" for name, values in shown]
+    return "<br>".join((f"{spread.reading.name} · {e}", *parts))
+
+
 def describe_spread(spreads: Sequence[Spread], lang: str) -> str:
-    """How many experts each backend computes with another scale."""
-    reached = {spread.backend: spread.reached for spread in spreads}
+    """How many experts each kind of backend computes with another scale."""
+    by = {spread.reading.name: spread for spread in spreads}
+    alone = by["vllm-cutlass"]
+    assert alone.changed is not None
     return words(
         lang,
         "figures.loading.describe_spread",
-        cutlass=reached["vllm-cutlass"],
-        flashinfer=reached["vllm-flashinfer-cutlass"],
-        marlin=reached["vllm-marlin"],
-        experts=len(spreads[0].changed),
+        cutlass=alone.reached,
+        flashinfer=by["vllm-flashinfer-cutlass"].reached,
+        unread=by["vllm-marlin"].reached,
+        experts=len(alone.changed),
     )
 
 
 def spread_rows(spreads: Sequence[Spread]) -> list[dict[str, object]]:
-    """Every backend and expert."""
-    return [
-        {
-            "backend": spread.backend,
-            "product": spread.product,
-            "expert": e,
-            "input_scale_before": None if spread.before is None else float(spread.before[e]),
-            "input_scale_read": None if spread.after is None else float(spread.after[e]),
-            "encode_scale": None if spread.gscale is None else float(spread.gscale[e]),
-            "alpha": float(spread.alpha[e]),
-            "changed": bool(spread.changed[e]),
+    """Every backend and expert; one row for a backend whose rule is open."""
+    rows: list[dict[str, object]] = []
+    for spread in spreads:
+        about = {"backend": spread.reading.name, "rule": spread.reading.rule, "product": spread.product}
+        columns = {
+            "input_scale_before": spread.before,
+            "input_scale_read": spread.after,
+            "encode_scale": spread.gscale,
+            "alpha": spread.alpha,
+            "g1_scale_c": spread.scale_c,
         }
-        for spread in spreads
-        for e in range(len(spread.changed))
-    ]
+        if spread.changed is None:
+            rows.append({**about, "expert": None, **dict.fromkeys(columns), "changed": None})
+            continue
+        rows += [
+            {
+                **about,
+                "expert": e,
+                **{name: None if values is None else float(values[e]) for name, values in columns.items()},
+                "changed": bool(changed),
+            }
+            for e, changed in enumerate(spread.changed)
+        ]
+    return rows

@@ -3,15 +3,24 @@
 Everything here is plain f32 arithmetic without a check, because the servers have none: ``1 / 0`` is Inf, a NaN slot
 goes through a maximum as ``torch.max`` lets it, and the alphas are multiplied in place.  Every intermediate is kept.
 
-============================  ==============================================  =====================
-backend                       input scale of the first GEMM (a13)             of the second (a2)
-============================  ==============================================  =====================
-``vllm-cutlass``              per expert, max of gate and up                  per expert
-``vllm-flashinfer-cutlass``   one maximum over all experts and both shards    one maximum
-``vllm-flashinfer-trtllm``    as above                                        as above
-``vllm-emulation``            as above, kept as one number                    as above
-``vllm-marlin``               not read                                        not read
-============================  ==============================================  =====================
+=====================================  ==========================================  ==============  =================
+backend                                input scale of the first GEMM (a13)         of the second   alpha
+=====================================  ==========================================  ==============  =================
+``vllm-cutlass``                       per expert, max of gate and up              per expert      ``scale_2 * a``
+``vllm-flashinfer-cutlass``            one maximum over experts and both shards    one maximum     ``scale_2 * a``
+``vllm-flashinfer-trtllm``             as above                                    as above        ``scale_2 * a``
+``vllm-flashinfer-cutedsl``            as above                                    as above        ``scale_2 * a``
+``vllm-flashinfer-cutedsl-batched``    as above                                    as above        ``scale_2 * a``
+``vllm-flashinfer-b12x``               as above                                    encodes by 1.0  open
+``vllm-emulation``                     as above, kept as one number                as above        ``scale_2``
+``vllm-marlin``                        not read                                    not read        ``scale_2``
+``vllm-humming``                       not read                                    not read        open
+``vllm-flashinfer-moe-ep-cutedsl``     not read, it quantises dynamically          not read        open
+``vllm-b12x`` with A16 forced          ones                                        ones            ``scale_2``
+``vllm-b12x`` otherwise                open                                        open            open
+=====================================  ==========================================  ==============  =================
+
+"Open" is what the facts that were read do not say; nothing is put in its place.
 """
 
 from __future__ import annotations
@@ -22,9 +31,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nvfp4viz.errors import ServingError
 from nvfp4viz.serving.loader import LayerParameters
+from nvfp4viz.serving.selection import MOE
 
 F32 = npt.NDArray[np.float32]
+
+ONE_MAXIMUM = tuple(row.id for row in MOE if row.reach == "layer" and not row.open)
+MULTIPLIED = (
+    "vllm-cutlass", "vllm-flashinfer-cutlass", "vllm-flashinfer-trtllm", "vllm-flashinfer-cutedsl",
+    "vllm-flashinfer-cutedsl-batched",
+)  # fmt: skip
+"""Their expert classes multiply the input scales into the alphas (4.4, step 5)."""
+SCALE_2_ALONE = ("vllm-emulation", "vllm-marlin", "vllm-b12x")
+"""Alpha is ``weight_scale_2``: the emulation's activations are decoded again, the others' stay in BF16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +62,11 @@ class ConvertedScales:
         ``1 / a13`` and ``1 / a2``, the encode scales.
     w13_weight_scale_2, w2_weight_scale_2 : (E,) float32
         What is used for w13 is the gate's column alone.
-    g1_alphas, g2_alphas : (E,) float32
-        ``weight_scale_2 * a``; where activations are not quantised, `weight_scale_2` itself.
+    g1_alphas, g2_alphas : (E,) float32 or None
+        ``weight_scale_2 * a``; where activations are not quantised, `weight_scale_2` itself; None where it is open.
+    g1_scale_c : (E,) float32 or None
+        ``g1_alphas * a2_gscale``: FlashInfer's TRTLLM takes the first product straight into the second's codes (its
+        gated classes; not SiTU).
     mismatched : tuple of int
         Experts whose gate and up `weight_scale_2` differ beyond ``torch.allclose``; up is then mis-scaled by gate/up.
     warnings
@@ -60,14 +83,15 @@ class ConvertedScales:
     a2_gscale: F32 | None
     w13_weight_scale_2: F32
     w2_weight_scale_2: F32
-    g1_alphas: F32
-    g2_alphas: F32
+    g1_alphas: F32 | None
+    g2_alphas: F32 | None
+    g1_scale_c: F32 | None
     mismatched: tuple[int, ...]
     warnings: tuple[str, ...]
 
 
 def process_weights_after_loading(
-    parameters: LayerParameters, backend: str, *, per_token: bool = False
+    parameters: LayerParameters, backend: str, *, per_token: bool = False, a16: bool = False
 ) -> ConvertedScales:
     """Convert a layer's loaded scales for one backend.
 
@@ -76,10 +100,19 @@ def process_weights_after_loading(
     parameters
         As `nvfp4viz.serving.loader.load_parameters` left them.
     backend
-        An id of `nvfp4viz.serving.backends.BACKENDS` that serves NVFP4.
+        An id of `nvfp4viz.serving.selection.MOE`.
     per_token
         ``moe.activation="nvfp4_per_token"``: both input scales are filled with 1.0 first.
+    a16
+        ``VLLM_B12X_MOE_FP4_FORCE_A16``, which ``vllm-b12x`` alone obeys: ones stand for the input scales.
+
+    Raises
+    ------
+    ServingError
+        ``serving.conversion-unread``: what the backend makes of the scales is not among the facts that were read.
     """
+    if backend == "vllm-b12x" and not a16:
+        raise ServingError("serving.conversion-unread", backend=backend)
     w13_input, w2_input = parameters.w13_input_scale, parameters.w2_input_scale
     if per_token:
         w13_input, w2_input = np.ones_like(w13_input), np.ones_like(w2_input)
@@ -94,23 +127,36 @@ def process_weights_after_loading(
     with np.errstate(all="ignore"):
         a1_gscale = None if a13 is None else np.float32(1) / a13
         a2_gscale = None if a2 is None else np.float32(1) / a2
-        # The emulation's alphas stay weight_scale_2: its activations are already dequantised.
-        multiplies = a13 is not None and backend != "vllm-emulation"
-        g1_alphas = gate * a13 if multiplies and a13 is not None else gate
-        g2_alphas = w2_scale_2 * a2 if multiplies and a2 is not None else w2_scale_2
+        g1_alphas = _alphas(gate, a13, backend)
+        g2_alphas = _alphas(w2_scale_2, a2, backend)
+        g1_scale_c = None
+        if backend == "vllm-flashinfer-trtllm" and g1_alphas is not None and a2_gscale is not None:
+            g1_scale_c = g1_alphas * a2_gscale
+    if backend == "vllm-flashinfer-b12x":
+        # Folded into the block scales, E4M3(sf * scale_2); then scale_2 is 1, and down's input scale is left out.
+        gate, w2_scale_2, a2 = np.ones_like(gate), np.ones_like(w2_scale_2), None
+        a2_gscale = np.ones_like(w2_scale_2)
     return ConvertedScales(
         parameters.layer, backend, w13_input, w2_input, a13, a2, a1_gscale, a2_gscale,
-        gate, w2_scale_2, g1_alphas, g2_alphas, mismatched, tuple(warnings),
+        gate, w2_scale_2, g1_alphas, g2_alphas, g1_scale_c, mismatched, tuple(warnings),
     )  # fmt: skip
 
 
 def _backend_scales(w13: F32, w2: F32, backend: str) -> tuple[F32 | None, F32 | None]:
-    if backend == "vllm-marlin":
-        return None, None
     if backend == "vllm-cutlass":
         # np.max propagates a NaN, as torch.max does.
         return w13.max(axis=1), w2
-    return np.full(len(w2), w13.max(), np.float32), np.full(len(w2), w2.max(), np.float32)
+    if backend in ONE_MAXIMUM:
+        return np.full(len(w2), w13.max(), np.float32), np.full(len(w2), w2.max(), np.float32)
+    if backend == "vllm-b12x":
+        return np.ones(len(w13), np.float32), np.ones_like(w2)
+    return None, None
+
+
+def _alphas(scale_2: F32, a: F32 | None, backend: str) -> F32 | None:
+    if backend in MULTIPLIED and a is not None:
+        return scale_2 * a
+    return scale_2 if backend in SCALE_2_ALONE else None
 
 
 def close(a: Any, b: Any) -> npt.NDArray[np.bool_]:

@@ -88,7 +88,7 @@ class MoeBackend:
     open
         Its conditions were not read; then nothing is said about it.
     reach
-        How far one input scale reaches: ``"expert"``, ``"layer"`` or ``"none"``.
+        How far one input scale reaches: ``"expert"``, ``"layer"``, ``"none"``, or ``"open"`` where it was not read.
     reads_down
         The second GEMM's input scale is read.
     gate_rules
@@ -174,7 +174,7 @@ MOE: tuple[MoeBackend, ...] = (
         package="flashinfer", without=EVERY_EP, clamps=False, reads_down=False,
     ),
     MoeBackend(
-        "vllm-b12x", "B12X", "b12x", (), None, ("W4A4", "W4A16"), "layer", "swap", automatic=False, open=True,
+        "vllm-b12x", "B12X", "b12x", (), None, ("W4A4", "W4A16"), "open", "swap", automatic=False, open=True,
     ),
     MoeBackend(
         "vllm-flashinfer-moe-ep-cutedsl", "FLASHINFER_MOE_EP_CUTEDSL", "flashinfer_moe_ep_cutedsl", (), None,

@@ -3,54 +3,101 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from nvfp4viz.serving.backends import BACKENDS
+from nvfp4viz.errors import ServingError
 from nvfp4viz.serving.loader import SHARDS, LayerParameters
-from nvfp4viz.serving.scales import ConvertedScales, process_weights_after_loading
+from nvfp4viz.serving.scales import ONE_MAXIMUM, ConvertedScales, process_weights_after_loading
 
 F32 = npt.NDArray[np.float32]
 BOOL = npt.NDArray[np.bool_]
-W4A4_BACKENDS = tuple(info.id for info in BACKENDS.values() if "W4A4" in info.schemes)
+Rule = Literal["expert", "layer", "first", "unread", "token", "ones", "dynamic", "open"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Spread:
-    """One backend's scales of the product that the slot belongs to; E experts.
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A backend with the option that changes what it reads, and its rule for input scales.
 
     Attributes
     ----------
     backend
+        An id of `nvfp4viz.serving.selection.MOE`.
+    rule
+        ``"expert"``: each expert's own; ``"layer"``: one maximum for each product; ``"first"``: one maximum for the
+        first product, the second encodes by 1.0; ``"unread"``: activations stay in BF16, or the backend has a way of
+        its own; ``"token"`` and ``"ones"``: filled with 1.0; ``"dynamic"``: quantises dynamically; ``"open"``: it
+        needs them, and how it merges them is not among the facts that were read.
+    option
+        ``""``, ``"per-token"`` (``nvfp4_per_token``) or ``"a16"`` (``VLLM_B12X_MOE_FP4_FORCE_A16``).
+    """
+
+    backend: str
+    rule: Rule
+    option: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.backend} ({self.option})" if self.option else self.backend
+
+
+def _layer_rule(backend: str) -> Rule:
+    return "first" if backend == "vllm-flashinfer-b12x" else "layer"
+
+
+READINGS: tuple[Reading, ...] = (
+    Reading("vllm-cutlass", "expert"),
+    *(Reading(name, _layer_rule(name)) for name in ONE_MAXIMUM),
+    Reading("vllm-marlin", "unread"),
+    Reading("vllm-humming", "unread"),
+    Reading("vllm-flashinfer-moe-ep-cutedsl", "dynamic"),
+    Reading("vllm-flashinfer-trtllm", "token", "per-token"),
+    Reading("vllm-b12x", "ones", "a16"),
+    Reading("vllm-b12x", "open"),
+)
+"""All backends of NVFP4 experts, and the two options that take the scales away from one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spread:
+    """One reading's scales of the product that the slot belongs to; E experts.
+
+    Attributes
+    ----------
+    reading
     product
         ``"w13"`` or ``"w2"``.
     before, after : (E,) float32 or None
         The input scale as the backend reads it; None where it reads none.
     gscale : (E,) float32 or None
         Encode scale ``1 / after``.
-    alpha : (E,) float32
-        What the product is multiplied by.
-    changed : (E,) bool
-        Experts for which a bit of input scale or alpha differs from before.
+    alpha : (E,) float32 or None
+        What the product is multiplied by; None where it is open.
+    scale_c : (E,) float32 or None
+        What takes the first product into the second's codes, on FlashInfer's TRTLLM; it has both input scales in it.
+    changed : (E,) bool or None
+        Experts for which a bit of input scale, alpha or `scale_c` differs from before; None where the rule is open.
     """
 
-    backend: str
+    reading: Reading
     product: str
     before: F32 | None = field(repr=False)
     after: F32 | None = field(repr=False)
     gscale: F32 | None = field(repr=False)
-    alpha: F32 = field(repr=False)
-    changed: BOOL = field(repr=False)
+    alpha: F32 | None = field(repr=False)
+    scale_c: F32 | None = field(repr=False)
+    changed: BOOL | None = field(repr=False)
 
     @property
-    def reached(self) -> int:
-        """How many experts compute with another scale than before."""
-        return int(self.changed.sum())
+    def reached(self) -> int | None:
+        """How many experts compute with another scale than before; None where the facts do not say."""
+        return None if self.changed is None else int(self.changed.sum())
 
 
 def spread_value(parameters: LayerParameters, projection: str, expert: int, value: float) -> tuple[Spread, ...]:
-    """Put one value into one input-scale slot and convert the layer for every backend that serves NVFP4.
+    """Put one value into one input-scale slot and convert the layer for every reading.
 
     Parameters
     ----------
@@ -67,22 +114,30 @@ def spread_value(parameters: LayerParameters, projection: str, expert: int, valu
     scales = getattr(parameters, full).copy()
     scales[(expert, shard) if scales.ndim == 2 else expert] = np.float32(value)
     changed = replace(parameters, **{full: scales})
-    found = []
-    for backend in W4A4_BACKENDS:
-        before = _of(process_weights_after_loading(parameters, backend), name)
-        after = _of(process_weights_after_loading(changed, backend), name)
-        differs = _differs(before[2], after[2])
-        if before[0] is not None and after[0] is not None:
-            differs |= _differs(before[0], after[0])
-        found.append(Spread(backend, name, before[0], after[0], after[1], after[2], differs))
-    return tuple(found)
+    return tuple(_spread(reading, name, parameters, changed) for reading in READINGS)
 
 
-def _of(scales: ConvertedScales, product: str) -> tuple[F32 | None, F32 | None, F32]:
+def _spread(reading: Reading, product: str, before: LayerParameters, after: LayerParameters) -> Spread:
+    options = {"per_token": reading.option == "per-token", "a16": reading.option == "a16"}
+    try:
+        old = _of(process_weights_after_loading(before, reading.backend, **options), product)
+        new = _of(process_weights_after_loading(after, reading.backend, **options), product)
+    except ServingError as error:
+        if error.code != "serving.conversion-unread":
+            raise
+        return Spread(reading, product, None, None, None, None, None, None)
+    differs = np.zeros(before.experts, np.bool_)
+    for a, b in zip(old, new, strict=True):
+        if a is not None and b is not None:
+            differs |= a.view(np.uint32) != b.view(np.uint32)
+    return Spread(reading, product, old[0], *new, differs)
+
+
+def _of(scales: ConvertedScales, product: str) -> tuple[F32 | None, F32 | None, F32 | None, F32 | None]:
+    """Input scale, encode scale, alpha and `scale_c`."""
     if product == "w13":
-        return scales.a13, scales.a1_gscale, scales.g1_alphas
-    return scales.a2, scales.a2_gscale, scales.g2_alphas
-
-
-def _differs(a: F32, b: F32) -> BOOL:
-    return np.ascontiguousarray(a).view(np.uint32) != np.ascontiguousarray(b).view(np.uint32)
+        found = scales.a13, scales.a1_gscale, scales.g1_alphas, scales.g1_scale_c
+    else:
+        found = scales.a2, scales.a2_gscale, scales.g2_alphas, scales.g1_scale_c
+    # A column of (E, 2) is no array that can be looked at as bits.
+    return tuple(None if each is None else np.ascontiguousarray(each) for each in found)

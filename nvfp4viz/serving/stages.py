@@ -101,6 +101,7 @@ def expert_life(
     read, encode, alphas = (
         (scales.a2, scales.a2_gscale, scales.g2_alphas) if product else (scales.a13, scales.a1_gscale, scales.g1_alphas)
     )
+    assert alphas is not None, "every backend that serves here has alphas"
     return ExpertLife(
         weight_amax=np.float32(amax(weight)),
         tokens=tokens,

@@ -17,7 +17,7 @@ from nvfp4viz.ui.numbers import percent
 
 if TYPE_CHECKING:
     from nvfp4viz.serving.bisect import Bisection
-    from nvfp4viz.serving.fates import MeasureResult
+    from nvfp4viz.serving.fates import Fate, MeasureResult
     from nvfp4viz.ui.lesson import Lesson
 
 SEEDS = (0, 1, 2)
@@ -56,38 +56,50 @@ def cause_part(page: Lesson) -> None:
     _halving(page)
 
 
+def _harness_runs(page: Lesson) -> list[tuple[str, str]]:
+    """Both paths over the same bytes, with what each answers."""
+    prompt, allocator, seed = DEMO_PROMPTS[page.view["p"]], page.view["a"], page.view["seed"]
+    seed = seed if allocator == "random" else 0
+    builds = (
+        caches.Build(HOLED, backend=backend, allocator=allocator, seed=seed)
+        for backend in ("vllm-cutlass", "vllm-marlin")
+    )
+    return [(build.backend, caches.generation(build, prompt, TOKENS).generation.text) for build in builds]
+
+
 def _harness(page: Lesson) -> None:
     """Is it the file's weights?  The same bytes through a path that shares nothing with the suspect."""
     page.heading("cause.harness")
-    prompt, allocator, seed = DEMO_PROMPTS[page.view["p"]], page.view["a"], page.view["seed"]
-    rows = []
-    for backend in ("vllm-cutlass", "vllm-marlin"):
-        timed = caches.generation(
-            caches.Build(HOLED, backend=backend, allocator=allocator, seed=seed if allocator == "random" else 0),
-            prompt,
-            TOKENS,
-        )
-        rows.append((page.t(f"harness.{backend.replace('-', '_')}"), quoted(timed.generation.text)))
-    page.table(("path", "answer"), rows)
+    page.table(
+        ("path", "answer"),
+        [(page.t(f"harness.{name.replace('-', '_')}"), quoted(text)) for name, text in _harness_runs(page)],
+    )
     page.prose("cause.harness_text")
+
+
+def _loads(prompt: str) -> list[Fate]:
+    """The file on fresh memory, then on a cached block of each start."""
+    zeros = fates(prompt, BACKENDS[0], 0)[0]
+    cached = (next(f for f in fates(prompt, BACKENDS[0], seed) if f.allocator == "random") for seed in SEEDS)
+    return [zeros, *cached]
 
 
 def _allocator_off(page: Lesson) -> None:
     """Does it depend on memory?  The same file and code, with and without recycled blocks."""
     page.heading("cause.caching")
-    prompt = page.view["p"]
-    rows = [("`PYTORCH_NO_CUDA_MEMORY_CACHING=1`", page.t("memory.zeros"), fates(prompt, BACKENDS[0], 0)[0])]
     with st.spinner(page.t("fates.busy", fates=len(SEEDS))):
-        for seed in SEEDS:
-            fate = next(f for f in fates(prompt, BACKENDS[0], seed) if f.allocator == "random")
-            rows.append((page.t("cause.cached", seed=seed), page.t("memory.random"), fate))
+        loads = _loads(page.view["p"])
+    names = ("`PYTORCH_NO_CUDA_MEMORY_CACHING=1`", *(page.t("cause.cached", seed=seed) for seed in SEEDS))
     page.table(
         ("setting", "memory", "answer", ">nan"),
-        [(name, memory, quoted(fate.text), percent(round(fate.nan_share, 4))) for name, memory, fate in rows],
+        [
+            (name, page.t(f"memory.{fate.allocator}"), quoted(fate.text), percent(round(fate.nan_share, 4)))
+            for name, fate in zip(names, loads, strict=True)
+        ],
     )
     page.prose("cause.caching_text")
-    answers = len({fate.effect.faulty.token_ids for _, _, fate in rows})
-    page.finding("cause.memory_seen", answers=answers, loads=len(rows))
+    answers = len({fate.effect.faulty.token_ids for fate in loads})
+    page.finding("cause.memory_seen", answers=answers, loads=len(loads))
 
 
 def _halving(page: Lesson) -> None:
@@ -119,6 +131,27 @@ def _halving(page: Lesson) -> None:
         runs=len(found.steps),
         name=slot.name,
     )
+
+
+def cause_rows(page: Lesson) -> list[dict[str, object]]:
+    """The runs of all three instruments, each with the columns that it has."""
+    empty = dict.fromkeys(("backend", "memory", "seed", "answer", "nan_share", "over", "layer", "first", "last"))
+    empty |= dict.fromkeys(("logits_differ", "logits_nan"))
+    rows = [
+        {"backend": backend, "memory": page.view["a"], "answer": text, "instrument": "harness"}
+        for backend, text in _harness_runs(page)
+    ]
+    rows += [
+        {"backend": f.backend, "memory": f.allocator, "seed": f.seed, "answer": f.text, "nan_share": f.nan_share}
+        | {"instrument": "allocator"}
+        for f in _loads(page.view["p"])
+    ]
+    rows += [
+        {"over": step.over, "layer": step.layer, "first": step.first, "last": step.last}
+        | {"logits_differ": step.differs, "logits_nan": step.nan, "instrument": "bisection"}
+        for step in bisection_of(page).steps
+    ]
+    return [{"instrument": row["instrument"], **empty, **row} for row in rows]
 
 
 def _how_many_runs(page: Lesson) -> bool:
@@ -154,6 +187,14 @@ def _measures(seed: int, identity: caches.Stamp) -> tuple[MeasureResult, ...]:
 def measures_of(seed: int) -> tuple[MeasureResult, ...]:
     """What each measure finds in the holed file."""
     return _measures(seed, caches.stamp(caches.sample_path(HOLED)))
+
+
+def guard_rows(page: Lesson) -> list[dict[str, object]]:
+    """How many of the slots that the file does not fill each measure finds, by what memory held."""
+    return [
+        {"measure": found.measure, "memory": found.allocator, "found": found.found, "expected": found.expected}
+        for found in measures_of(page.view["seed"])
+    ]
 
 
 def guard_part(page: Lesson) -> None:

@@ -131,6 +131,27 @@ def promotion_part(page: Lesson) -> None:
     page.prose("promotion.text", vllm=VLLM)
 
 
+def promotion_rows(page: Lesson) -> list[dict[str, object]]:
+    """Each step that the rule takes on what stands in the editors, then on every example; none for unreadable text."""
+    found = {"as written": decision_of(page)} | {name: read_configs(*example_texts(name)) for name in EXAMPLES}
+    return [
+        {
+            "config": name,
+            "step": step.id,
+            "found": step.found,
+            "goes_on": step.holds,
+            "decided_by_line": decision.line if step is decision.step else None,
+            "decided_by_absence": decision.absent if step is decision.step else None,
+            "file": decision.file,
+            "promoted": decision.resolved.promoted,
+            "scheme": decision.resolved.scheme,
+        }
+        for name, decision in found.items()
+        if decision is not None
+        for step in decision.resolved.steps
+    ]
+
+
 def _short(found: str, most: int = 44) -> str:
     """What a step read, on one line of a table."""
     text = found.replace("`", "ˋ")
@@ -184,6 +205,28 @@ def life_of(page: Lesson) -> ExpertLife:
     view = page.view
     identity = caches.stamp(caches.sample_path(HOLED))
     return _life(view["layer"], view["expert"], view["projection"], view["b"], view["a"], identity)
+
+
+def stage_rows(page: Lesson) -> list[dict[str, object]]:
+    """What the chosen expert has at each stage; None where there is no such number or key."""
+    life, view = life_of(page), page.view
+    held: dict[Stage, dict[str, object]] = {
+        "bf16": {"weight_amax": life.weight_amax},
+        "ptq": {"calibration_tokens": life.tokens, "input_amax": life.input_amax},
+        "export": {"weight_scale_2": life.weight_scale_2, "input_scale": life.stored},
+        "load": {"slot": life.slot},
+        "backend": {"input_scale_read": life.read, "encode_scale": life.encode, "alpha": life.alpha},
+    }
+    about = {name: view[name] for name in ("layer", "expert", "projection")} | {
+        "backend": view["b"],
+        "memory": view["a"],
+    }
+    return [
+        {**about, "stage": stage, "holds": name, "value": None if value is None else float(value), "flags": flags}
+        for stage in STAGES
+        for flags in (" ".join(flags_of(stage)),)
+        for name, value in held[stage].items()
+    ]
 
 
 def chain_part(page: Lesson) -> None:

@@ -10,6 +10,7 @@ import streamlit as st
 from nvfp4viz.figures import loading as figures
 from nvfp4viz.model.corpus import DEMO_PROMPTS
 from nvfp4viz.serving.loader import ALLOCATORS
+from nvfp4viz.serving.selection import VERSION
 from nvfp4viz.serving.spread import Spread, spread_value
 from nvfp4viz.ui import caches, predict
 from nvfp4viz.ui.blas import use_one_thread
@@ -235,28 +236,32 @@ def maxima_part(page: Lesson) -> None:
         )
     expert = view["expert"]
     page.table(
-        ("backend", ">before", ">read", ">encode", ">alpha", ">reached"),
-        [
-            (
-                spread.backend,
-                "–" if spread.before is None else four(spread.before[expert]),
-                "–" if spread.after is None else four(spread.after[expert]),
-                "–" if spread.gscale is None else four(spread.gscale[expert]),
-                four(spread.alpha[expert]),
-                str(spread.reached),
-            )
-            for spread in found
-        ],
+        ("backend", "rule", ">before", ">read", ">encode", ">alpha", ">reached"),
+        [_spread_row(page, spread, expert) for spread in found],
     )
-    page.prose("maxima.text")
+    trtllm = next(spread for spread in found if spread.scale_c is not None)
+    assert trtllm.scale_c is not None
+    page.prose("maxima.text", expert=expert, scale_c=four(trtllm.scale_c[expert]))
+    page.prose("maxima.open", version=VERSION)
+
+
+def _spread_row(page: Lesson, spread: Spread, expert: int) -> tuple[str, ...]:
+    """One backend's numbers for the chosen expert: a dash where it reads none, ``?`` where the facts do not say."""
+    is_open = spread.changed is None
+    without = "?" if is_open else "–"
+    parts = [without if part is None else four(part[expert]) for part in (spread.before, spread.after, spread.gscale)]
+    alpha = "?" if spread.alpha is None else four(spread.alpha[expert])
+    reached = "?" if spread.reached is None else str(spread.reached)
+    return spread.reading.name, page.t(f"rule.{spread.reading.rule}"), *parts, alpha, reached
 
 
 def _who_notices(page: Lesson) -> bool:
     """Asked: one zero, and one NaN, in a slot of down: how many experts does a per-layer maximum hand them to?"""
     layer = parameters_of(0)
-    zero = {spread.backend: spread.reached for spread in spread_value(layer, "down", 0, 0.0)}
-    nan = {spread.backend: spread.reached for spread in spread_value(layer, "down", 0, float("nan"))}
-    hidden = {spread.backend: spread.reached for spread in spread_value(layer, "gate", 0, 0.0)}
+    zero, nan, hidden = (
+        {spread.reading.name: spread.reached for spread in spread_value(layer, projection, 0, value)}
+        for projection, value in (("down", 0.0), ("down", float("nan")), ("gate", 0.0))
+    )
     shared = "vllm-flashinfer-cutlass"
     answers = {(0, layer.experts): "hides", (1, 1): "one", (layer.experts, layer.experts): "all"}
     return predict.ask(

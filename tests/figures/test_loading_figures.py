@@ -12,7 +12,7 @@ from nvfp4viz.figures.palette import contrast
 from nvfp4viz.model.corpus import DEMO_PROMPTS
 from nvfp4viz.serving import load
 from nvfp4viz.serving.fates import complete_with, run_fates
-from nvfp4viz.serving.spread import spread_value
+from nvfp4viz.serving.spread import READINGS, spread_value
 from sample_checkpoints import ensure
 
 THEMES = ["light", "dark"]
@@ -63,24 +63,40 @@ def test_the_sentence_counts_what_the_records_hold(fates):
 
 
 @pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("lang", ["en", "zh"])
 @pytest.mark.parametrize(("value", "mark"), [(float("nan"), "N"), (float("inf"), "∞"), (1e30, "!")])
-def test_reached_experts_are_filled_and_marked(layer, theme, value, mark):
+def test_reached_experts_are_filled_and_marked(layer, theme, lang, value, mark):
     spreads = spread_value(layer, "down", 9, value)
-    (heat,) = figures.spread_figure(spreads, theme=theme, lang="en").data
-    assert sum(cell == 1 for row in heat.z for cell in row) == sum(spread.reached for spread in spreads) == 1 + 3 * 64
+    figure = figures.spread_figure(spreads, theme=theme, lang=lang)
+    (heat,) = figure.data
+    # One expert on the per-expert path, all 64 under each of five maxima.
+    assert sum(cell == 1 for row in heat.z for cell in row) == sum(s.reached or 0 for s in spreads) == 1 + 5 * 64
     assert {text for row in heat.text for text in row} == {"", mark}
     # The per-expert backend's square comes first; expert 9 stands in its second row and column.
-    assert [row[:8].index(1) for row in heat.z if 1 in row[:8]] == [1]
+    assert [row[:8].index(1) for row in heat.z[:13] if 1 in row[:8]] == [1]
+    # A square of cells for each reading whose rule is known, and a question mark for the other.
+    assert sum(cell is not None for row in heat.z for cell in row) == 12 * 64
+    notes = [note.text for note in figure.layout.annotations]
+    assert notes.count("?") == 1
+    for spread in spreads:
+        count = "?" if spread.reached is None else f"{spread.reached} / 64"
+        assert f"{figures.SHORT[spread.reading.name]}<br><b>{count}</b>" in notes
+
+
+def test_every_reading_stands_in_one_band():
+    rules = [rule for band in figures.BANDS for rule in band]
+    assert sorted(rules) == sorted({reading.rule for reading in READINGS})
 
 
 def test_a_zero_reaches_one_expert(layer):
     spreads = spread_value(layer, "down", 9, 0.0)
     (heat,) = figures.spread_figure(spreads, theme="light", lang="zh").data
-    assert heat.text[1][1] == "0"
+    assert [row[1] for row in heat.text if row[1]] == ["0"]
     assert figures.describe_spread(spreads, "en").startswith("Of 64 experts, the value changes 1 on the per-expert")
     rows = figures.spread_rows(spreads)
-    assert len(rows) == 5 * 64
-    assert sum(row["changed"] for row in rows) == 1
+    assert len(rows) == 12 * 64 + 1
+    assert sum(bool(row["changed"]) for row in rows) == 1
+    assert [row["backend"] for row in rows if row["changed"] is None] == ["vllm-b12x"]
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
 """The page on loading as a reader in either language meets it."""
 
+import json
 import warnings
 
 import pytest
 
+from nvfp4viz.ui.export import to_csv, to_json
+from nvfp4viz.ui.lesson import Lesson
 from nvfp4viz.ui.loading_parts import PARTS
 
 from .conftest import clean, shown_code_output, texts
@@ -148,8 +151,41 @@ def test_the_guard_refuses_the_holes_and_passes_what_does_not_read_them(open_pag
 def test_the_shown_code_gives_the_page_s_numbers(open_page):
     output = shown_code_output(open_page(PAGE), PAGE)
     assert "zeros: '<pad>" in output
-    assert "vllm-flashinfer-cutlass: 64 experts" in output
+    assert "vllm-flashinfer-cutlass: layer, 64 experts reached" in output
+    assert "vllm-b12x: open, not among the facts read" in output
     assert "W4A16_NVFP4 True no-input-activations 2" in output
+
+
+def test_every_part_has_its_data(open_page, monkeypatch):
+    """Six parts, six files; each can be written, and holds what the library computes."""
+    given = {}
+    monkeypatch.setattr(Lesson, "_downloads", lambda self, data: given.update({n: rows() for n, rows in data.items()}))
+    at = open_page(PAGE, cfg="two_groups", expert="9", v="zero")
+    at.session_state[f"{PAGE}.download"] = True
+    clean(at.run())
+    assert len(given) == len(PARTS)
+    for rows in given.values():
+        assert to_csv(rows).count(b"\n") >= len(rows)
+        assert json.loads(to_json(rows))
+    rule = [row for row in given["weight_only_rule"] if row["config"] == "as written"]
+    assert rule == [
+        {**row, "config": "as written"} for row in given["weight_only_rule"] if row["config"] == "two_groups"
+    ]
+    assert rule[-1]["decided_by_line"] == 21
+    assert {row["config"] for row in given["weight_only_rule"] if row["promoted"]} == {"null", "absent"}
+    by = {(row["stage"], row["holds"]): row["value"] for row in given["stages"]}
+    assert by["ptq", "calibration_tokens"] == 0
+    assert by["export", "input_scale"] is None
+    assert by["load", "slot"] == by["backend", "alpha"] == 0
+    runs = [row for row in given["cause"] if row["instrument"] == "bisection"]
+    assert len(runs) == 9
+    assert {row["answer"] for row in given["cause"] if row["instrument"] == "harness"} == {
+        "<pad>" * 16,
+        " api#9 GET /v1/s",
+    }
+    missed = {row["memory"] for row in given["guard"] if row["measure"] == "values" and row["found"] == 0}
+    assert missed == {"ones", "neighbour"}
+    assert [row["found"] for row in given["guard"] if row["measure"] == "sentinel"] == [159] * 5
 
 
 def test_settings_travel_in_the_link(open_page):

@@ -4,10 +4,14 @@ import numpy as np
 import pytest
 
 from nvfp4viz.checkpoint import canonical
+from nvfp4viz.errors import ServingError
 from nvfp4viz.serving import load_parameters, process_weights_after_loading
-from nvfp4viz.serving.scales import close
+from nvfp4viz.serving.scales import ONE_MAXIMUM, close
 
-LAYER_WIDE = ("vllm-flashinfer-cutlass", "vllm-flashinfer-trtllm", "vllm-emulation")
+LAYER_WIDE = (
+    "vllm-flashinfer-trtllm", "vllm-flashinfer-cutedsl", "vllm-flashinfer-cutedsl-batched", "vllm-flashinfer-cutlass",
+    "vllm-emulation",
+)  # fmt: skip
 
 
 def convert(checkpoint, backend, layer=0, **options):
@@ -99,4 +103,46 @@ def test_per_token_overrides_both_input_scales(make_checkpoint, name_of):
     loaded, scales = convert(make_checkpoint(without=holes), "vllm-flashinfer-trtllm", per_token=True)
     assert (scales.a1_gscale == 1).all()
     assert (scales.a2_gscale == 1).all()
+    assert (scales.g1_alphas == loaded.w13_weight_scale_2[:, 0]).all()
+
+
+def test_which_backends_take_one_maximum():
+    """4.4, step 3; the table of backends says the same, and B12X's own rule was not read."""
+    assert set(ONE_MAXIMUM) == {*LAYER_WIDE, "vllm-flashinfer-b12x"}
+
+
+def test_trtllm_takes_the_first_product_into_the_second_s_codes(make_checkpoint, name_of):
+    """``g1_scale_c = g1 * a2_gscale``: so a bad slot of down reaches the first product's output too."""
+    _, scales = convert(make_checkpoint(), "vllm-flashinfer-trtllm")
+    assert (scales.g1_scale_c == scales.g1_alphas * scales.a2_gscale).all()
+    _, scales = convert(make_checkpoint(replace={name_of(0, 1, "down"): np.nan}), "vllm-flashinfer-trtllm")
+    assert np.isfinite(scales.g1_alphas).all()
+    assert np.isnan(scales.g1_scale_c).all()
+    _, scales = convert(make_checkpoint(), "vllm-flashinfer-cutlass")
+    assert scales.g1_scale_c is None
+
+
+def test_flashinfer_s_b12x_folds_scale_2_and_leaves_down_out(make_checkpoint):
+    loaded, scales = convert(make_checkpoint(), "vllm-flashinfer-b12x")
+    assert (scales.a13 == loaded.w13_input_scale.max()).all()
+    assert scales.a2 is None
+    assert (scales.a2_gscale == 1).all()
+    assert (scales.w13_weight_scale_2 == 1).all()
+    assert (scales.w2_weight_scale_2 == 1).all()
+    assert scales.g1_alphas is scales.g2_alphas is None
+
+
+@pytest.mark.parametrize("backend", ["vllm-humming", "vllm-flashinfer-moe-ep-cutedsl"])
+def test_two_read_no_input_scale_and_keep_their_alphas_to_themselves(make_checkpoint, backend):
+    _, scales = convert(make_checkpoint(), backend)
+    assert {scales.a13, scales.a2, scales.a1_gscale, scales.a2_gscale, scales.g1_alphas, scales.g2_alphas} == {None}
+
+
+def test_b12x_was_read_with_a16_forced_alone(make_checkpoint):
+    with pytest.raises(ServingError) as caught:
+        convert(make_checkpoint(), "vllm-b12x")
+    assert caught.value.code == "serving.conversion-unread"
+    loaded, scales = convert(make_checkpoint(), "vllm-b12x", a16=True)
+    assert (scales.a13 == 1).all()
+    assert (scales.a2 == 1).all()
     assert (scales.g1_alphas == loaded.w13_weight_scale_2[:, 0]).all()

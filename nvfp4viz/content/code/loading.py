@@ -15,7 +15,8 @@ for fate in run_fates(broken, complete_with(broken, full), DEMO_PROMPTS[$prompt]
 # one value in one slot, as each backend reads it
 layers, _ = load_parameters(full, canonical(full))
 for spread in spread_value(layers[$layer], $projection, $expert, $value):
-    print(f"{spread.backend}: {spread.reached} experts compute with another scale")
+    reached = "not among the facts read" if spread.reached is None else f"{spread.reached} experts reached"
+    print(f"{spread.reading.name}: {spread.reading.rule}, {reached}")
 
 # the weight-only rule, and the line that decided
 found = read_configs('{"quantization_config": {"quant_algo": "NVFP4",\n"config_groups": {"group_0": {}}}}')
