@@ -1,4 +1,4 @@
-"""Rows as CSV or JSON."""
+"""Rows as CSV or JSON, made when somebody downloads them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from threading import Thread
 from typing import Any
+
+from streamlit.runtime.scriptrunner import add_script_run_ctx, get_script_run_ctx
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -52,3 +57,31 @@ def _finite(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 KINDS = (("csv", to_csv, "text/csv"), ("json", to_json, "application/json"))
+
+
+def as_shown(make: Callable[[], bytes]) -> Callable[[], bytes]:
+    """``make``, reading the settings of the session that calls this.
+
+    Streamlit runs a download's function in a thread that belongs to no session: every setting would read there as its
+    default, and the file would hold another state than the page.  What ``make`` would draw is dropped.
+    """
+    session = get_script_run_ctx()
+    if session is None:
+        return make
+    silent = replace(session, _enqueue=lambda message: None)
+
+    def made() -> bytes:
+        done: Future[bytes] = Future()
+
+        def work() -> None:
+            try:
+                done.set_result(make())
+            except BaseException as error:  # handed on to whoever waits
+                done.set_exception(error)
+
+        thread = Thread(target=work, name="download")
+        add_script_run_ctx(thread, silent)
+        thread.start()
+        return done.result()
+
+    return made

@@ -257,7 +257,9 @@ class Lesson:
             for kind, convert, mime in export.KINDS:
                 st.download_button(
                     f"{stem}.{kind}",
-                    data=lambda rows=rows, convert=convert: convert(rows() if callable(rows) else rows),
+                    data=export.as_shown(
+                        lambda rows=rows, convert=convert: convert(rows() if callable(rows) else rows)
+                    ),
                     file_name=f"{stem}.{kind}",
                     mime=mime,
                     key=f"{self.id}.download.{stem}.{kind}",

@@ -2,8 +2,10 @@
 
 import pytest
 
+from nvfp4viz.serving import load
 from nvfp4viz.ui.loading_parts import PARTS as LOADING
 from nvfp4viz.ui.online_parts import PARTS as ONLINE
+from sample_checkpoints import ensure
 
 from .conftest import overflow, skip_question, violations
 
@@ -59,3 +61,19 @@ def test_no_choice_is_cut_off_at_its_column(visit):
                    return group && [...group.querySelectorAll('button')]
                      .every(button => button.getBoundingClientRect().right <= edge + 1); }"""
     )
+
+
+def test_what_is_downloaded_is_what_is_shown(visit):
+    """Streamlit makes the file in a thread without a session, where every setting would read as its default."""
+    page = visit("/loading?lang=en&part=maxima&v=zero&layer=2&expert=3&projection=down")
+    page.get_by_role("button", name="Download data").click()
+    with page.expect_download() as caught:
+        page.get_by_role("button", name="spread.csv", exact=True).click()
+    lines = caught.value.path().read_text(encoding="utf-8-sig").splitlines()
+    names = lines[0].split(",")
+    rows = [dict(zip(names, line.split(","), strict=True)) for line in lines[1:]]
+    assert [(row["backend"], row["expert"], row["input_scale_read"]) for row in rows if row["changed"] == "True"] == [
+        ("vllm-cutlass", "3", "0.0")
+    ]
+    parameters = load(ensure("tiny-moe-nvfp4-full"), device="cpu").parameters[2]
+    assert [float(row["input_scale_before"]) for row in rows[:64]] == parameters.w2_input_scale.tolist()
