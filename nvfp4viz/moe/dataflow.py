@@ -175,8 +175,9 @@ def combine_routes(routes: Array, weights: Array) -> Array:
 def sum_routes(products: Array) -> Array:
     """f32 sum over axis 1 in index order, one rounding to BF16: ``(T, k, H)`` to ``(T, H)``."""
     total = np.zeros((products.shape[0], products.shape[2]), np.float32)
-    for j in range(products.shape[1]):
-        total = total + products[:, j].astype(np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for j in range(products.shape[1]):
+            total = total + products[:, j].astype(np.float32)
     return round_bf16(total)
 
 

@@ -22,7 +22,7 @@ the same way.  This follows from the source and CUDA's documentation; it was not
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,7 @@ Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 U32 = npt.NDArray[np.uint32]
+Path = Literal["auto", "reference"]
 
 GROUP = 32
 """Elements that share a UE8M0 scale."""
@@ -66,7 +67,7 @@ SWIGLU_LIMIT = 10.0
 def _groups(x: F32) -> F32:
     if x.shape[-1] % GROUP:
         raise FormatError("quantize.block", k=x.shape[-1], block=GROUP, recipe="mxfp8")
-    return x.reshape(*x.shape[:-1], -1, GROUP)
+    return x.reshape(*x.shape[:-1], x.shape[-1] // GROUP, GROUP)
 
 
 def _amax(groups: F32) -> F32:
@@ -79,10 +80,10 @@ def _to_e4m3(groups: F32, byte: U8) -> U8:
     """E4M3 of ``x * 2^(127 - byte)``, the product exact but for underflow."""
     inverse = np.ldexp(np.float64(1), 127 - byte.astype(np.int32)).astype(np.float32)
     scaled = encode_e4m3(groups * inverse[..., None])
-    return scaled.reshape(*groups.shape[:-2], -1)
+    return scaled.reshape(*groups.shape[:-2], groups.shape[-2] * GROUP)
 
 
-def stage_tokens(x: Array) -> tuple[U8, U8]:
+def stage_tokens(x: Array, path: Path = "auto") -> tuple[U8, U8]:
     """Step 1: E4M3 bytes ``(T, H)`` and UE8M0 bytes ``(T, H//32)`` of BF16 (or f32) rows.
 
     Raises
@@ -94,14 +95,19 @@ def stage_tokens(x: Array) -> tuple[U8, U8]:
     >>> hex(codes[0, 0]), int(scales[0, 0])
     ('0x7e', 127)
     """
-    groups = _groups(x.astype(np.float32))
+    rows = x.astype(np.float32)
+    groups = _groups(rows)
     with np.errstate(all="ignore"):
+        if path == "reference":
+            from nvfp4viz.moe import mega_kernel_reference as reference
+
+            return reference.by_groups(rows, reference.stage_group)
         amax = np.maximum(_amax(groups), STAGING_FLOOR)
         byte = np.clip(encode_ue8m0(amax / E4M3_MAX), 1, 254).astype(np.uint8)
         return _to_e4m3(groups, byte), byte
 
 
-def requantize(y: F32) -> tuple[U8, U8]:
+def requantize(y: F32, path: Path = "auto") -> tuple[U8, U8]:
     """Step 4: E4M3 bytes ``(R, I)`` and UE8M0 bytes ``(R, I//32)`` of f32 rows.
 
     A group of zeros gets byte 0; a NaN becomes E4M3's NaN and does not touch the scale.  Raises as
@@ -112,6 +118,10 @@ def requantize(y: F32) -> tuple[U8, U8]:
     """
     groups = _groups(y)
     with np.errstate(all="ignore"):
+        if path == "reference":
+            from nvfp4viz.moe import mega_kernel_reference as reference
+
+            return reference.by_groups(y, reference.requantize_group)
         byte = encode_ue8m0(_amax(groups) * INVERSE_448)
         return _to_e4m3(groups, byte), byte
 
@@ -250,7 +260,7 @@ def _rows_times_experts(codes: U8, scales: U8, ids: Array, weight: U8, words: U3
     return out
 
 
-def run_mega_kernel(x: Array, ids: Array, weights: F32, experts: MegaExperts) -> MegaRun:
+def run_mega_kernel(x: Array, ids: Array, weights: F32, experts: MegaExperts, path: Path = "auto") -> MegaRun:
     """The five steps on a small layer.
 
     Parameters
@@ -258,6 +268,8 @@ def run_mega_kernel(x: Array, ids: Array, weights: F32, experts: MegaExperts) ->
     x : (T, H) bfloat16
     ids : (T, k) integers
     weights : (T, k) float32
+    path
+        ``"reference"``: output by output, a second for a route of the smallest layer.
 
     >>> def random_bytes(*shape):
     ...     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
@@ -268,8 +280,13 @@ def run_mega_kernel(x: Array, ids: Array, weights: F32, experts: MegaExperts) ->
     >>> run.y_codes.shape, run.out.shape
     ((6, 128), (3, 128))
     """
+    ids, weights = np.asarray(ids), np.asarray(weights, np.float32)
+    if path == "reference":
+        from nvfp4viz.moe.mega_kernel_reference import run
+
+        return run(x, ids, weights, experts)
     top_k = ids.shape[1]
-    flat = np.asarray(ids).ravel()
+    flat = ids.ravel()
     x_codes, x_scales = stage_tokens(x)
     per_route = np.repeat(x_codes, top_k, axis=0), np.repeat(x_scales, top_k, axis=0)
     mixed = _rows_times_experts(*per_route, flat, experts.w13, experts.w13_scales)
@@ -278,12 +295,11 @@ def run_mega_kernel(x: Array, ids: Array, weights: F32, experts: MegaExperts) ->
     gate_sum, up_sum = np.ascontiguousarray(halves[:, :inner]), np.ascontiguousarray(halves[:, inner:])
     gate, up = clamp_halves(gate_sum, up_sum, experts.limit)
     with np.errstate(all="ignore"):
-        weighted: F32 = swiglu(gate, up) * np.asarray(weights, np.float32).reshape(-1, 1)
+        weighted: F32 = swiglu(gate, up) * weights.reshape(-1, 1)
     y_codes, y_scales = requantize(weighted)
     sums = _rows_times_experts(y_codes, y_scales, flat, experts.w2, experts.w2_scales)
     routes = round_bf16(sums)
-    out = sum_routes(routes.reshape(*ids.shape, -1))
+    out = sum_routes(routes.reshape(*ids.shape, sums.shape[1]))
     return MegaRun(
-        np.asarray(ids), np.asarray(weights, np.float32), x_codes, x_scales, gate_sum, up_sum, gate, up, weighted,
-        y_codes, y_scales, sums, routes, out,
-    )  # fmt: skip
+        ids, weights, x_codes, x_scales, gate_sum, up_sum, gate, up, weighted, y_codes, y_scales, sums, routes, out
+    )

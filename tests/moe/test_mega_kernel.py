@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import doctest
 import math
+from dataclasses import fields
 
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nvfp4viz.errors import FormatError
 from nvfp4viz.formats import decode_e4m3, e4m3_byte_scalar, interleave_gate_up
 from nvfp4viz.moe import mega_kernel
+from nvfp4viz.moe import mega_kernel_reference as reference
 from nvfp4viz.moe.mega_kernel import (
+    MegaRun,
     clamp_halves,
     prepare_mega_experts,
     requantize,
@@ -114,8 +119,84 @@ def test_halves_are_rounded_then_clamped():
     assert swiglu(clamped_gate, clamped_up)[3] == F(F(3 / (1 + math.exp(-3))) * F(-3))
 
 
-def test_the_layer_equals_its_plainest_form():
-    """No layouts, no grouping, one element at a time through the scalar step: the same bits."""
+def same_bits(a, b):
+    """Equal but for a float32 NaN's sign and payload, which nobody defines."""
+    assert a.dtype == b.dtype
+    if a.dtype == F:
+        a, b = (np.where(np.isnan(x), F(np.nan), x) for x in (a, b))
+    assert a.shape == b.shape
+    assert a.tobytes() == b.tobytes()
+
+
+SPECIAL = F([0, -0.0, np.nan, np.inf, -np.inf, 1e-45, -1e-38, 2.0**-126, 2.0**127, 3.4e38, 448, 464, 1e-4, 2.0**-9])
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(0, 40), st.floats(0, 1), st.integers(0, 2**32))
+def test_quantisers_give_the_same_bytes_on_both_paths(rows, groups, spread, share, seed):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((rows, 32 * groups)) * 2.0 ** rng.integers(-spread, spread + 1, (rows, 32 * groups))
+    x = np.where(rng.random(x.shape) < share / 4, rng.choice(SPECIAL, x.shape), x).astype(F)
+    for quantise, values in ((stage_tokens, x.astype(ml_dtypes.bfloat16)), (requantize, x)):
+        for fast, slow in zip(quantise(values), quantise(values, "reference"), strict=True):
+            same_bits(fast, slow)
+
+
+def test_every_bf16_is_staged_alike_on_both_paths():
+    x = np.random.default_rng(0).permutation(2**16).astype(np.uint16).view(ml_dtypes.bfloat16)
+    whole, alone = x.reshape(-1, 128), np.zeros((2048, 32), ml_dtypes.bfloat16)
+    alone[:, 7] = x[::32]  # without neighbours, so that small ones decide a scale too
+    for rows in (whole, alone):
+        for fast, slow in zip(stage_tokens(rows), stage_tokens(rows, "reference"), strict=True):
+            same_bits(fast, slow)
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.sampled_from([10.0, 7.0, 0.01, 6.99]), st.integers(0, 2**32))
+def test_the_activation_of_one_output_is_that_of_all(limit, seed):
+    rng = np.random.default_rng(seed)
+    gate, up = (np.concatenate([SPECIAL, rng.normal(0, 8, 50)]).astype(F) for _ in range(2))
+    up = rng.permutation(up)
+    halves = clamp_halves(gate, up, limit)
+    with np.errstate(all="ignore"):
+        pairs = [reference.clamp_pair(*pair, limit) for pair in zip(gate, up, strict=True)]
+        products = [reference.swiglu(*pair) for pair in pairs]
+    for half, one in zip(halves, zip(*pairs, strict=True), strict=True):
+        same_bits(half, np.array(one, F))
+    same_bits(swiglu(*halves), np.array(products, F))
+
+
+def _layer(kind):
+    """Two tokens, three experts of the smallest size; healthy, or with bytes that are not."""
+    rng = np.random.default_rng(12)
+    w13, s13, w2, s2 = weights_of(rng)
+    x = rng.standard_normal((2, 128)).astype(ml_dtypes.bfloat16)
+    ids, weights = np.array([[2, 0], [0, 1]]), F([[0.75, 0.25], [0.3, 0.0]])
+    if kind == "large":  # the clamp works, infinities come out of the second product
+        s13, s2 = s13 + 5, np.full_like(s2, 254)
+    if kind == "broken":
+        s13[0, 5, 0] = s13[0, 128 + 9, 1] = s2[1, 0, 0] = 0xFF
+        x[1, 3] = np.nan
+        weights[0, 1] = np.inf
+    return x, ids, weights, prepare_mega_experts(w13, s13, w2, s2)
+
+
+@pytest.mark.parametrize("kind", ["healthy", "large", "broken"])
+def test_the_layer_is_the_same_bits_on_both_paths(kind):
+    layer = _layer(kind)
+    fast, slow = run_mega_kernel(*layer), run_mega_kernel(*layer, path="reference")
+    for field in fields(MegaRun):
+        same_bits(getattr(fast, field.name), getattr(slow, field.name))
+    out = fast.out.astype(F)
+    if kind == "large":
+        assert (fast.gate == 10).any()
+        assert np.isinf(fast.sums).any()
+    assert np.isfinite(out).all() == (kind == "healthy")
+    assert not np.isnan(out).all()
+
+
+def test_the_layer_needs_no_layouts():
+    """From the checkpoint's own order, outputs picked here and there: the kernel's order of rows changes nothing."""
     rng = np.random.default_rng(2)
     w13, s13, w2, s2 = weights_of(rng, experts=2)
     x = rng.standard_normal((2, 128)).astype(ml_dtypes.bfloat16)
@@ -145,6 +226,14 @@ def test_the_layer_equals_its_plainest_form():
             value = dot(y[0], sy[0], w2[expert, row], s2[expert, row])
             assert run.sums[token, row] == value
             assert run.out[token, row] == F(value).astype(ml_dtypes.bfloat16)
+
+
+def test_no_tokens_are_no_work_on_both_paths():
+    _, _, _, experts = _layer("healthy")
+    nothing = np.zeros((0, 128), ml_dtypes.bfloat16), np.zeros((0, 2), int), np.zeros((0, 2), F), experts
+    fast, slow = run_mega_kernel(*nothing), run_mega_kernel(*nothing, path="reference")
+    for field in fields(MegaRun):
+        same_bits(getattr(fast, field.name), getattr(slow, field.name))
 
 
 def test_the_weight_comes_before_quantising():
