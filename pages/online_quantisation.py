@@ -2,6 +2,7 @@
 
 from nvfp4viz.figures import online as figures
 from nvfp4viz.ui import lesson, state
+from nvfp4viz.ui import online_memory as memory
 from nvfp4viz.ui import online_parts as parts
 from nvfp4viz.ui import online_token as token
 from nvfp4viz.ui.loading_parts import PROMPT, PROMPTS
@@ -23,7 +24,7 @@ view = page.view
 
 PARTS = {
     "ways": parts.ways_part,
-    "memory": parts.memory_part,
+    "memory": memory.memory_part,
     "ranks": parts.ranks_part,
     "token": token.token_part,
 }
@@ -33,7 +34,7 @@ page.foot(
     code={"layer": view["layer"], "weight": view["w"], "ranks": int(view["tp"])},
     data={
         "ways": lambda: figures.way_rows(parts.shown_ways(page)),
-        "peak_memory": lambda: figures.memory_rows(parts.peaks_of(page)[0]),
+        "peak_memory": lambda: memory.rows_of(page),
         "ranks": lambda: figures.rank_rows(parts.shown_ranks(page)),
         "per_token": token.token_rows,
     },

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from nvfp4viz.figures.layout import base_layout
@@ -12,7 +12,7 @@ from nvfp4viz.figures.words import words
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from nvfp4viz.quant.online import RankResult, WayResult
+    from nvfp4viz.quant.online import RankResult, Way, WayResult
 
 Shapes = dict[str, tuple[int, int, int]]
 SHAPES: Shapes = {"tiny_moe": (64, 128, 128), "deepseek_v4_flash": (256, 4096, 4096)}
@@ -144,8 +144,15 @@ def rank_rows(results: Sequence[RankResult]) -> list[dict[str, object]]:
     ]
 
 
-def memory_figure(peaks: dict[str, dict[str, int]], elements: int, *, theme: Theme, lang: str) -> go.Figure:
-    """Bytes a weight that live at the peak, one stacked bar a way."""
+def memory_figure(
+    peaks: Mapping[Way, Mapping[str, int]],
+    elements: int,
+    measured: Mapping[Way, int] | None = None,
+    *,
+    theme: Theme,
+    lang: str,
+) -> go.Figure:
+    """Bytes a weight that live at the peak: a stacked bar a way as counted, a diamond where it was measured."""
     import plotly.graph_objects as go
 
     ink = surface(theme)
@@ -156,7 +163,7 @@ def memory_figure(peaks: dict[str, dict[str, int]], elements: int, *, theme: The
         ("block_scales", role("block_scale", theme).fill, "."),
     )
     names = [words(lang, f"figures.online.way.{way}") for way in peaks]
-    traces = [
+    traces: list[dict[str, object]] = [
         {
             "type": "bar",
             "orientation": "h",
@@ -177,6 +184,25 @@ def memory_figure(peaks: dict[str, dict[str, int]], elements: int, *, theme: The
         }
         for part, colour, pattern in parts
     ]
+    if measured is not None:
+        said = words(lang, "figures.online.measured")
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": said,
+                "y": names,
+                "x": [measured[way] / elements for way in peaks],
+                "marker": {
+                    "symbol": "diamond",
+                    "size": 13,
+                    "color": role("sign", theme).fill,
+                    "line": {"color": ink.page, "width": 2},
+                },
+                "cliponaxis": False,
+                "hovertemplate": "%{y}: %{x:.4g}<extra>" + said + "</extra>",
+            }
+        )
     layout = base_layout(
         theme,
         height=300,
@@ -187,18 +213,43 @@ def memory_figure(peaks: dict[str, dict[str, int]], elements: int, *, theme: The
     return go.Figure(traces, layout)
 
 
-def describe_memory(peaks: dict[str, dict[str, int]], elements: int, lang: str) -> str:
-    """Bytes a weight at the peak of the direct way and of the cast one."""
+def describe_memory(
+    peaks: Mapping[Way, Mapping[str, int]], elements: int, lang: str, measured: Mapping[Way, int] | None = None
+) -> str:
+    """Bytes a weight at the peak of the direct way and of the cast one, as counted, and as measured if they were."""
     total = {way: sum(found.values()) / elements for way, found in peaks.items()}
-    return words(
+    counted = words(
         lang,
         "figures.online.describe_memory",
         direct=f"{total['direct']:.4g}",
         cast=f"{total['folded_bf16']:.4g}",
         times=f"{total['folded_bf16'] / total['direct']:.3g}",
     )
+    if measured is None:
+        return counted
+    joint = "" if lang == "zh" else " "
+    return (
+        counted
+        + joint
+        + words(
+            lang,
+            "figures.online.describe_measured",
+            direct=f"{measured['direct'] / elements:.4g}",
+            cast=f"{measured['folded_bf16'] / elements:.4g}",
+            times=f"{measured['folded_bf16'] / measured['direct']:.3g}",
+        )
+    )
 
 
-def memory_rows(peaks: dict[str, dict[str, int]]) -> list[dict[str, object]]:
-    """Every array alive at the peak."""
-    return [{"way": way, "array": part, "bytes": size} for way, found in peaks.items() for part, size in found.items()]
+def memory_rows(
+    peaks: Mapping[Way, Mapping[str, int]], measured: Mapping[Way, int] | None = None
+) -> list[dict[str, object]]:
+    """Every array alive at the peak as counted, and each way's measured peak."""
+    rows: list[dict[str, object]] = [
+        {"way": way, "how": "counted", "array": part, "bytes": size}
+        for way, found in peaks.items()
+        for part, size in found.items()
+    ]
+    return rows + [
+        {"way": way, "how": "measured", "array": "all", "bytes": size} for way, size in (measured or {}).items()
+    ]

@@ -16,6 +16,7 @@ recipe ``vllm-cuda`` throughout.  Source: `numerics-vllm.md` section 8.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -39,6 +40,8 @@ WAYS: tuple[Way, ...] = ("direct", "folded_f32", "folded_bf16")
 RECIPE = "vllm-cuda"
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 ONE = np.float32(1)
+FOLD_PORTION, QUANTIZE_PORTION = 1 << 13, 1 << 17
+"""Elements that are folded or cast together, and that are quantised together where an expert has its own scale."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +58,7 @@ class OnlineWeights:
     scale_2 : (E,) float32
         ``1 / G``, what the product is multiplied by.
     launches
-        Calls of the quantiser kernel: one for each expert where each has its own G, one for all where G is folded.
+        Of a server's quantiser kernel: one for each expert where each has its own G, one for all where G is folded.
     """
 
     way: Way
@@ -86,18 +89,27 @@ def expert_scales(weights: Array, tops: F32 | None = None) -> F32:
     return np.array([global_scale(top, "vllm-emulation") for top in own], np.float32)
 
 
+def _rows_together(shape: tuple[int, ...], portion: int) -> int:
+    """Rows of an expert of ``(E, N, K)`` that have about ``portion`` elements together, at least one."""
+    _, rows, columns = shape
+    return min(rows, max(1, portion // columns))
+
+
 def fold(weights: Array, encode: F32, *, cast: bool) -> Array:
     """``f32(w) · G`` for ``weights (E, N, K)`` BF16: float32, or rounded to BF16."""
     folded = np.empty(weights.shape, np.float32)
-    # Expert by expert, so that NumPy's temporaries stay small beside the copies that a server would hold.
+    # Some rows at a time, so that NumPy's temporaries stay small beside the copies that a server would hold.
+    step = _rows_together(weights.shape, FOLD_PORTION)
     with np.errstate(over="ignore", invalid="ignore"):
-        for e, g in enumerate(encode):
-            np.multiply(bf16_to_f32(weights[e]), g, out=folded[e])
+        for values, out, g in zip(weights, folded, encode, strict=True):
+            for first in range(0, len(values), step):
+                np.multiply(bf16_to_f32(values[first : first + step]), g, out=out[first : first + step])
     if not cast:
         return folded
     rounded = np.empty(weights.shape, BFLOAT16)
-    for e, values in enumerate(folded):
-        rounded[e] = f32_to_bf16(values)
+    for products, out in zip(folded, rounded, strict=True):
+        for first in range(0, len(products), step):
+            out[first : first + step] = f32_to_bf16(products[first : first + step])
     return rounded
 
 
@@ -120,10 +132,10 @@ def pack_online(
     Raises
     ------
     FormatError
-        ``online.weights`` (not three axes of BF16), ``online.way``, and what `quantize` refuses.
+        ``online.weights`` (not three axes of BF16, or empty), ``online.way``, and what `quantize` refuses.
     """
     array = np.asarray(weights)
-    if array.dtype != BFLOAT16 or array.ndim != 3:
+    if array.dtype != BFLOAT16 or array.ndim != 3 or not array.size:
         raise FormatError("online.weights", shape=array.shape, dtype=array.dtype)
     if way not in WAYS:
         raise FormatError("online.way", way=way, known=", ".join(WAYS))
@@ -131,13 +143,24 @@ def pack_online(
     with np.errstate(divide="ignore"):
         scale_2 = np.divide(ONE, encode, dtype=np.float32)
     if way == "direct":
-        done = [quantize(w, recipe=RECIPE, global_scale=g, path=path) for w, g in zip(array, encode, strict=True)]
-        packed, scales = np.stack([q.packed for q in done]), np.stack([q.scales for q in done])
-        return OnlineWeights(way, packed, scales, encode, scale_2, len(done))
+        experts, rows, columns = array.shape
+        # Into their places: a list of experts that is stacked at the end holds everything twice.
+        packed = np.empty((experts, rows, columns // 2), np.uint8)
+        scales = np.empty((experts, rows, columns // BLOCK), np.uint8)
+        step = _rows_together(array.shape, QUANTIZE_PORTION)
+        for e, first in itertools.product(range(experts), range(0, rows, step)):
+            some = slice(first, first + step)
+            _quantize_into(packed[e, some], scales[e, some], array[e, some], encode[e], path)
+        return OnlineWeights(way, packed, scales, encode, scale_2, experts)
     cast = way == "folded_bf16"
     folded = _fold_reference(array, encode, cast) if path == "reference" else fold(array, encode, cast=cast)
     whole = quantize(folded, recipe=RECIPE, global_scale=ONE, path=path)
     return OnlineWeights(way, whole.packed, whole.scales, encode, scale_2, 1)
+
+
+def _quantize_into(packed: U8, scales: U8, rows: Array, encode: np.float32, path: Literal["auto", "reference"]) -> None:
+    one = quantize(rows, recipe=RECIPE, global_scale=encode, path=path)
+    packed[...], scales[...] = one.packed, one.scales
 
 
 def _fold_reference(weights: Array, encode: F32, cast: bool) -> Array:
@@ -223,8 +246,9 @@ def _codes_differ(a: U8, b: U8) -> int:
 def peak_buffers(shape: tuple[int, ...], way: Way) -> dict[str, int]:
     """Bytes of every array alive at the peak of packing ``(E, N, K)`` at once, without the BF16 weight itself.
 
-    Counted, not measured: on a GPU the ways differ by these arrays and by nothing else.  While the folded product is
-    cast, float32 and BF16 copies live together; while it is quantised, the copy that is read lives with the output.
+    Counted from the shape: what a way cannot do without, on any device.  While the folded product is cast, float32 and
+    BF16 copies live together; while it is quantised, the copy that is read lives with the output.
+    `nvfp4viz.quant.online_memory` measures what this library really holds, and `work_space` says what that is more.
 
     >>> peak_buffers((2, 16, 32), "folded_bf16")
     {'folded_f32': 4096, 'folded_bf16': 2048}
@@ -236,6 +260,26 @@ def peak_buffers(shape: tuple[int, ...], way: Way) -> dict[str, int]:
     if way == "folded_f32":
         return {"folded_f32": 4 * elements, **output}
     return {"folded_f32": 4 * elements, "folded_bf16": 2 * elements}
+
+
+def work_space(shape: tuple[int, ...], way: Way) -> int:
+    """Most bytes of arrays that `pack_online` holds at its peak besides `peak_buffers`, for ``(E, N, K)``.
+
+    ``direct``        codes and block scales of the rows at hand before they are in their places, and a flag a block:
+                      whether the kernel left it to the NumPy path
+    ``folded_f32``    a flag a block of the whole weight
+    ``folded_bf16``   13 bytes an element of the rows being rounded: `f32_to_bf16` works on integers
+
+    >>> work_space((2, 16, 32), "direct"), work_space((2, 16, 32), "folded_f32")
+    (320, 64)
+    """
+    columns = shape[2]
+    if way == "direct":
+        some = _rows_together(shape, QUANTIZE_PORTION) * columns
+        return some // 2 + 2 * (some // BLOCK)
+    if way == "folded_f32":
+        return int(np.prod(shape)) // BLOCK
+    return 13 * _rows_together(shape, FOLD_PORTION) * columns
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,14 +20,18 @@ def amax(x: Array) -> np.float32:
     """Largest magnitude of a tensor, as float32.  NaN if any element is NaN, as ``torch.amax`` does; 0 if empty.
 
     Works on the bit patterns: magnitudes of one sign are ordered like integers, and a NaN is larger than infinity.
+    Read with a sign the greatest is the largest positive number, read without one it is the largest negative one's, if
+    there is any: so no copy of the magnitudes is made.
     """
     array = np.asarray(x)
     if array.size == 0:
         return np.float32(0)
     if array.dtype == BFLOAT16:
-        top = int((np.ascontiguousarray(array).view(np.uint16) & np.uint16(0x7FFF)).max()) << 16
+        bits16 = np.ascontiguousarray(array).view(np.uint16)
+        top = max(int(bits16.view(np.int16).max()), int(bits16.max()) & 0x7FFF) << 16
     else:
-        top = int((np.ascontiguousarray(array, np.float32).view(np.uint32) & np.uint32(0x7FFFFFFF)).max())
+        bits32 = np.ascontiguousarray(array, np.float32).view(np.uint32)
+        top = max(int(bits32.view(np.int32).max()), int(bits32.max()) & 0x7FFFFFFF)
     bits = np.uint32(0x7FC00000 if top > 0x7F800000 else top)
     return np.float32(bits.view(np.float32))
 

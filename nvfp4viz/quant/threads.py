@@ -38,10 +38,11 @@ def run_parts(part: Callable[[int, int], None], large: bool) -> None:
         part(0, 1)
         return
     numbers = itertools.count()  # next() on it is one bytecode under the interpreter lock: no part is taken twice
+    job = [part]
 
     def work() -> None:
         while (number := next(numbers)) < PARTS:
-            part(number, PARTS)
+            job[0](number, PARTS)
 
     other = _executor().submit(work)
     try:
@@ -49,3 +50,5 @@ def run_parts(part: Callable[[int, int], None], large: bool) -> None:
     finally:
         if not other.cancel():
             other.result()
+        # A cancelled call stays in the helper's queue until it gets there; the job's arrays must not.
+        job.clear()

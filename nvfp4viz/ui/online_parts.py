@@ -1,4 +1,4 @@
-"""Weights packed at load: three ways, their memory and launches, and ranks; parts of the page."""
+"""Weights packed at load: three ways, and ranks; parts of the page."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ PAGE = "online_quantisation"
 PARTS = ("ways", "memory", "ranks", "token")
 WEIGHTS = ("gate_up_proj", "down_proj")
 RANKS = ("2", "4")
-RECORDED = ("quantise bf16, vllm-cuda", "quantise bf16, vllm-cuda, 128 ranges")
-"""Rows of the recorded GPU bench: one global scale for everything, and one for each range of rows, in one launch."""
 
 
 @st.cache_resource(max_entries=8, show_spinner=False)
@@ -150,95 +148,6 @@ def _which_step(page: Lesson) -> bool:
         fold=f"{by_fold:,}",
         times=four(round(by_cast / by_fold, 1)),
     )
-
-
-# ------------------------------------------------------------------ memory and launches
-
-
-def peaks_of(page: Lesson) -> tuple[dict[str, dict[str, int]], tuple[int, int, int]]:
-    """Arrays alive at the peak of each way, and the shape that they belong to."""
-    shape = figures.SHAPES[page.view["shape"]]
-    return {way: online.peak_buffers(shape, way) for way in online.WAYS}, shape
-
-
-def memory_part(page: Lesson) -> None:
-    """What lives at the peak, and how often the kernel is launched."""
-    if not _how_much(page):
-        return
-    stage, side = page.stage()
-    with side:
-        st.segmented_control(
-            page.t("memory.shape"),
-            tuple(figures.SHAPES),
-            format_func=lambda name: page.t(f"shape.{name}"),
-            required=True,
-            wrap=True,
-            **page.view.widget("shape"),
-        )
-        peaks, shape = peaks_of(page)
-        elements = int(np.prod(shape))
-        page.finding(
-            "memory.seen",
-            shape=" × ".join(map(str, shape)),
-            direct=_size(sum(peaks["direct"].values())),
-            cast=_size(sum(peaks["folded_bf16"].values())),
-            weight=_size(2 * elements),
-        )
-    with stage:
-        page.figure(
-            figures.memory_figure(peaks, elements, theme=theme(), lang=lang()),
-            alt=page.t("memory.alt"),
-            finding=figures.describe_memory(peaks, elements, lang()),
-            rows=lambda: figures.memory_rows(peaks),
-        )
-    page.prose("memory.text")
-    page.heading("launches.heading")
-    page.table(
-        ("way", ">launches", ">scales_read"),
-        [
-            (page.t("way.direct"), str(shape[0]), str(shape[0])),
-            (page.t("way.folded_bf16"), "1", "1"),
-            (page.t("launches.ranges"), "1", str(shape[0])),
-        ],
-    )
-    page.prose("launches.text")
-    _recorded(page)
-
-
-def _size(count: int) -> str:
-    return f"{four(count / 2**20)} MiB"
-
-
-def _recorded(page: Lesson) -> None:
-    """Times of a GPU, where a record of this project has them."""
-    found = recorded_times()
-    if found is None:
-        page.prose("launches.needs_gpu")
-        return
-    gpu, one, ranges = found
-    page.finding("launches.recorded", gpu=gpu, one=four(one), ranges=four(ranges), count=128)
-
-
-def recorded_times() -> tuple[str, float, float] | None:
-    """GPU and microseconds of `RECORDED`, from the newest record that has both rows."""
-    from nvfp4viz.device.records import gpu_records
-
-    for record in gpu_records():
-        for section in record.sections:
-            rows = {row["name"]: row for row in section["rows"] if "name" in row}
-            if all(name in rows for name in RECORDED):
-                one, ranges = (float(rows[name]["seconds"]) * 1e6 for name in RECORDED)
-                return record.gpu, one, ranges
-    return None
-
-
-def _how_much(page: Lesson) -> bool:
-    """Asked: how much more lives at the peak when the scale is folded and cast?"""
-    shape = figures.SHAPES["tiny_moe"]
-    direct, cast = (sum(online.peak_buffers(shape, way).values()) for way in ("direct", "folded_bf16"))
-    times = cast / direct
-    answer = "same" if times < 1.5 else "few" if times < 5 else "ten"
-    return predict.ask(f"{PAGE}.predict.memory", ("same", "few", "ten"), answer=answer, times=four(round(times, 1)))
 
 
 # ------------------------------------------------------------------ tensor-parallel ranks

@@ -46,6 +46,22 @@ def test_memory_bars_add_up_to_the_peak(shape):
     assert sum(row["bytes"] for row in figures.memory_rows(peaks)) == sum(map(sum, map(dict.values, peaks.values())))
 
 
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_measured_peaks_stand_on_the_bars_as_diamonds(lang):
+    shape = figures.SHAPES["tiny_moe"]
+    peaks = {way: peak_buffers(shape, way) for way in WAYS}
+    elements = int(np.prod(shape))
+    measured = {way: sum(found.values()) + 1000 for way, found in peaks.items()}
+    figure = figures.memory_figure(peaks, elements, measured, theme="light", lang=lang)
+    marks = figure.data[-1]
+    assert marks.marker.symbol == "diamond"
+    assert list(marks.x) == [one / elements for one in measured.values()]
+    assert list(marks.y) == list(figure.data[0].y)
+    assert f"{measured['direct'] / elements:.4g}" in figures.describe_memory(peaks, elements, lang, measured)
+    rows = figures.memory_rows(peaks, measured)
+    assert [row["bytes"] for row in rows if row["how"] == "measured"] == list(measured.values())
+
+
 def test_nothing_changed_still_draws(weights):
     rows = [("direct", 0.0, 0.0)]
     figure = figures.changed_figure(rows, theme="light", lang="en")

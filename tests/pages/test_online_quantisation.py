@@ -2,8 +2,13 @@
 
 import pytest
 
+from nvfp4viz.errors import FormatError
+from nvfp4viz.figures.online import SHAPES
+from nvfp4viz.quant.online import WAYS, peak_buffers
+from nvfp4viz.ui import online_memory
 from nvfp4viz.ui.numbers import four
-from nvfp4viz.ui.online_parts import PARTS, recorded_times, ways_of
+from nvfp4viz.ui.online_memory import MEASURED, recorded_times
+from nvfp4viz.ui.online_parts import PARTS, WEIGHTS, ways_of, weights_of
 from nvfp4viz.ui.online_token import ROWS
 
 from .conftest import clean, shown_code_output, texts
@@ -81,9 +86,47 @@ def test_what_the_answer_says_of_one_weight_holds_for_all(layer, weight):
     assert cast.scales_differ > 4 * folded.scales_differ
 
 
-def test_memory_is_counted_and_times_are_recorded_ones(open_page):
+def cells(seen, way):
+    """The row of a way in the table of memory: counted, measured, above."""
+    row = next(line for line in seen.splitlines() if line.startswith(f"| {way} |") and "KiB more" in line)
+    return [float(cell.replace(",", "")) for cell in row.split(" | ")[1:3]]
+
+
+def test_memory_is_measured_beside_what_is_counted(open_page):
+    """The page's numbers are those of a process that packed this layer: above the count, by less than a tenth."""
+    assert weights_of(0, WEIGHTS[0]).shape == SHAPES[MEASURED]
+    seen = texts(revealed(open_page, "memory"))
+    for way, name in zip(WAYS, ("direct", "folded in float32", "folded, cast to BF16"), strict=True):
+        counted, measured = cells(seen, name)
+        assert counted * 1024 == sum(peak_buffers(SHAPES[MEASURED], way).values())
+        assert counted < measured < 1.1 * counted
+    assert "Layer 0, 64 × 128 × 128 weights, 2 MiB in BF16. **Measured** at the peak" in seen
+
+
+def test_measured_once_for_the_same_weight(open_page, monkeypatch):
+    """A second look measures nothing: a process that must not start shows it."""
+    first = texts(revealed(open_page, "memory", layer="1"))
+    monkeypatch.setattr(online_memory, "measure_peaks", None)
+    again = texts(revealed(open_page, "memory", layer="1"))
+    assert cells(first, "direct") == cells(again, "direct")
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_where_no_process_starts_the_count_still_stands(open_page, monkeypatch, lang):
+    def refuse(weights):
+        raise FormatError("online.process", reason="Operation not permitted")
+
+    online_memory._measured.clear()
+    monkeypatch.setattr(online_memory, "measure_peaks", refuse)
+    at = revealed(open_page, "memory", lang)
+    assert "Operation not permitted" in texts(at)
+    assert len(at.get("plotly_chart")) == 1
+
+
+def test_memory_of_a_large_model_is_counted_and_times_are_recorded_ones(open_page):
     seen = texts(revealed(open_page, "memory", shape="deepseek_v4_flash"))
-    assert "256 × 4096 × 4096 weights, 8192 MiB in BF16" in seen
+    assert "256 × 4096 × 4096 weights, 8192 MiB in BF16. **Counted** at the peak" in seen
+    assert "KiB more" not in seen
     assert "10.67 times as much" in seen or "10.7 times as much" in seen
     gpu, one, ranges = recorded_times()
     assert gpu.startswith("NVIDIA")
@@ -110,5 +153,6 @@ def test_scales_per_token_answer_in_spite_of_the_holes(open_page):
 def test_the_shown_code_gives_the_page_s_numbers(open_page):
     output = shown_code_output(open_page(PAGE), PAGE)
     assert "folded_bf16: 12419 codes differ" in output
+    assert "6144 KiB by count, about 6" in output
     assert "shared 0 0" in output
     assert "flashinfer-0.7.4 ['0x7E', '0x00', '0x7F'] 1" in output

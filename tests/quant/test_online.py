@@ -9,7 +9,7 @@ import pytest
 from nvfp4viz.errors import NvError
 from nvfp4viz.formats import bf16_to_f32, f32_to_bf16
 from nvfp4viz.moe import quantize_rows
-from nvfp4viz.quant import amax, quantize
+from nvfp4viz.quant import amax, online, quantize
 from nvfp4viz.quant.online import (
     WAYS,
     compare_ranks,
@@ -148,8 +148,19 @@ def test_counted_buffers_are_those_that_tracemalloc_sees(way, cast):
     counted = peak_buffers(w.shape, way)
     copies = sum(size for name, size in counted.items() if name.startswith("folded"))
     assert folded.nbytes == counted[way]
-    # Casting holds five arrays of 32 bits and a mask for the expert at hand; the kilobytes are NumPy's headers.
-    assert copies <= peak <= copies + 24 * w[0].size + 4096
+    # Casting holds integers for the rows at hand, an expert's 2048 elements; the kilobytes are NumPy's headers.
+    assert copies <= peak <= copies + 13 * w[0].size + 4096
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_taken_together_leave_no_trace_in_the_bits(way, monkeypatch):
+    w = edges()
+    whole = pack_online(w, way)
+    monkeypatch.setattr(online, "FOLD_PORTION", 96)
+    monkeypatch.setattr(online, "QUANTIZE_PORTION", 96)
+    parts = pack_online(w, way)
+    assert (parts.packed == whole.packed).all()
+    assert (parts.scales == whole.scales).all()
 
 
 def test_counted_output_is_what_is_made():

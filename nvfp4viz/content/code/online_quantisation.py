@@ -1,15 +1,17 @@
 from nvfp4viz.checkpoint import open_checkpoint
 from nvfp4viz.quant.online import compare_ranks, compare_ways, first_lost
+from nvfp4viz.quant.online_memory import measure_peaks
 from nvfp4viz.quant.per_token import VERSIONS, quantize_tokens, token_cases
 from sample_checkpoints import ensure
 
 layer, weight = $layer, $weight
 weights = open_checkpoint(ensure("tiny-moe-bf16")).read(f"model.layers.{layer}.experts.{weight}")
 
-# three ways to pack a layer's experts at load
-ways = compare_ways(weights)
+# three ways to pack a layer's experts at load, and what each holds at its peak, counted and measured
+ways, peaks = compare_ways(weights), measure_peaks(weights)
 for one in ways:
-    print(f"{one.way}: {one.codes_differ} codes differ, {one.summary.sqnr_db:.4f} dB, {one.peak} bytes at the peak")
+    held = f"{one.peak / 1024:.0f} KiB by count, about {round(peaks[one.way] / 1024, -1):.0f} KiB measured"
+    print(f"{one.way}: {one.codes_differ} codes differ, {one.summary.sqnr_db:.4f} dB, {held}")
 
 # one element whose code the cast changed
 lost = first_lost(weights, ways)
