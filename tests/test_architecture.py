@@ -24,7 +24,9 @@ SEES = {
     "audit": {"errors", "formats", "quant", "checkpoint", "serving"},
     "figures": {"errors", "formats", "quant", "moe", "model", "checkpoint", "serving", "audit", "device"},
     "cli_words": {"errors"},
-    "cli": {"cli_words", "errors", "formats", "quant", "moe", "checkpoint", "model", "serving", "audit"},
+    "cli_options": {"checkpoint", "errors"},
+    "commands": {"cli_options", "cli_words", "errors", "formats", "quant", "checkpoint", "serving", "audit"},
+    "cli": {"cli_options", "cli_words", "commands", "errors"},
     "warm": {"errors", "formats", "quant", "moe", "checkpoint", "model", "serving", "device"},
 }
 

@@ -23,7 +23,7 @@ from nvfp4viz.audit.linears import Linear
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, TensorEntry, printable
 from nvfp4viz.checkpoint.dialects import PACKED
 from nvfp4viz.checkpoint.dialects.per_expert import E8M0
-from nvfp4viz.errors import CheckpointError
+from nvfp4viz.errors import CheckpointError, InputError
 
 # Bytes of one read, reads that wait while one is looked at, and the gap that is read over rather than skipped.
 READ, AHEAD, GAP = 8 << 20, 2, 1 << 16
@@ -202,8 +202,7 @@ def deep_scan(
     progress
         Is told of MiB done.
     resume
-        Go on where an earlier scan of the same files stopped: of a folder or a hub repository, whose files show
-        whether they have changed.
+        Go on where an earlier scan of the same files stopped; see `can_resume`.
     state
         Where the records are kept until the scan is complete; by default below the user's cache folder.
     elsewhere
@@ -211,13 +210,16 @@ def deep_scan(
 
     Raises
     ------
+    InputError
+        ``deep.cannot-resume``.
     CheckpointError
         As `scan_file`.
     """
     work = plan(checkpoint, view, linears)
-    # What was seen counts only where the source can tell that its files are still the same.
-    resume = resume and hasattr(checkpoint.source, "modified")
-    kept = _State(state or default_state(checkpoint, work), resume)
+    lasting = can_resume(checkpoint)
+    if resume and not lasting:
+        raise InputError("deep.cannot-resume", name=checkpoint.name)
+    kept = _State((state or default_state(checkpoint, work)) if lasting else None, resume)
     total = sum(map(_size, work.values()))
     done, fresh = 0, 0
 
@@ -283,25 +285,42 @@ def _equal(read: Read, one: Unit, two: Unit) -> bool:
     return True
 
 
+def can_resume(checkpoint: Checkpoint) -> bool:
+    """Can the source tell that its files are still the same?  What an earlier scan has seen counts only then.
+
+    A folder tells by times, the hub by its commit, a web server by strong ETags or dates, where it sends them.
+    """
+    return all(_mark(checkpoint, header.file) is not None for header in checkpoint.files)
+
+
+def _mark(checkpoint: Checkpoint, file: str) -> object:
+    modified = getattr(checkpoint.source, "modified", None)
+    try:
+        return None if modified is None else modified(file)
+    except CheckpointError:
+        # A file that cannot be had has nothing that could be read of it.
+        return ""
+
+
 def default_state(checkpoint: Checkpoint, work: dict[str, list[Unit]]) -> Path:
     """A file of the user's cache, named after what is scanned: layout, files, sizes, and where it is."""
     digest = hashlib.sha256(fingerprint(checkpoint.tensors).encode())
     for header in checkpoint.files:
         digest.update(f"\0{header.file}\0{header.size}\0{len(work.get(header.file, ()))}".encode())
-        modified = getattr(checkpoint.source, "modified", None)
-        if modified is not None:
-            digest.update(str(modified(header.file)).encode())
+        digest.update(str(_mark(checkpoint, header.file)).encode())
     digest.update(checkpoint.name.encode())
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "nvfp4viz" / f"deep-{digest.hexdigest()[:32]}.jsonl"
 
 
 class _State:
-    """Records of finished shards, one a line; a line that was cut off counts as not written."""
+    """Records of finished shards, one a line, or nothing kept; a line that was cut off counts as not written."""
 
-    def __init__(self, path: Path, resume: bool) -> None:
+    def __init__(self, path: Path | None, resume: bool) -> None:
         self._path = path
         self.scans: dict[str, list[Scan]] = {}
+        if path is None:
+            return
         if resume and path.exists():
             for line in path.read_bytes().splitlines():
                 try:
@@ -319,6 +338,8 @@ class _State:
         self._write("ab", {file: scans})
 
     def _write(self, mode: str, scans: dict[str, list[Scan]]) -> None:
+        if self._path is None:
+            return
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open(mode) as out:
@@ -330,4 +351,5 @@ class _State:
 
     def remove(self) -> None:
         with contextlib.suppress(OSError):
-            self._path.unlink(missing_ok=True)
+            if self._path is not None:
+                self._path.unlink(missing_ok=True)

@@ -19,7 +19,7 @@ from nvfp4viz.audit.facts import CLASSES, MISSING, ScaleTable
 from nvfp4viz.audit.report import Finding, Value, json_value
 from nvfp4viz.audit.run import Audit, for_ranks, run_audit
 from nvfp4viz.checkpoint import Checkpoint, Tensor, inspect
-from nvfp4viz.checkpoint.copies import Changes, Copied, changed_copy, changed_in_memory
+from nvfp4viz.checkpoint.copies import Changes, Copied, changed_copy, changed_in_memory, to_write
 from nvfp4viz.checkpoint.sidecars import read_side_file
 from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG, Overlay
 from nvfp4viz.checkpoint.weight_only import activation_scales, is_activation_scale, relabelled
@@ -100,10 +100,8 @@ class Repair:
 
     @property
     def rewritten(self) -> tuple[int, int]:
-        """Shards of the source that a copy has to write anew, and their bytes; all others are links."""
-        tensors = self.checkpoint.tensors
-        touched = {tensors[name].file for name in self.changes if name in tensors}
-        return len(touched), sum(header.size for header in self.checkpoint.files if header.file in touched)
+        """Shards that a copy has to write anew, one for added scales among them, and their bytes; others are links."""
+        return to_write(self.checkpoint, self.changes)
 
 
 def plan_repair(
@@ -192,8 +190,10 @@ GUESSED = "These scales were set by a rule, not measured on data. Recalibrating 
 NOT_GUESSED = "No number was invented: activations are no longer quantised, so that no activation scale is needed."
 
 
-def apply_repair(plan: Repair, out: str | Path) -> Copied:
+def apply_repair(plan: Repair, out: str | Path, progress: Callable[[str, int, int], None] | None = None) -> Copied:
     """Write the mended copy with its record; the source is not touched.
+
+    ``progress`` is told (stage, MiB done, of).
 
     Raises
     ------
@@ -202,7 +202,7 @@ def apply_repair(plan: Repair, out: str | Path) -> Copied:
         where the audit of the copy finds a backend that breaks: then there is no copy.
     """
     _refuse_empty(plan)
-    with changed_copy(plan.checkpoint, out, plan.changes, _side_files(plan), EXTRA) as (folder, copied):
+    with changed_copy(plan.checkpoint, out, plan.changes, _side_files(plan), EXTRA, progress) as (folder, copied):
         _refuse_broken(folder)
     return copied
 

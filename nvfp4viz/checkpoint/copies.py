@@ -11,7 +11,7 @@ import io
 import os
 import shutil
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +20,21 @@ from typing import Any, BinaryIO
 import msgspec
 
 from nvfp4viz.checkpoint.header import Header, TensorEntry
-from nvfp4viz.checkpoint.open import Checkpoint
+from nvfp4viz.checkpoint.open import Checkpoint, Progress
+from nvfp4viz.checkpoint.problems import printable
 from nvfp4viz.checkpoint.sidecars import read_side_file
 from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG, LocalSource, Overlay
-from nvfp4viz.checkpoint.writer import INDEX_NAME, Tensor, atomic_folder, file_bytes, json_bytes
+from nvfp4viz.checkpoint.writer import INDEX_NAME, Tensor, atomic_folder, file_bytes, json_bytes, refuse_taken
 from nvfp4viz.errors import CheckpointError, InputError
 
 _CHUNK = 16 * 1024 * 1024
+# Other files than shards from this size on are linked too: a second set of weights, not something edited in place.
+_LARGE = 64 * 1024 * 1024
+# What a file system keeps for itself of a folder with some files.
+_SPARE = 1024 * 1024
+_METADATA = {"format": "pt"}
+# Hears of bytes as they are written.
+Told = Callable[[int], None]
 # New tensors by name; None takes the tensor away.
 Changes = Mapping[str, Tensor | None]
 
@@ -46,6 +54,7 @@ def changed_copy(
     new: Changes,
     files: Mapping[str, bytes] | None = None,
     extra: str = "extra",
+    progress: Progress | None = None,
 ) -> Iterator[tuple[Path, Copied]]:
     """Fill the new folder ``out``; it gets its name when the block ends well, so that the block can look at it first.
 
@@ -57,6 +66,8 @@ def changed_copy(
         Other files to write, such as a changed ``config.json``.
     extra
         Beginning of the name of the shard for tensors that the source does not have.
+    progress
+        Told (stage, MiB done, of) while files are written.
 
     Yields
     ------
@@ -66,35 +77,57 @@ def changed_copy(
     Raises
     ------
     InputError
-        ``copy.local`` where the source is no folder of this machine, ``fault.out-is-source`` where ``out`` lies in the
-        source's folder or around it, ``fault.format`` for a tensor of another type or shape than the one it replaces.
+        As `check_place`, and ``fault.format`` for a tensor of another type or shape than the one it replaces.
     CheckpointError
-        ``checkpoint.exists``, ``checkpoint.not-written``, ``source.unreadable``; ``checkpoint.damaged`` where a shard
-        to rewrite is not sound.
+        ``checkpoint.exists``, ``checkpoint.not-written``, ``copy.no-room``, ``source.unreadable``;
+        ``checkpoint.damaged`` where a shard to rewrite is not sound.
     """
+    place = check_place(checkpoint, out)
+    plan = _plan(checkpoint, new, extra)
+    other = {**(files or {}), **plan.whole}
+    kept = [file for file in plan.names if file not in other and file not in plan.touched]
+    linked = tuple(plan.called(file) for file in kept)
+    with atomic_folder(out) as target:
+        # Links first: what cannot be linked has to be copied, and then there must be room for it.
+        copied = [file for file in kept if not _link(place, file, target / plan.called(file))]
+        written = [file for file in plan.names if file in plan.touched]
+        _refuse_full(target, Path(out), {file: place.size(file) for file in copied + written}, other)
+        told = _counter(progress, sum(place.size(file) for file in copied + written))
+        for file in copied + written:
+            # What cannot be read is the source's fault, and said before anything of it is written.
+            place.read_range(file, 0, 1)
+            with place.path(file).open("rb") as source, (target / plan.called(file)).open("wb") as stream:
+                if file in plan.touched:
+                    _rewrite(checkpoint, file, new, source, stream, told)
+                else:
+                    _copy(file, source, stream, 0, place.size(file), told)
+                _settle(stream)
+        for file, data in other.items():
+            with (target / file).open("wb") as stream:
+                stream.write(data)
+                _settle(stream)
+        yield target, Copied(plan.rewritten, linked)
+
+
+def check_place(checkpoint: Checkpoint, out: str | Path) -> LocalSource:
+    """Could a changed copy go to ``out``?  Worth asking before hours of work for it; returns the copy's source.
+
+    Raises
+    ------
+    InputError
+        ``copy.no-name``; ``copy.local`` where the source is no folder of this machine; ``fault.out-is-source`` where
+        ``out`` lies in the source's folder or around it.
+    CheckpointError
+        ``checkpoint.exists``.
+    """
+    if not str(out):
+        raise InputError("copy.no-name")
     place = checkpoint.source
     if not isinstance(place, LocalSource):
         raise InputError("copy.local", name=checkpoint.name)
     _refuse_overlap(place.folder, Path(out))
-    plan = _plan(checkpoint, new, extra)
-    other = {**(files or {}), **plan.whole}
-    linked: list[str] = []
-    with atomic_folder(out) as target:
-        for file in plan.names:
-            if file in plan.whole or file in (files or {}):
-                continue
-            called = plan.called(file)
-            if file in plan.touched:
-                # What cannot be read is the source's fault, and said before anything is written.
-                place.read_range(file, 0, 1)
-                with place.path(file).open("rb") as source, (target / called).open("wb") as stream:
-                    _rewrite(checkpoint, file, new, source, stream)
-            else:
-                _link(place, file, target / called)
-                linked.append(called)
-        for file, data in other.items():
-            (target / file).write_bytes(data)
-        yield target, Copied(plan.rewritten, tuple(linked))
+    refuse_taken(out)
+    return place
 
 
 def changed_in_memory(
@@ -153,14 +186,26 @@ class _Plan:
 
 def _plan(checkpoint: Checkpoint, new: Changes, extra: str) -> _Plan:
     names = _files(checkpoint)
-    touched = frozenset(checkpoint.tensors[name].file for name in new if name in checkpoint.tensors)
+    touched = _touched(checkpoint, new)
     added = {name: item for name, item in new.items() if item is not None and name not in checkpoint.tensors}
     removed = {name for name, item in new.items() if item is None}
     renamed, shard = _shard_names(checkpoint, names, extra) if added else ({}, "")
-    whole = {shard: file_bytes(added, {"format": "pt"})} if added else {}
+    whole = {shard: file_bytes(added, _METADATA)} if added else {}
     if added or (removed and checkpoint.index_file):
         whole[checkpoint.index_file or INDEX_NAME] = _index(checkpoint, removed, added, renamed, shard)
     return _Plan(tuple(names), touched, renamed, shard, whole)
+
+
+def _touched(checkpoint: Checkpoint, new: Changes) -> frozenset[str]:
+    return frozenset(checkpoint.tensors[name].file for name in new if name in checkpoint.tensors)
+
+
+def to_write(checkpoint: Checkpoint, new: Changes) -> tuple[int, int]:
+    """Shards that a copy writes anew, the additional one among them, and at most so many bytes; the rest is linked."""
+    touched = _touched(checkpoint, new)
+    size = sum(header.size for header in checkpoint.files if header.file in touched)
+    added = {name: item for name, item in new.items() if item is not None and name not in checkpoint.tensors}
+    return len(touched) + bool(added), size + (len(file_bytes(added, _METADATA)) if added else 0)
 
 
 def _shard_names(checkpoint: Checkpoint, names: list[str], extra: str) -> tuple[dict[str, str], str]:
@@ -179,7 +224,12 @@ def _shard_names(checkpoint: Checkpoint, names: list[str], extra: str) -> tuple[
 
 
 def _refuse_overlap(folder: Path, out: Path) -> None:
-    place = out.resolve()
+    try:
+        place = out.resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        # A loop of links, or a zero byte.
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise CheckpointError("checkpoint.not-written", folder=printable(out.name), reason=reason) from None
     if place == folder or place.is_relative_to(folder) or folder.is_relative_to(place):
         raise InputError("fault.out-is-source", out=out.name)
 
@@ -192,27 +242,75 @@ def _files(checkpoint: Checkpoint) -> list[str]:
     return [checkpoint.source.only, *(name for name in (CONFIG, HF_QUANT_CONFIG) if name in names)]
 
 
-def _link(place: LocalSource, file: str, target: Path) -> None:
-    """Link a shard; copy the small files, which people edit in place, and whatever cannot be linked."""
-    if target.suffix == ".safetensors":
-        try:
-            os.link(place.path(file), target)
-            return
-        except OSError:
-            pass
-    place.read_range(file, 0, 1)
-    shutil.copyfile(place.path(file), target)
+def _link(place: LocalSource, file: str, target: Path) -> bool:
+    """Link a shard, where the system can; the small files, which people edit in place, are copied."""
+    if target.suffix != ".safetensors" and place.size(file) < _LARGE:
+        return False
+    try:
+        os.link(place.path(file), target)
+    except OSError:
+        return False
+    return True
 
 
-def _rewrite(checkpoint: Checkpoint, file: str, new: Changes, source: BinaryIO, stream: BinaryIO) -> None:
+def _refuse_full(target: Path, out: Path, sizes: Mapping[str, int], other: Mapping[str, bytes]) -> None:
+    """A disk that cannot take the copy is found out before an hour of writing, not after."""
+    need = sum(sizes.values()) + sum(map(len, other.values())) + _SPARE
+    free = shutil.disk_usage(target).free
+    if need > free:
+        shards = sum(file.endswith(".safetensors") for file in sizes)
+        raise CheckpointError(
+            "copy.no-room", folder=printable(out.name), need=f"{need:,}", free=f"{free:,}", shards=shards
+        )
+
+
+def _counter(progress: Progress | None, total: int) -> Told:
+    done = 0
+
+    def told(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress("copy", done >> 20, max(1, total >> 20))
+
+    return told
+
+
+def _settle(stream: BinaryIO) -> None:
+    """Onto the disk, before the folder gets its name: a machine that loses power then has a whole copy or none."""
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+def _copy(file: str, source: BinaryIO, stream: BinaryIO, begin: int, end: int, told: Told) -> None:
+    """Bytes ``begin`` to ``end`` of a file, in pieces."""
+    source.seek(begin)
+    while begin < end:
+        piece = source.read(min(end - begin, _CHUNK))
+        if not piece:
+            # It has become shorter since its header was read.
+            raise CheckpointError("checkpoint.damaged", file=printable(file))
+        stream.write(piece)
+        begin += len(piece)
+        told(len(piece))
+
+
+def _rewrite(
+    checkpoint: Checkpoint,
+    file: str,
+    new: Changes,
+    source: BinaryIO,
+    stream: BinaryIO,
+    told: Told = lambda _: None,
+) -> None:
     header = next(item for item in checkpoint.files if item.file == file)
     if not header.valid:
         raise CheckpointError("checkpoint.damaged", file=file)
     mine = {name: item for name, item in new.items() if name in header.entries}
     if any(item is None for item in mine.values()):
-        _write_without(header, mine, source, stream)
+        _write_without(header, mine, source, stream, told)
         return
-    shutil.copyfileobj(source, stream, _CHUNK)
+    _copy(file, source, stream, 0, header.size, told)
     for name, item in mine.items():
         assert item is not None
         entry = header.entries[name]
@@ -221,7 +319,9 @@ def _rewrite(checkpoint: Checkpoint, file: str, new: Changes, source: BinaryIO, 
         stream.write(item.tobytes())
 
 
-def _write_without(header: Header, mine: Mapping[str, Tensor | None], source: BinaryIO, stream: BinaryIO) -> None:
+def _write_without(
+    header: Header, mine: Mapping[str, Tensor | None], source: BinaryIO, stream: BinaryIO, told: Told
+) -> None:
     """The file again without some tensors, the rest in the same order, patched on the way."""
     kept = [entry for entry in _in_file_order(header) if mine.get(entry.name, entry) is not None]
     described: dict[str, Any] = {"__metadata__": header.metadata} if header.metadata else {}
@@ -232,20 +332,19 @@ def _write_without(header: Header, mine: Mapping[str, Tensor | None], source: Bi
     text = msgspec.json.encode(described)
     text += b" " * (-len(text) % 8)
     stream.write(struct.pack("<Q", len(text)) + text)
+    # Neighbours are copied together: a scalar of four bytes is no read of its own.
+    first = last = 0
     for entry in kept:
         item = mine.get(entry.name)
+        if item is None and entry.begin == last:
+            last = entry.end
+            continue
+        _copy(header.file, source, stream, first, last, told)
+        first, last = (entry.begin, entry.end) if item is None else (entry.end, entry.end)
         if item is not None:
             _check_fits(entry, item)
             stream.write(item.tobytes())
-            continue
-        source.seek(entry.begin)
-        left = entry.nbytes
-        while left:
-            piece = source.read(min(left, _CHUNK))
-            if not piece:
-                raise CheckpointError("checkpoint.damaged", file=header.file)
-            stream.write(piece)
-            left -= len(piece)
+    _copy(header.file, source, stream, first, last, told)
 
 
 def _in_file_order(header: Header) -> list[TensorEntry]:

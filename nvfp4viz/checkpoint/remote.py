@@ -164,6 +164,11 @@ class RemoteSource(ABC):
             found.append((file, self._sizes[file], mark))
         return tuple(found)
 
+    def modified(self, file: str) -> str | None:
+        """What the server says of a file that changes when its content does; None where it says nothing to rely on."""
+        self._look([file])
+        return self._versions.get(file)
+
     def _note_version(self, file: str, answer: Answer) -> None:
         if answer.version != self._versions.get(file):
             self._versions[file] = None
@@ -355,13 +360,19 @@ class HubSource(RemoteSource):
     def files(self) -> list[str]:
         return list(self._names)
 
-    def modified(self, file: str) -> str:
-        """The commit: of one commit nothing changes."""
-        return self._commit
+    @property
+    def pinned(self) -> str:
+        """The address of this commit, for others who are to read the same files."""
+        return f"hf://{self._repository}@{self._commit}"
+
+    def modified(self, file: str) -> str | None:
+        """The commit, where the hub has told it: of one commit nothing changes."""
+        return self._commit if re.fullmatch("[0-9a-f]{40}", self._commit) else None
 
     def version(self) -> Version | None:
         """The commit, where the hub has told it."""
-        return (("", 0, self._commit),) if re.fullmatch("[0-9a-f]{40}", self._commit) else None
+        commit = self.modified("")
+        return None if commit is None else (("", 0, commit),)
 
     def _url(self, file: str) -> str:
         from huggingface_hub import hf_hub_url
@@ -369,7 +380,7 @@ class HubSource(RemoteSource):
         return hf_hub_url(self._repository, file, revision=self._commit, endpoint=self._endpoint)
 
 
-_HUB_PAGE = re.compile(
+HUB_PAGE = re.compile(
     r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/tree/([^/?#]+))?/?", re.ASCII
 )
 
@@ -382,7 +393,7 @@ def open_remote(address: str, revision: str | None = None) -> RemoteSource:
     revision
         Of a hub repository: a branch, a tag or a commit; wins over the address's own.
     """
-    page = _HUB_PAGE.fullmatch(address)
+    page = HUB_PAGE.fullmatch(address)
     if page:
         return HubSource(page[1], revision or (unquote(page[2]) if page[2] else None))
     if address.startswith("hf://"):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -110,10 +111,22 @@ class Transport:
 
         ``done`` is told after each range how many are there.
         """
-        from fsspec.asyn import sync
+        over = threading.Event()
 
-        answers: list[Answer | CheckpointError] = sync(self._fs.loop, self._all, wanted, done)
-        return answers
+        async def all_of_them() -> list[Answer | CheckpointError]:
+            try:
+                return await self._all(wanted, done)
+            finally:
+                over.set()
+
+        running = asyncio.run_coroutine_threadsafe(all_of_them(), self._fs.loop)
+        try:
+            return running.result()
+        except BaseException:
+            # Ctrl-C: requests that nobody waits for must not be left under way when the interpreter goes.
+            running.cancel()
+            over.wait(1.0)
+            raise
 
     async def _all(
         self, wanted: Sequence[Wanted], done: Callable[[int], None] | None

@@ -217,6 +217,36 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_bytes(json_bytes(content))
 
 
+def refuse_taken(folder: str | Path) -> None:
+    """Refuse a place where something is that would have to be overwritten.
+
+    Raises
+    ------
+    CheckpointError
+        ``checkpoint.exists``, ``checkpoint.not-written`` for what the system refuses to look at.
+    """
+    path = Path(folder)
+    try:
+        # A link that leads nowhere is something, too.
+        if path.is_symlink() and not path.exists():
+            raise CheckpointError("checkpoint.exists", folder=_called(path))
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise CheckpointError("checkpoint.exists", folder=_called(path))
+    except (OSError, RuntimeError, ValueError) as error:
+        raise _refused(path, error) from None
+
+
+def _called(folder: Path) -> str:
+    """A folder's own name, of ``.`` too."""
+    return printable(os.path.basename(os.path.abspath(folder)) or os.sep)
+
+
+def _refused(folder: Path, error: Exception) -> CheckpointError:
+    """A full disk, no permission: the system's words, without the path that its message would name."""
+    reason = getattr(error, "strerror", None) or type(error).__name__
+    return CheckpointError("checkpoint.not-written", folder=_called(folder), reason=reason)
+
+
 @contextmanager
 def atomic_folder(folder: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     """A folder to fill that takes its name only when the block ends well; an error or Ctrl-C leaves nothing.
@@ -227,32 +257,40 @@ def atomic_folder(folder: str | Path, *, overwrite: bool = False) -> Iterator[Pa
         ``checkpoint.exists`` where the folder is there already and holds something, ``checkpoint.not-written`` for
         what the system refuses.
     """
-    folder = Path(folder)
-    partial = folder.parent / f".{folder.name}.partial-{os.getpid()}"
-    old = folder.parent / f".{folder.name}.old-{os.getpid()}"
-    shutil.rmtree(partial, ignore_errors=True)
+    # Also of ``.``, which has no name of its own, and of a name so long that nothing can be added to it.
+    folder = Path(os.path.abspath(folder))
+    partial = folder.parent / f".{folder.name[:40]}.partial-{os.getpid()}"
+    old = folder.parent / f".{folder.name[:40]}.old-{os.getpid()}"
+    _remove(partial)
     try:
-        if folder.exists() and not overwrite and (not folder.is_dir() or any(folder.iterdir())):
-            raise CheckpointError("checkpoint.exists", folder=folder.name)
+        if not overwrite:
+            refuse_taken(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
         partial.mkdir()
         yield partial
-        if folder.exists():
-            folder.rename(old)
         try:
+            if folder.exists():
+                folder.rename(old)
             partial.rename(folder)
         except BaseException:
-            if old.exists():
+            if old.exists() and not folder.exists():
                 old.rename(folder)
             raise
     except BaseException as error:
-        shutil.rmtree(partial, ignore_errors=True)
+        _remove(partial)
         if isinstance(error, OSError):
-            # A full disk, no permission: the system's words, without the path that its message would name.
-            reason = error.strerror or type(error).__name__
-            raise CheckpointError("checkpoint.not-written", folder=printable(folder.name), reason=reason) from None
+            raise _refused(folder, error) from None
         raise
     if old.is_dir():
-        shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
     else:
         old.unlink(missing_ok=True)
+
+
+def _remove(folder: Path) -> None:
+    """Gone, also where Ctrl-C is pressed again meanwhile."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except KeyboardInterrupt:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise

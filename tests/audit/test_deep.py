@@ -7,11 +7,11 @@ import pytest
 
 from nvfp4viz.audit import run_audit
 from nvfp4viz.audit.bytescan import PIECE, Scanner
-from nvfp4viz.audit.deep import READ, deep_scan, default_state, plan, scan_file
+from nvfp4viz.audit.deep import READ, can_resume, deep_scan, default_state, plan, scan_file
 from nvfp4viz.audit.deep_findings import deepen
 from nvfp4viz.audit.linears import collect_linears
 from nvfp4viz.checkpoint import FAULTS, Tensor, inject, inspect, tensor, write_checkpoint
-from nvfp4viz.errors import CheckpointError
+from nvfp4viz.errors import CheckpointError, InputError
 from tests.audit.layouts import EXPERTS, HIDDEN, LAYOUTS, SIZES, linear
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, opened
 from tests.checkpoint.web_server import Site, serve
@@ -316,23 +316,46 @@ def test_changed_files_are_not_taken_for_seen(folder):
     assert before != default_state(inspect(folder), work)
 
 
-def test_a_server_is_asked_anew(folder, tmp_path):
-    """Nothing tells whether what lies behind an address has changed since, so that resuming begins anew."""
+def stopped_scan(checkpoint, state):
+    """A scan that ends after its second shard."""
+    left = iter(range(2))
+
+    def stop(*_):
+        if next(left, None) is None:
+            raise Stop
+
+    view = run_audit(checkpoint).view
+    with pytest.raises(Stop):
+        deep_scan(checkpoint, view, (), progress=stop, state=state)
+    return view
+
+
+def test_a_server_that_does_not_mark_its_files(folder, tmp_path):
+    """Nothing tells whether what lies behind an address has changed since: said, and nothing is kept in vain."""
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     with serve(Site(files)) as site:
         checkpoint = inspect(site.address)
-        view = run_audit(checkpoint).view
-        state = tmp_path / "state.jsonl"
-        stopped = iter(range(2))
+        assert not can_resume(checkpoint)
+        view = stopped_scan(checkpoint, tmp_path / "state.jsonl")
+        assert not (tmp_path / "state.jsonl").exists()
+        with pytest.raises(InputError) as caught:
+            deep_scan(checkpoint, view, (), resume=True, state=tmp_path / "state.jsonl")
+    assert caught.value.code == "deep.cannot-resume"
 
-        def stop(*_):
-            if next(stopped, None) is None:
-                raise Stop
 
-        with pytest.raises(Stop):
-            deep_scan(checkpoint, view, (), progress=stop, state=state)
-        assert state.read_bytes()
-        assert deep_scan(checkpoint, view, (), resume=True, state=state).resumed == 0
+def test_a_server_that_marks_its_files(folder, tmp_path):
+    """With strong ETags a scan goes on, unless a file has another one since."""
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with serve(Site(files, tagged=True)) as site:
+        checkpoint = inspect(site.address)
+        work = plan(checkpoint, run_audit(checkpoint).view, ())
+        view = stopped_scan(checkpoint, tmp_path / "state.jsonl")
+        again = inspect(site.address)
+        assert default_state(again, work) == default_state(checkpoint, work)
+        assert deep_scan(again, view, (), resume=True, state=tmp_path / "state.jsonl").resumed > 0
+        shard = max(name for name in files if name.endswith(".safetensors"))
+        site.files = files | {shard: files[shard][:-1] + bytes([files[shard][-1] ^ 1])}
+        assert default_state(inspect(site.address), work) != default_state(checkpoint, work)
 
 
 def test_nowhere_to_keep_what_is_seen(folder, tmp_path, monkeypatch):

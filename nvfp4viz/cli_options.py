@@ -1,0 +1,52 @@
+"""Options that would change nothing: they are refused, because whoever gives one believes that it does something.
+
+What an option does beside the others is tested as a table of all commands and options (``tests/test_cli_options.py``).
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from nvfp4viz.checkpoint.source import is_address
+from nvfp4viz.errors import InputError
+
+# Of `nvfp4viz.checkpoint.FAULTS`: those that choose something by chance.
+SEEDED = ("random-bits", "block-nan", "block-negative")
+
+
+def is_hub(source: str) -> bool:
+    """Is this a repository on the hub, which alone has revisions?
+
+    >>> is_hub("hf://owner/name"), is_hub("https://huggingface.co/owner/name"), is_hub("https://example.org/m")
+    (True, True, False)
+    """
+    if not is_address(source):
+        return False
+    from nvfp4viz.checkpoint.remote import HUB_PAGE
+
+    return source.startswith("hf://") or HUB_PAGE.fullmatch(source) is not None
+
+
+def refuse_idle(options: argparse.Namespace) -> None:
+    """Check one command line.
+
+    Raises
+    ------
+    InputError
+        ``cli.empty``, ``cli.idle-revision``, ``cli.idle-csv``, ``cli.idle-seed``, ``cli.idle-suspects``.
+    """
+    given = vars(options)
+    for name, value in given.items():
+        if value == "":
+            plain = name in ("source", "out", "other", "tensor")
+            raise InputError("cli.empty", option=name.upper() if plain else f"--{name.replace('_', '-')}")
+    if options.revision is not None and not any(is_hub(given[side]) for side in ("source", "other") if side in given):
+        raise InputError("cli.idle-revision")
+    if options.command == "audit" and options.format == "csv":
+        for name in ("gpu", "paths"):
+            if given[name]:
+                raise InputError("cli.idle-csv", option=f"--{name}")
+    if options.command == "inject" and options.seed is not None and options.fault not in SEEDED:
+        raise InputError("cli.idle-seed", fault=options.fault, faults=", ".join(SEEDED))
+    if options.command == "repair" and options.suspects and options.policy == "weight-only":
+        raise InputError("cli.idle-suspects")
