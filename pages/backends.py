@@ -1,11 +1,14 @@
 """Backends: who serves a checkpoint on which GPU, which scales they read, and what helps where one is missing."""
 
+from dataclasses import asdict
+
 from nvfp4viz.figures import backends as figures
 from nvfp4viz.figures.mxfp4 import LAYERS
 from nvfp4viz.serving import selection_linear as linear
 from nvfp4viz.serving import selection_mxfp4 as mx
 from nvfp4viz.serving.selection import ACTIVATIONS, GPUS, PARALLEL, SCHEMES, select_moe
 from nvfp4viz.serving.selection_cost import RANKS
+from nvfp4viz.ui import backends_defaults as defaults
 from nvfp4viz.ui import backends_parts as parts
 from nvfp4viz.ui import backends_remedies as remedies
 from nvfp4viz.ui import lesson, state
@@ -46,28 +49,22 @@ elif part == "linear":
 elif part == "mxfp4":
     parts.mxfp4_part(page)
 elif part == "defaults":
-    parts.defaults_part(page)
+    defaults.defaults_part(page)
 else:
     remedies.remedies_part(page)
 
-request = parts.moe_request(page)
+request, layers, mxfp4 = parts.moe_request(page), parts.linear_request(page), parts.mx_request(page)
 page.foot(
     code={
-        "gpu": request.gpu,
-        "activation": request.activation,
-        "scheme": request.scheme,
-        "parallel": request.parallel,
-        "flashinfer": request.flashinfer,
-        "humming": request.humming,
-        "swiglu_limit": request.swiglu_limit,
-        "marlin_8bit": request.marlin_8bit,
-        "choice": request.choice,
+        **{f"moe_{name}": value for name, value in asdict(request).items()},
+        **{f"linear_{name}": value for name, value in asdict(layers).items()},
+        **{f"mxfp4_{name}": value for name, value in asdict(mxfp4).items()},
     },
     data={
         "nvfp4_experts": lambda: parts.rows_of(select_moe(request)),
         "nvfp4_linear": lambda: parts.rows_of(linear.select_linear(parts.linear_request(page))),
         "mxfp4_experts": lambda: parts.rows_of(mx.select_mxfp4(parts.mx_request(page))),
-        "defaults": parts.default_rows,
+        "defaults": defaults.default_rows,
         "remedies": lambda: figures.loss_rows(remedies.everything()),
     },
 )

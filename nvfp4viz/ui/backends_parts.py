@@ -1,12 +1,11 @@
-"""The parts of the page on backends that select: NVFP4 experts, linear layers, MXFP4 experts, and the defaults."""
+"""The parts of the page on backends that select: NVFP4 experts, linear layers, MXFP4 experts."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from html import escape
-from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import streamlit as st
 
@@ -25,10 +24,11 @@ from nvfp4viz.serving.selection import (
     MoeBackend,
     MoeRequest,
     Selection,
+    automatic_order,
     select_moe,
 )
 from nvfp4viz.serving.selection_cost import RANKS, RankBytes, rank_bytes
-from nvfp4viz.ui import errors
+from nvfp4viz.ui import errors, predict
 from nvfp4viz.ui.i18n import has
 from nvfp4viz.ui.lesson import Lesson
 from nvfp4viz.ui.numbers import percent
@@ -76,17 +76,24 @@ def _style() -> str:
 
 def _ladder(page: Lesson, found: Selection, *, named: bool = False) -> None:
     """Every candidate in the order asked, with its answer in words; where one was ``named``, the others stand below."""
-    rungs = ""
+    rungs = []
     for each in found.candidates:
         said = page.t(f"said.{each.outcome}" if each.check is None else f"refused.{each.check}")
         if named and each.outcome == "able":
             said = page.t("said.unasked")
         decides = " decides" if each.backend in found.rests_with else ""
-        rungs += (
-            f'<li class="{each.outcome}{decides}"><span class="sign" aria-hidden="true">{SIGNS[each.outcome]}</span>'
-            f'<span class="name">{escape(each.backend.enum)}</span><span class="said">{escape(said)}</span></li>'
-        )
-    st.html(f'{_style()}<ol class="ladder" aria-label="{escape(page.t("ladder"))}">{rungs}</ol>')
+        rungs.append((f"{each.outcome}{decides}", SIGNS[each.outcome], each.backend.enum, said))
+    _draw_ladder(page, rungs)
+
+
+def _draw_ladder(page: Lesson, rungs: list[tuple[str, str, str, str]]) -> None:
+    """Rungs of class, sign, name and words."""
+    lines = "".join(
+        f'<li class="{kind}"><span class="sign" aria-hidden="true">{sign}</span>'
+        f'<span class="name">{escape(name)}</span><span class="said">{escape(said)}</span></li>'
+        for kind, sign, name, said in rungs
+    )
+    st.html(f'{_style()}<ol class="ladder" aria-label="{escape(page.t("ladder"))}">{lines}</ol>')
 
 
 def rows_of(found: Selection) -> list[dict[str, object]]:
@@ -107,7 +114,7 @@ def _pick(page: Lesson, name: str, options: tuple[str, ...]) -> None:
     )
 
 
-def _gpus(page: Lesson, *names: str) -> str:
+def gpus_named(page: Lesson, *names: str) -> str:
     """GPUs as the page calls them."""
     return ", ".join(page.t(f"gpu.{name}") if has(f"{PAGE}.gpu.{name}") else name for name in names)
 
@@ -122,6 +129,9 @@ def _toggles(page: Lesson, *names: str) -> None:
 
 def moe_part(page: Lesson) -> None:
     """The ladder for experts; then what the winner reads, converts and stores."""
+    if not _which_backend(page):
+        _who_is_asked(page)
+        return
     stage, side = page.stage()
     with side:
         _pick(page, "gpu", GPUS)
@@ -144,8 +154,39 @@ def moe_part(page: Lesson) -> None:
     page.glossary("input_scale", "backend", "all_to_all")
 
 
+ASKED = MoeRequest()
+"""What the question is about: the page's own opening state."""
+OFFERED = ("FLASHINFER_TRTLLM", "FLASHINFER_CUTLASS", "VLLM_CUTLASS", "MARLIN")
+
+
+def _which_backend(page: Lesson) -> bool:
+    """Asked: who serves a file with missing input scales, where nobody names a backend?"""
+    winner = select_moe(ASKED).winner
+    assert isinstance(winner, MoeBackend)
+    (reported,) = (row for row in MOE if row.reach == "expert")
+    elsewhere = [gpu for gpu in GPUS if select_moe(replace(ASKED, gpu=gpu)).winner == reported]
+    return predict.ask(
+        f"{PAGE}.predict.auto",
+        tuple(name.lower() for name in OFFERED),
+        answer=winner.enum.lower(),
+        gpu=ASKED.gpu,
+        winner=winner.enum,
+        reach=page.t(f"reach.{winner.reach}"),
+        reported=reported.enum,
+        elsewhere=gpus_named(page, *elsewhere),
+        **{row.enum.lower(): page.t(f"short.{row.reach}") for row in MOE if row.enum in OFFERED},
+    )
+
+
+def _who_is_asked(page: Lesson) -> None:
+    """Before the answer: the order, and what each candidate would read."""
+    page.finding("moe.before", version=VERSION)
+    order = automatic_order(ASKED.gpu)
+    _draw_ladder(page, [("asked", str(k), row.enum, page.t(f"before.{row.reach}")) for k, row in enumerate(order, 1)])
+
+
 def _moe_finding(page: Lesson, request: MoeRequest, found: Selection) -> None:
-    gpu = _gpus(page, request.gpu)
+    gpu = gpus_named(page, request.gpu)
     if found.winner is None:
         key = "moe.seen_open" if found.rests_with else "moe.seen_none"
         page.finding(key, gpu=gpu, choice=request.choice)
@@ -169,14 +210,13 @@ def _elsewhere(page: Lesson, request: MoeRequest) -> str:
     """What the same deployment reads on every other GPU."""
     others: dict[str, list[str]] = {}
     for gpu in GPUS:
-        fields = {name: getattr(request, name) for name in MoeRequest.__dataclass_fields__}
-        found = select_moe(MoeRequest(**{**fields, "gpu": gpu}))
+        found = select_moe(replace(request, gpu=gpu))
         winner = found.winner if found.error is None else None
         others.setdefault(reads(winner, request.scheme) if isinstance(winner, MoeBackend) else "refused", []).append(
             gpu
         )
     return page.t("moe.and").join(
-        page.t(f"elsewhere.{reach}", gpus=_gpus(page, *others[reach]))
+        page.t(f"elsewhere.{reach}", gpus=gpus_named(page, *others[reach]))
         for reach in ("expert", "layer", "token", "none", "refused")
         if reach in others
     )
@@ -291,7 +331,7 @@ def linear_part(page: Lesson) -> None:
 
 
 def _seen(page: Lesson, part: str, found: Selection) -> None:
-    gpu = _gpus(page, page.view["gpu"])
+    gpu = gpus_named(page, page.view["gpu"])
     if found.winner is not None:
         page.finding(f"{part}.seen", gpu=gpu, winner=found.winner.enum)
         return
@@ -324,65 +364,3 @@ def mxfp4_part(page: Lesson) -> None:
             errors.show(found.error, key="mxfp4")
         _ladder(page, found)
     page.prose("mx.text", version=VERSION)
-
-
-# ------------------------------------------------------------------ the defaults of each GPU
-
-EXPERT_COLUMNS: dict[str, dict[str, Any]] = {
-    "w4a4": {},
-    "no_flashinfer": {"flashinfer": False},
-    "per_token": {"scheme": "W4A4-token"},
-    "w4a16": {"scheme": "W4A16"},
-}
-
-
-def default_rows() -> list[dict[str, str]]:
-    """What ``auto`` takes on each GPU: SiLU, one GPU or tensor parallel, nothing optional but FlashInfer."""
-    rows = []
-    for gpu in GPUS:
-        row = {"gpu": gpu}
-        for name, fields in EXPERT_COLUMNS.items():
-            found = select_moe(MoeRequest(gpu, **fields))
-            row[name] = "–" if found.error is not None or found.winner is None else found.winner.enum
-        for scheme in linear.LINEAR_SCHEMES:
-            row[f"linear_{scheme.lower()}"] = _name(linear.select_linear(linear.LinearRequest(gpu, scheme)))
-        for model in mx.MODELS:
-            row[model.replace("-", "_")] = _name(mx.select_mxfp4(mx.Mxfp4Request(gpu, model)))
-        rows.append(row)
-    return rows
-
-
-def _name(found: Selection) -> str:
-    if found.winner is not None:
-        return found.winner.enum
-    return f"{found.rests_with[0].enum}?" if found.rests_with else "–"
-
-
-def defaults_part(page: Lesson) -> None:
-    """A row for every run of GPUs that behave alike."""
-    rows = default_rows()
-    reach = {row.enum: row.reach for row in MOE}
-    of_expert = [row["gpu"] for row in rows if reach.get(row["w4a4"]) == "expert"]
-    without = [row["gpu"] for row in rows if reach.get(row["no_flashinfer"]) == "expert"]
-    page.finding("defaults.seen", gpus=_gpus(page, *of_expert), without=_gpus(page, *without))
-    for name, columns in (
-        ("experts", tuple(EXPERT_COLUMNS)),
-        ("rest", ("linear_w4a4", "linear_w4a16", "gpt_oss", "deepseek_v4")),
-    ):
-        page.heading(f"defaults.{name}")
-        lines = []
-        for _, alike in groupby(rows, key=lambda row: [row[column] for column in columns]):
-            group = list(alike)
-            cells = [
-                _marked(page, column, group[0][column], reach) if name == "experts" else group[0][column]
-                for column in columns
-            ]
-            lines.append((_gpus(page, *(row["gpu"] for row in group)), *cells))
-        page.table(("gpu", *columns), lines)
-    page.prose("defaults.text", version=VERSION)
-
-
-def _marked(page: Lesson, column: str, enum: str, reach: dict[str, str]) -> str:
-    if enum == "–":
-        return page.t("defaults.refused")
-    return f"{enum}: {page.t('short.token' if column == 'per_token' else f'short.{reach[enum]}')}"

@@ -11,6 +11,9 @@ from .conftest import overflow, skip_question, violations
 @pytest.mark.parametrize("part", PARTS)
 def test_nothing_overflows_a_phone(visit, lang, part):
     page = visit(f"/backends?lang={lang}&part={part}", width=390)
+    if part == "moe":
+        assert overflow(page) <= 0
+        skip_question(page, lang)
     assert overflow(page) <= 0
 
 
@@ -18,13 +21,15 @@ def test_nothing_overflows_a_phone(visit, lang, part):
 @pytest.mark.parametrize("part", PARTS)
 def test_contrast_and_names_pass_axe(visit, part, theme):
     page = visit(f"/backends?lang=en&part={part}&gpu=sm_90&pick=cutlass&lpick=triton", theme=theme)
-    if part == "remedies":
+    if part in ("moe", "remedies"):
         skip_question(page)
     assert violations(page) == []
 
 
 def test_another_gpu_changes_the_winner_and_the_link(visit):
     page = visit("/backends?lang=en&gpu=sm_120")
+    assert page.locator(".ladder .asked").count() > page.locator(".ladder .wins").count() == 0
+    skip_question(page)
     page.locator(".ladder .wins", has_text="FLASHINFER_CUTLASS").wait_for()
     page.get_by_role("combobox", name="GPU").click()
     page.get_by_role("option", name="sm_110").click()

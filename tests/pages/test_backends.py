@@ -1,10 +1,16 @@
 """The page on backends as a reader in either language meets it."""
 
+import html
+
 import pytest
 
-from nvfp4viz.serving.selection import CHOICES, GPUS, MOE, SCHEMES, MoeRequest, select_moe
+from nvfp4viz.figures.words import words
+from nvfp4viz.serving.selection import CHOICES, GPUS, MOE, SCHEMES, MoeRequest, automatic_order, select_moe
+from nvfp4viz.serving.selection_linear import LinearRequest, select_linear
+from nvfp4viz.serving.selection_mxfp4 import Mxfp4Request, select_mxfp4
 from nvfp4viz.ui import backends_remedies as remedies
-from nvfp4viz.ui.backends_parts import PARTS, default_rows
+from nvfp4viz.ui.backends_defaults import default_rows
+from nvfp4viz.ui.backends_parts import PARTS
 
 from .conftest import clean, shown_code_output, texts
 
@@ -12,6 +18,13 @@ PAGE = "backends"
 LANGUAGES = ["en", "zh"]
 TITLES = {"en": "Backends", "zh": "后端"}
 WRONG = f"{PAGE}.predict.wrong"
+AUTO = f"{PAGE}.predict.auto"
+
+
+def answered(open_page, lang="en", **query):
+    """The page past the question of its first part."""
+    at = open_page(PAGE, lang=lang, **query)
+    return clean(at.button(key=f"predict.skip.{AUTO}").click().run())
 
 
 def ladder(at):
@@ -55,8 +68,43 @@ def test_a_bad_link_is_named_and_leaves_the_page_usable(open_page, lang, query):
     assert f"`{name}=" in texts(at)
 
 
-def test_it_opens_on_a_winner_and_what_other_gpus_read(open_page):
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_it_asks_who_is_taken_and_shows_whom_vllm_asks(open_page, lang):
+    """Before the answer: the order and what each would read, and no verdict."""
+    at = open_page(PAGE, lang=lang)
+    assert [radio.key for radio in at.radio] == [f"predict.asked.{AUTO}"]
+    rungs = ladder(at)
+    order = automatic_order("sm_120")
+    places = [rungs.index(f'<span class="name">{row.enum}<') for row in order]
+    assert places == sorted(places)
+    assert rungs.count('class="asked"') == len(order)
+    assert "✓" not in rungs
+    assert "✗" not in rungs
+    reads = {"en": "would read each expert's own scale", "zh": "会读每个专家自己的缩放因子"}[lang]
+    assert html.unescape(rungs).count(reads) == 1
+
+
+@pytest.mark.parametrize("guess", ["vllm_cutlass", "flashinfer_cutlass"])
+def test_the_answer_is_the_selector_s_and_the_ladder_shows_it(open_page, guess):
     at = open_page(PAGE)
+    at = clean(at.radio(key=f"predict.asked.{AUTO}").set_value(guess).run())
+    winner = select_moe(MoeRequest()).winner
+    said = words("en", f"ui.predict.{'as_predicted' if guess == winner.enum.lower() else 'otherwise'}", answer="")
+    assert said.removesuffix("****") in texts(at)
+    assert f'class="wins"><span class="sign" aria-hidden="true">✓</span><span class="name">{winner.enum}<' in ladder(at)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_what_the_answer_says_of_other_gpus_the_selector_says(open_page, lang):
+    only = [gpu for gpu in GPUS if select_moe(MoeRequest(gpu)).winner.enum == "VLLM_CUTLASS"]
+    assert only == ["sm_110"]
+    said = {"en": "By itself vLLM takes it on sm_110 only", "zh": "vLLM 只在 sm_110 上自动选用它"}[lang]
+    assert said in texts(answered(open_page, lang))
+    assert select_moe(MoeRequest(flashinfer=False)).winner.enum == "VLLM_CUTLASS"
+
+
+def test_it_opens_on_a_winner_and_what_other_gpus_read(open_page):
+    at = answered(open_page)
     assert "On sm_120 this deployment gets **FLASHINFER_CUTLASS**, which reads one maximum over the layer." in texts(at)
     assert "each expert's own on sm_110" in texts(at)
     rungs = ladder(at)
@@ -67,7 +115,7 @@ def test_it_opens_on_a_winner_and_what_other_gpus_read(open_page):
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_ladder_is_the_library_s(open_page, gpu, scheme):
-    at = open_page(PAGE, gpu=gpu, scheme=scheme)
+    at = answered(open_page, gpu=gpu, scheme=scheme)
     found = select_moe(MoeRequest(gpu, scheme=scheme))
     rungs = ladder(at)
     places = [rungs.index(f'<span class="name">{each.backend.enum}<') for each in found.candidates]
@@ -80,21 +128,21 @@ def test_the_ladder_is_the_library_s(open_page, gpu, scheme):
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("gpu", ["sm_90", "sm_120"])
 def test_every_choice_by_name(open_page, lang, choice, gpu):
-    at = open_page(PAGE, lang=lang, gpu=gpu, pick=choice, par="ep", ranks="2")
+    at = answered(open_page, lang=lang, gpu=gpu, pick=choice, par="ep", ranks="2")
     found = select_moe(MoeRequest(gpu, parallel="ep", choice=choice))
     if found.error is not None:
         assert "does not support the deployment configuration since kernel does not support" in texts(at)
 
 
 def test_an_unknown_name_shows_the_server_s_words(open_page):
-    at = open_page(PAGE, pick="triton")
+    at = answered(open_page, pick="triton")
     assert "ValueError: moe\\_backend='triton' is not supported for NVFP4 MoE" in texts(at)
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
 def test_a_later_refusal_is_no_winner(open_page, lang):
     """Marlin takes any activation key, and ModelOpt's online option then wants TRTLLM."""
-    at = open_page(PAGE, lang=lang, scheme="W4A4-token")
+    at = answered(open_page, lang=lang, scheme="W4A4-token")
     assert "serving.moe-per-token" in texts(at)
     assert "**MARLIN**" in texts(at)
     assert "EPLB" not in texts(at)
@@ -102,18 +150,18 @@ def test_a_later_refusal_is_no_winner(open_page, lang):
 
 def test_scales_of_a_token_are_not_scales_of_the_file(open_page):
     """TRTLLM takes one maximum over the layer; with `nvfp4_per_token` it takes nothing from the file."""
-    at = open_page(PAGE, gpu="sm_100", scheme="W4A4-token")
+    at = answered(open_page, gpu="sm_100", scheme="W4A4-token")
     assert "**FLASHINFER_TRTLLM**, which reads no scale of the file" in texts(at)
     assert "one a token on sm_100, sm_103; refused on" in texts(at)
     assert "one maximum" not in next(part.value for part in at.markdown if "**FLASHINFER_TRTLLM**" in part.value)
-    at = open_page(PAGE, scheme="W4A16", pick="flashinfer_b12x")
+    at = answered(open_page, scheme="W4A16", pick="flashinfer_b12x")
     assert "**FLASHINFER_B12X**, which reads no activation scale" in texts(at)
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
 @pytest.mark.parametrize("query", [{}, {"shape": "tiny_moe"}, {"par": "ep", "ranks": "8"}], ids=str)
 def test_backends_that_store_the_same_share_a_row_and_a_sentence_says_so(open_page, lang, query):
-    at = open_page(PAGE, lang=lang, **query)
+    at = answered(open_page, lang=lang, **query)
     table = next(part.value for part in at.markdown if "VLLM_CUTLASS" in part.value and "|---" in part.value)
     assert len(table.splitlines()) == 2 + (1 if not query else 2)
     said = {"en": ("the choice costs no memory", "padding", "other ranks"), "zh": ("不影响内存", "补齐", "其他 rank")}
@@ -121,18 +169,18 @@ def test_backends_that_store_the_same_share_a_row_and_a_sentence_says_so(open_pa
 
 
 def test_amd_s_platform_is_called_by_its_name(open_page):
-    at = open_page(PAGE, gpu="rocm")
+    at = answered(open_page, gpu="rocm")
     assert "On AMD (ROCm) this deployment gets **EMULATION**" in texts(at)
     assert "sm_121, AMD (ROCm)" in texts(at)
 
 
 def test_a_rank_boundary_through_a_block_is_explained(open_page):
-    at = open_page(PAGE, shape="tiny_moe", ranks="8")
+    at = answered(open_page, shape="tiny_moe", ranks="8")
     assert "Error grouping.shape" in texts(at)
 
 
 def test_bytes_of_a_rank_are_shown_with_their_padding(open_page):
-    at = open_page(PAGE, gpu="sm_100", shape="tiny_moe")
+    at = answered(open_page, gpu="sm_100", shape="tiny_moe")
     # Hidden 128 becomes 256 on TRTLLM: half of what is stored is padding, but for the scalars.
     seen = texts(at).replace("\u00a0", " ")
     assert "| **FLASHINFER_TRTLLM** | 64 × 256 × 64 | 1,769,472 |" in seen
@@ -216,6 +264,19 @@ def test_the_code_shown_gives_the_page_s_numbers(open_page, query):
     assert "sm_110 VLLM_CUTLASS expert" in output
     if query.get("pick"):
         assert "NvFp4 MoE backend 'VLLM_CUTLASS' does not support the deployment configuration" in output
+
+
+def test_the_code_shown_asks_all_three_selectors(open_page):
+    query = {"gpu": "sm_90", "lpick": "triton", "lin": "W4A16", "hum": "1", "model": "deepseek-v4", "off": "Marlin"}
+    output = shown_code_output(open_page(PAGE, **query), PAGE)
+    layers = select_linear(LinearRequest("sm_90", "W4A16", humming=True, disabled="Marlin", choice="triton"))
+    assert f"NVFP4 linear layers, taken: {layers.winner.enum}\n    Humming wins" in output
+    assert "Marlin refused disabled" in output
+    assert "warning: no-kernel" in output
+    experts = select_mxfp4(Mxfp4Request("sm_90", "deepseek-v4", humming=True))
+    assert f"MXFP4 experts, taken: {experts.winner.enum}" in output
+    output = shown_code_output(open_page(PAGE, gpu="sm_90"), PAGE)
+    assert "MXFP4 experts, taken: ['TRITON', 'FI_CUTLASS_BF16']" in output
 
 
 def test_downloads_open(open_page):
