@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nvfp4viz.moe import routers
 from nvfp4viz.moe.routing import route_gemma4
@@ -26,8 +28,26 @@ ROUTERS = {
         x, TOP, groups=4, top_groups=1, bias=BIAS, renormalize=False, path=path
     ),
     "sqrtsoftplus": lambda x, path: routers.route_sqrt_softplus(x, TOP, bias=BIAS, scaling=1.5, path=path),
-    "sqrtsoftplus_read": lambda x, path: routers.route_sqrt_softplus(x, TOP, bias=BIAS, recover=False, path=path),
+    "sqrtsoftplus_plain": lambda x, path: routers.route_sqrt_softplus(x, TOP, renormalize=False, path=path),
+    "sqrtsoftplus_triton": lambda x, path: routers.route_sqrt_softplus(
+        x, TOP, bias=BIAS, scaling=1.5, kernel="triton", path=path
+    ),
+    "grouped_torch": lambda x, path: routers.route_grouped(
+        x, TOP, groups=4, top_groups=2, kernel="torch", scaling=2.5, path=path
+    ),
+    "grouped_torch_bias": lambda x, path: routers.route_grouped(
+        x, TOP, groups=4, top_groups=2, bias=BIAS, kernel="torch", path=path
+    ),
+    "grouped_torch_whole": lambda x, path: routers.route_grouped(
+        x, TOP, groups=4, top_groups=1, bias=BIAS, renormalize=False, scaling=2.5, kernel="torch", path=path
+    ),
     "hash": lambda x, path: routers.route_hash(x, np.arange(len(x)) % 40, TABLE, scaling=1.5, path=path),
+    "hash_plain": lambda x, path: routers.route_hash(
+        x, np.arange(len(x)) % 40, TABLE, renormalize=False, scaling=1.5, path=path
+    ),
+    "hash_images": lambda x, path: routers.route_hash(
+        x, np.arange(len(x)) % 43, TABLE, scaling=1.5, bias_vl=BIAS, image_sentinel_lo=38, path=path
+    ),
     "gemma4": lambda x, path: routers.route_gemma4_logits(x, TOP, OWN, path=path),
 }
 
@@ -44,6 +64,8 @@ def _logits(kind: str) -> np.ndarray:
         return rng.integers(-2, 3, (200, EXPERTS)).astype(np.float32)
     if kind == "equal":
         return np.full((3, EXPERTS), np.float32(1.25))
+    if kind == "none":
+        return np.zeros((0, EXPERTS), np.float32)
     if kind == "all_nan":
         return np.full((2, EXPERTS), np.nan, np.float32)
     if kind == "edges":
@@ -56,7 +78,7 @@ def _logits(kind: str) -> np.ndarray:
     return x
 
 
-KINDS = ["ordinary", "ties", "equal", "one_nan", "all_nan", "edges"]
+KINDS = ["ordinary", "ties", "equal", "one_nan", "all_nan", "edges", "none"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -64,7 +86,11 @@ KINDS = ["ordinary", "ties", "equal", "one_nan", "all_nan", "edges"]
 def test_both_paths_give_the_same_bits(name, kind):
     x = _logits(kind)
     before = x.copy()
-    fast, slow = (ROUTERS[name](x, path) for path in ("numpy", "reference"))
+    _same_bits(*(ROUTERS[name](x, path) for path in ("numpy", "reference")))
+    assert x.tobytes() == before.tobytes()
+
+
+def _same_bits(fast, slow):
     for field in ("ids", "weights", "scores", "compared"):
         a, b = getattr(fast, field), getattr(slow, field)
         assert a.dtype == b.dtype
@@ -72,23 +98,58 @@ def test_both_paths_give_the_same_bits(name, kind):
         if a.dtype == np.float32:  # a NaN has no sign or payload that anybody defines
             a, b = np.where(np.isnan(a), np.float32(np.nan), a), np.where(np.isnan(b), np.float32(np.nan), b)
         assert a.tobytes() == b.tobytes(), field
-    assert x.tobytes() == before.tobytes()
+
+
+SPECIAL = [0.0, -0.0, 20.0, 1.0, 1.0, -200.0, 200.0, float("nan"), float("inf"), float("-inf"), 1e-45, 3.4e38]
+ROW = st.lists(st.sampled_from(SPECIAL) | st.floats(width=32), min_size=EXPERTS, max_size=EXPERTS)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(ROW, min_size=1, max_size=4), st.sampled_from(sorted(ROUTERS)))
+def test_any_logits_give_the_same_bits_on_both_paths(rows, name):
+    x = np.float32(rows)
+    _same_bits(*(ROUTERS[name](x, path) for path in ("numpy", "reference")))
+
+
+@settings(deadline=None, max_examples=150)
+@given(ROW, ROW, st.sampled_from(["softmax", "sigmoid", "grouped", "sqrtsoftplus", "hash"]), st.integers(0, 2**32))
+def test_any_bias_shape_and_scaling_give_the_same_bits_on_both_paths(row, spare, name, seed):
+    rng = np.random.default_rng(seed)
+    x = np.float32([row, spare])
+    bias = np.where(np.isfinite(np.float32(spare)), np.float32(spare), 0) * np.float32(0.5)  # finite, sums too
+    top_k = int(rng.integers(1, 9))
+    more = {"renormalize": bool(rng.integers(2)), "scaling": float(rng.choice([1.0, 2.5, 0.0, 1e30]))}
+    if name == "grouped":
+        groups = int(rng.choice([1, 2, 4, 8]))
+        most = min(groups, -(-top_k // (EXPERTS // groups)))
+        more |= {"groups": groups, "top_groups": int(rng.integers(most, groups + 1))}
+        more |= {"bias": bias if rng.integers(2) else None, "kernel": str(rng.choice(["fused", "torch"]))}
+    if name == "sqrtsoftplus":
+        more["kernel"] = str(rng.choice(["general", "triton"]))
+    if name == "hash":
+        more |= {"bias_vl": bias, "image_sentinel_lo": int(rng.choice([0, 3]))}
+        table = np.stack([rng.permutation(EXPERTS)[:top_k] for _ in range(10)])
+        tokens = rng.integers(0, 10, 2)
+        _same_bits(*(routers.route_hash(x, tokens, table, **more, path=path) for path in ("numpy", "reference")))
+        return
+    route = {"softmax": routers.route_softmax, "sigmoid": routers.route_sigmoid, "grouped": routers.route_grouped,
+             "sqrtsoftplus": routers.route_sqrt_softplus}[name]  # fmt: skip
+    _same_bits(*(route(x, top_k, **({"bias": bias} | more), path=path) for path in ("numpy", "reference")))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", [name for name in ROUTERS if name != "hash"])
+@pytest.mark.parametrize("name", [name for name in ROUTERS if not name.startswith("hash")])
 def test_k_different_experts_are_chosen(name, kind):
     ids = ROUTERS[name](_logits(kind), "numpy").ids
-    assert ids.min() >= 0
-    assert ids.max() < EXPERTS
+    assert ids.shape == (len(_logits(kind)), TOP)
+    assert ((ids >= 0) & (ids < EXPERTS)).all()
     assert all(len(set(row)) == TOP for row in ids.tolist())
 
 
-@pytest.mark.parametrize("name", ["softmax", "sigmoid", "sqrtsoftplus_nobias", "grouped", "gemma4"])
+@pytest.mark.parametrize("name", ["softmax", "sigmoid", "sqrtsoftplus_plain", "grouped", "grouped_torch", "gemma4"])
 @pytest.mark.parametrize("path", ["numpy", "reference"])
 def test_ties_go_to_the_lower_id(name, path):
-    made = ROUTERS | {"sqrtsoftplus_nobias": lambda x, path: routers.route_sqrt_softplus(x, TOP, path=path)}
-    assert made[name](_logits("equal"), path).ids.tolist() == [[0, 1, 2, 3]] * 3
+    assert ROUTERS[name](_logits("equal"), path).ids.tolist() == [[0, 1, 2, 3]] * 3
 
 
 def test_softmax_against_float64():
@@ -134,7 +195,8 @@ def test_one_nan_is_no_more_than_a_low_score_for_a_sigmoid():
 
 def test_renormalised_weights_sum_to_the_scaling_factor():
     for name, total in (("softmax", 1), ("softmax_bias", 2.5), ("sigmoid_bias", 2.5), ("grouped_bias", 2.5),
-                        ("sqrtsoftplus", 1.5), ("hash", 1.5)):  # fmt: skip
+                        ("sqrtsoftplus", 1.5), ("sqrtsoftplus_triton", 1.5), ("grouped_torch", 2.5), ("hash", 1.5),
+                        ("hash_images", 1.5)):  # fmt: skip
         weights = ROUTERS[name](_logits("ordinary"), "numpy").weights
         # four products with one rounded factor
         np.testing.assert_allclose(weights.sum(1), total, rtol=1e-6)
@@ -179,11 +241,105 @@ def test_softplus_goes_over_to_its_argument():
 
 def test_a_weight_recovered_from_its_biased_score_is_rounded_twice():
     x, bias = _logits("ordinary"), np.full(EXPERTS, np.float32(4096.1))
-    got, read = (routers.route_sqrt_softplus(x, TOP, bias=bias, renormalize=False, recover=r) for r in (True, False))
+    got, read = (
+        routers.route_sqrt_softplus(x, TOP, bias=bias, renormalize=False, kernel=kernel)
+        for kernel in ("general", "triton")
+    )
     same = np.take_along_axis(read.scores, got.ids.astype(int), 1)
     assert (got.weights != same).any()
     assert np.abs(got.weights - same).max() <= 2.0**-12  # half an ulp at 4096
     assert (read.weights == np.take_along_axis(read.scores, read.ids.astype(int), 1)).all()
+
+
+def test_triton_compares_a_nan_as_less_than_any_number():
+    """Four numbers are enough for four experts; with three the first NaN comes in, and no sum divides the others."""
+    x = np.full((1, EXPERTS), np.nan, np.float32)
+    x[0, [3, 7, 9, 12]] = [-100, 1, 2, 3]
+    routed = ROUTERS["sqrtsoftplus_triton"](x, "numpy")
+    assert set(routed.ids[0].tolist()) == {3, 7, 9, 12}
+    assert np.isfinite(routed.weights).all()
+    assert (routed.compared[0, [0, 1, 2]] == np.float32(-1e30)).all()
+    x[0, 9] = np.nan
+    short = ROUTERS["sqrtsoftplus_triton"](x, "numpy")
+    assert short.ids[0, -1] == 0
+    assert np.isnan(short.weights).tolist() == [[False, False, False, True]]
+    assert (short.weights[0, :3] == np.float32(1.5) * short.scores[0, short.ids[0, :3]]).all()
+    assert np.isfinite(ROUTERS["sqrtsoftplus"](x, "numpy").weights).all()
+
+
+def _torch_grouped(x, bias, renormalize, scaling):
+    """vLLM's operations where it does not take the fused kernel, by torch itself."""
+    import torch
+
+    scores = torch.from_numpy(x).sigmoid()
+    compared = scores if bias is None else scores + torch.from_numpy(bias)
+    parted = compared.view(len(x), 4, -1)
+    worth = parted.max(dim=-1).values if bias is None else parted.topk(2, dim=-1)[0].sum(dim=-1)
+    mask = torch.zeros_like(worth).scatter_(1, worth.topk(2, dim=-1)[1], 1)
+    mask = mask.unsqueeze(-1).expand(len(x), 4, parted.shape[2]).reshape(len(x), -1)
+    ids = compared.masked_fill(~mask.bool(), float("-inf")).topk(TOP, dim=-1)[1]
+    weights = scores.gather(1, ids)
+    if renormalize:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return ids.numpy(), (weights * scaling).numpy()
+
+
+@pytest.mark.parametrize("bias", [None, BIAS], ids=["largest alone", "two largest"])
+@pytest.mark.parametrize("renormalize", [True, False])
+def test_the_torch_kernel_is_what_torch_does(bias, renormalize):
+    x = np.concatenate([_logits("ordinary"), _logits("one_nan")])  # no ties: which of equals torch takes is open
+    routed = routers.route_grouped(
+        x, TOP, groups=4, top_groups=2, bias=bias, renormalize=renormalize, scaling=2.5, kernel="torch"
+    )
+    ids, weights = _torch_grouped(x, bias, renormalize, 2.5)
+    np.testing.assert_array_equal(routed.ids, ids)
+    # torch's vectorised exponential and its order of summing: a few units in the last place
+    np.testing.assert_allclose(routed.weights, weights, rtol=2e-6)
+    assert np.isnan(routed.weights).any()
+
+
+def test_one_nan_is_out_in_the_fused_kernel_and_first_in_torch():
+    x = np.float32([[2, 1, np.nan, 0, 1.5, 0.5, -1, -2]])
+    fused, torch = (
+        routers.route_grouped(x, 2, groups=4, top_groups=2, bias=np.zeros(8), kernel=kernel)
+        for kernel in ("fused", "torch")
+    )
+    assert fused.ids.tolist() == [[0, 4]]
+    assert np.isfinite(fused.weights).all()
+    assert torch.ids.tolist() == [[2, 0]]
+    assert np.isnan(torch.weights).all()
+    plain = routers.route_grouped(x, 2, groups=4, top_groups=2, bias=np.zeros(8), kernel="torch", renormalize=False)
+    assert np.isnan(plain.weights).tolist() == [[True, False]]
+
+
+def test_the_epsilon_decides_about_scores_of_zero():
+    x = np.full((1, 8), -np.inf, np.float32)
+    made = {
+        k: routers.route_grouped(x, 2, groups=2, top_groups=1, bias=np.zeros(8), kernel=k) for k in ("fused", "torch")
+    }
+    assert made["fused"].weights.tolist() == [[0, 0]]
+    assert np.isnan(made["torch"].weights).all()
+
+
+def test_places_of_an_image_ask_their_bias_and_not_the_table():
+    x = _logits("ordinary")[:12]
+    tokens = np.arange(12)
+    table = np.tile([0, 1, 2, 3], (20, 1))
+    images = routers.route_hash(x, tokens, table, bias_vl=BIAS, image_sentinel_lo=4, scaling=1.5)
+    inside = np.isin(tokens, [4, 5, 6, 7, 8])
+    assert (routers.is_image(tokens, 4) == inside).all()
+    assert (images.ids[~inside] == [0, 1, 2, 3]).all()
+    like = routers.route_sqrt_softplus(x[inside], 4, bias=BIAS, scaling=1.5)
+    for field in ("ids", "weights", "compared"):
+        assert getattr(images, field)[inside].tobytes() == getattr(like, field).tobytes()
+    assert np.isnan(images.compared[~inside]).all()
+    for off in ({"bias_vl": None, "image_sentinel_lo": 4}, {"bias_vl": BIAS, "image_sentinel_lo": 0}):
+        assert (routers.route_hash(x, tokens, table, **off).ids == table[tokens]).all()
+
+
+def test_an_image_s_ids_need_no_row_of_the_table():
+    routed = routers.route_hash(_logits("ordinary")[:1], [100], TABLE, bias_vl=BIAS, image_sentinel_lo=100)
+    assert len(set(routed.ids[0].tolist())) == TOP
 
 
 def test_a_hash_router_asks_the_table_alone():

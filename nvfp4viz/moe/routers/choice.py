@@ -1,0 +1,163 @@
+"""What all routers share: choosing the k best of a row, and making their weights.
+
+The first half takes one token's numbers one by one, the second all tokens at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from nvfp4viz.moe.routing import Routing, top_k_stable
+
+Array = npt.NDArray[Any]
+F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
+Path = Literal["numpy", "reference"]
+
+ZERO, ONE = np.float32(0), np.float32(1)
+NEVER = np.float32(-np.inf)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scored:
+    """A routing with the numbers behind it.
+
+    Attributes
+    ----------
+    ids, weights
+        As in `Routing`: (T, k), best first.
+    scores : (T, E) float32
+        What weights are taken from.
+    compared : (T, E) float32
+        What the choice was made by; −Inf where an expert was out, NaN where nothing was compared.
+    """
+
+    ids: I32
+    weights: F32
+    scores: F32
+    compared: F32
+
+    def routing(self, logits: F32) -> Routing:
+        """As the experts take it."""
+        return Routing(self.ids, self.weights, logits)
+
+
+# ------------------------------------------------------------------ one number at a time
+
+
+def exp(x: np.float32) -> np.float32:
+    """The exponential in float64, rounded."""
+    return np.float32(np.exp(np.float64(x)))
+
+
+def best(compared: Sequence[np.float32], k: int) -> list[int]:
+    """k times the largest, the first of equals; what was taken is out.
+
+    >>> best([np.float32(v) for v in (1, 3, 3, 2)], 3)
+    [1, 2, 3]
+    """
+    left = list(range(len(compared)))
+    chosen: list[int] = []
+    for _ in range(k):
+        at = left[0]
+        for expert in left[1:]:
+            if compared[expert] > compared[at]:
+                at = expert
+        chosen.append(at)
+        left.remove(at)
+    return chosen
+
+
+def best_nan_first(compared: Sequence[np.float32], k: int) -> list[int]:
+    """As torch sorts: NaN counts as the largest.
+
+    >>> best_nan_first([np.float32(v) for v in (1, np.nan, 3)], 2)
+    [1, 2]
+    """
+    nan = [e for e, value in enumerate(compared) if np.isnan(value)]
+    numbers = [e for e, value in enumerate(compared) if not np.isnan(value)]
+    ordered = best([compared[e] for e in numbers], min(k, len(numbers)))
+    return (nan + [numbers[at] for at in ordered])[:k]
+
+
+def add(values: Sequence[np.float32]) -> np.float32:
+    """The f32 sum, first to last."""
+    total = ZERO
+    for value in values:
+        total = np.float32(total + value)
+    return total
+
+
+def renormalised(chosen: Sequence[np.float32], renormalize: bool, scaling: np.float32) -> list[np.float32]:
+    """Each weight times ``scaling / Σ``, times ``scaling`` where that sum is not positive."""
+    factor = scaling
+    if renormalize:
+        total = add(chosen)
+        factor = np.float32(scaling / (total if total > 0 else ONE))
+    return [np.float32(weight * factor) for weight in chosen]
+
+
+def each(values: F32, one: Callable[[np.float32], np.float32]) -> F32:
+    """A function of one number, of all numbers of a matrix in turn."""
+    return np.array([[one(value) for value in row] for row in values], np.float32).reshape(values.shape)
+
+
+def choose_by_reference(scores: F32, compared: F32, k: int, renormalize: bool, scaling: float) -> Scored:
+    """The k best of every row by ``compared``, weighed by ``scores``."""
+    ids = np.zeros((len(scores), k), np.int32)
+    weights = np.zeros((len(scores), k), np.float32)
+    for token, (row, by) in enumerate(zip(scores, compared, strict=True)):
+        ids[token] = best(list(by), k)
+        weights[token] = renormalised([row[e] for e in ids[token]], renormalize, np.float32(scaling))
+    return Scored(ids, weights, scores, compared)
+
+
+# ------------------------------------------------------------------ all tokens at once
+
+
+def add_rows(values: F32) -> F32:
+    """f32 sum along axis 1 by rising index; NumPy's own sum would pair its terms."""
+    total = np.zeros(len(values), np.float32)
+    for j in range(values.shape[1]):
+        total = total + values[:, j]
+    return total
+
+
+def take(values: F32, ids: I32) -> F32:
+    """``values (…, E)`` at ``ids (…, k)``."""
+    result: F32 = np.take_along_axis(values, ids.astype(np.int64), axis=-1)
+    return result
+
+
+def renormalised_rows(chosen: F32, renormalize: bool, scaling: np.float32) -> F32:
+    """`renormalised` of every row of ``(T, k)``."""
+    if not renormalize:
+        return chosen * scaling
+    total = add_rows(chosen)
+    factor = scaling / np.where(total > 0, total, ONE)
+    result: F32 = chosen * factor[:, None]
+    return result
+
+
+def choose_at_once(scores: F32, compared: F32, k: int, renormalize: bool, scaling: float) -> Scored:
+    """`choose_by_reference`, all rows together."""
+    ids = top_k_stable(compared, k)
+    return Scored(ids, renormalised_rows(take(scores, ids), renormalize, np.float32(scaling)), scores, compared)
+
+
+def choose(path: Path, scores: F32, compared: F32, k: int, renormalize: bool, scaling: float) -> Scored:
+    """The k best by ``compared`` (no NaN among them), on either path."""
+    way = choose_by_reference if path == "reference" else choose_at_once
+    return way(scores, compared, k, renormalize, scaling)
+
+
+def finite_bias(bias: Array | None, experts: int) -> F32:
+    """A correction bias (E,) float32, zeros where there is none."""
+    extra = np.zeros(experts, np.float32) if bias is None else np.asarray(bias, np.float32)
+    assert np.isfinite(extra).all(), "a correction bias is finite"
+    return extra
