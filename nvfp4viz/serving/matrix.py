@@ -1,177 +1,182 @@
-"""One matrix of any checkpoint as numbers: a bounded piece of it, decoded where it is stored in four bits.
+"""A part of any matrix of a checkpoint, small enough for an answer at once or all of it, and its error when grouped.
 
-Bytes are read for the piece alone, so that a checkpoint of hundreds of gigabytes costs no more than a small one.
+A matrix of at most `MOST` values is taken whole.  Of a larger one a reader chooses: a *window* of neighbouring rows and
+columns, rows *spread* evenly over all of it in bands of sixteen neighbours (a grouping along the rows needs them), or
+the *whole*, piece by piece.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from nvfp4viz.checkpoint import CanonicalView, Checkpoint, Slot, TensorEntry
-from nvfp4viz.checkpoint.dialects import parse_expert_name
-from nvfp4viz.checkpoint.dtypes import DTYPES
 from nvfp4viz.errors import CheckpointError
-from nvfp4viz.formats import BLOCK, MX_BLOCK
-from nvfp4viz.quant import QuantizedTensor, dequantize
+from nvfp4viz.formats import BLOCK
+from nvfp4viz.quant import grouping
+from nvfp4viz.quant.grouping_pieces import compare_pieces
+from nvfp4viz.serving.stored import StoredMatrix, find_expert, find_matrix, matrix_names
 
 Array = npt.NDArray[Any]
-FLOATS = ("BF16", "F16", "F32")
-MOST_ROWS, MOST_COLUMNS = 512, 1024
-"""Of the piece that is read: the first rows, and of these the first columns."""
-# What decodes each kind of file: the scale above the blocks multiplies, divides, or is not there.
-_RECIPES = {("NVFP4", False): "modelopt", ("NVFP4", True): "compressed-tensors", ("MXFP4", False): "vllm-even"}
+How = Literal["window", "spread", "whole"]
+HOWS: tuple[How, ...] = get_args(How)
+MOST = 3 << 19
+"""Values (1,572,864: 768 × 2048) whose comparison keeps a redrawn figure under 250 ms on two cores."""
+MOST_COLUMNS = 2048
+"""Of a window."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Matrix:
-    """A piece of a matrix, from its first row and column on.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which rows and columns of a matrix are measured.
 
     Attributes
     ----------
-    name
-        The tensor's.
     shape
-        ``(N, K)`` of the whole matrix.
-    stored
-        ``"BF16"``, ``"F16"``, ``"F32"``, ``"NVFP4"`` or ``"MXFP4"``.
-    values : (R, C) bfloat16 or float32
-        R and C are multiples of 16, at most `MOST_ROWS` and `MOST_COLUMNS`.
+        Of the whole matrix.
+    bands
+        First row and the row after the last, of each run of neighbouring rows; multiples of 16.
+    left, right
+        First column and the one after the last; multiples of 16, of 32 where the matrix decodes in blocks of 32.
     """
 
-    name: str
     shape: tuple[int, int]
-    stored: str
-    values: Array
+    bands: tuple[tuple[int, int], ...]
+    left: int
+    right: int
+
+    @property
+    def rows(self) -> int:
+        return sum(bottom - top for top, bottom in self.bands)
+
+    @property
+    def columns(self) -> int:
+        return self.right - self.left
+
+    @property
+    def size(self) -> int:
+        """Values."""
+        return self.rows * self.columns
 
     @property
     def is_whole(self) -> bool:
-        return self.values.shape == self.shape
+        return (self.rows, self.columns) == self.shape
 
 
-def matrix_names(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Float matrices that are no expert's: attention, router, embedding, dense and shared layers; at least 16 × 16."""
-    return tuple(
-        entry.name
-        for entry in map(checkpoint.entry, checkpoint.tensors)
-        if entry.dtype in FLOATS
-        and len(entry.shape) == 2
-        and min(entry.shape) >= BLOCK
-        and not parse_expert_name(entry.name)
-    )
+def choose_part(found: StoredMatrix, how: How = "window", top: int = 0, left: int = 0) -> Part:
+    """The part of a matrix that ``how`` asks for; all of it where it has at most `MOST` values.
 
+    Rows and columns beyond the last full group of sixteen are left out.
 
-def read_matrix(checkpoint: Checkpoint, name: str) -> Matrix:
-    """A float matrix by its name.
+    Parameters
+    ----------
+    top, left
+        Where a window begins; brought down to a group's border, and inside.
 
     Raises
     ------
     CheckpointError
-        ``checkpoint.no-tensor``, ``checkpoint.unreadable``, ``matrix.layout`` for another type or number of
-        dimensions, ``matrix.small``, ``matrix.not-finite``, ``matrix.zero``.
+        ``matrix.small`` for fewer than 16 rows or columns.
     """
-    return _float(checkpoint, checkpoint.entry(name), None)
+    grain = max(found.grain, BLOCK)
+    n, k = found.shape
+    rows, columns = n - n % BLOCK, k - k % grain
+    if not rows or not columns:
+        raise CheckpointError("matrix.small", tensor=found.name, shape=found.shape, least=grain)
+    if how == "whole" or rows * columns <= MOST:
+        return Part(found.shape, ((0, rows),), 0, columns)
+    if how == "spread":
+        wide = min(columns, MOST // (4 * BLOCK) // grain * grain)
+        count = min(MOST // (BLOCK * wide), rows // BLOCK)
+        places = np.linspace(0, rows // BLOCK - 1, count).round().astype(int) * BLOCK
+        return Part(found.shape, tuple((int(at), int(at) + BLOCK) for at in places), 0, wide)
+    wide = min(columns, MOST_COLUMNS)
+    tall = min(rows, MOST // wide // BLOCK * BLOCK)
+    top, left = min(top // BLOCK * BLOCK, rows - tall), min(left // grain * grain, columns - wide)
+    return Part(found.shape, ((top, top + tall),), left, left + wide)
 
 
-def read_expert(checkpoint: Checkpoint, view: CanonicalView, layer: int, expert: int, projection: str) -> Matrix:
-    """One expert's weight ``(N, K)``, as its codes and scales in the file decode.
+def read_part(found: StoredMatrix, part: Part) -> Array:
+    """The part's values, bands below one another: ``(part.rows, part.columns)`` bfloat16 or float32.
 
     Raises
     ------
     CheckpointError
-        Those of `read_matrix`, ``matrix.absent`` where the expert has no such weight, ``matrix.no-scale`` where a scale
-        that decodes it is missing.
+        ``checkpoint.unreadable``; ``matrix.not-finite`` and ``matrix.zero``, where no error can be told.
     """
-    slot, module = view.slot(layer, expert, projection, "weight"), view.module(layer, expert, projection)
-    # An unquantised layer speaks no dialect, and its tensors play no role: "weight", or nothing behind the name.
-    plain = module.extras.get("weight") or module.extras.get("")
-    if slot.entry is not None and slot.entry.dtype not in FLOATS:
-        return _packed(checkpoint, view, slot, slot.entry)
-    if (entry := slot.entry or plain) is None:
-        raise CheckpointError("matrix.absent", layer=layer, expert=expert, projection=projection)
-    return _float(checkpoint, entry, expert if module.whole else None)
+    pieces = [found.rectangle(top, bottom, part.left, part.right) for top, bottom in part.bands]
+    values = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    _check(found.name, *_bad(values))
+    return values
 
 
-def _float(checkpoint: Checkpoint, entry: TensorEntry, index: int | None) -> Matrix:
-    if entry.dtype not in FLOATS:
-        raise CheckpointError("matrix.layout", tensor=entry.name, type=entry.dtype, shape=entry.shape)
-    shape = _shape(entry, index)
-    rows, columns = _piece(entry, shape)
-    values = _rows(checkpoint, entry, index, rows)[:, :columns]
-    # F16 in float32: no value changes, and the quantiser takes it.
-    return _checked(
-        Matrix(entry.name, shape, entry.dtype, values.astype(np.float32) if entry.dtype == "F16" else values)
-    )
+def compare_part(
+    found: StoredMatrix, part: Part, progress: Callable[[int, int], None] | None = None
+) -> tuple[grouping.GroupedError, ...]:
+    """The part's error under every grouping, in the order of ``GROUPINGS``, under one global scale of the part.
+
+    More than `MOST` values are read piece by piece and twice, for their maximum first, so that memory stays small.
+
+    Parameters
+    ----------
+    progress
+        Told of the pieces done, and of how many.
+
+    Raises
+    ------
+    CheckpointError
+        Those of `read_part`.
+    """
+    if part.size <= MOST:
+        return grouping.compare_tensor(read_part(found, part))
+    step = max(BLOCK, MOST // part.columns // BLOCK * BLOCK)
+    starts = [(at, min(at + step, bottom)) for top, bottom in part.bands for at in range(top, bottom, step)]
+    done = 0
+
+    def pieces() -> Iterator[Array]:
+        nonlocal done
+        bad, some = 0, False
+        for top, bottom in starts:
+            values = found.rectangle(top, bottom, part.left, part.right)
+            count, any_here = _bad(values)
+            bad, some = bad + count, some or any_here
+            yield values
+            done += 1
+            if progress is not None:
+                progress(done, 2 * len(starts))
+        _check(found.name, bad, some)
+
+    return compare_pieces(pieces)
 
 
-def _packed(checkpoint: Checkpoint, view: CanonicalView, slot: Slot, entry: TensorEntry) -> Matrix:
-    dialect = view.dialects.get(slot.layer)
-    scale = view.slot(slot.layer, slot.expert, slot.projection, "weight_scale")
-    if dialect is None or entry.dtype not in ("U8", "I8"):
-        raise CheckpointError("matrix.layout", tensor=entry.name, type=entry.dtype, shape=entry.shape)
-    if scale.entry is None:
-        raise CheckpointError("matrix.no-scale", tensor=entry.name, scale=scale.name)
-    block = BLOCK if dialect.block == "NVFP4" else MX_BLOCK
-    n, half = _shape(entry, slot.index)
-    shape = (n, 2 * half)
-    if _shape(scale.entry, scale.index) != (n, shape[1] // block) or DTYPES[scale.entry.dtype].bits != 8:
-        raise CheckpointError("matrix.layout", tensor=scale.name, type=scale.entry.dtype, shape=scale.entry.shape)
-    rows, columns = _piece(entry, shape)
-    columns -= columns % block
-    packed = _rows(checkpoint, entry, slot.index, rows).view(np.uint8)[:, : columns // 2]
-    scales = _rows(checkpoint, scale.entry, scale.index, rows).view(np.uint8)[:, : columns // block]
-    above = _second(checkpoint, view, slot) if dialect.block == "NVFP4" else np.float32(1)
-    recipe = _RECIPES[dialect.block, dialect.block == "NVFP4" and view.divisors_in(slot.layer)]
-    parts = np.ascontiguousarray(packed), np.ascontiguousarray(scales)
-    values = dequantize(QuantizedTensor(*parts, above, recipe, block, (rows, columns)))
-    return _checked(Matrix(entry.name, shape, dialect.block, values))
+def _bad(values: Array) -> tuple[int, bool]:
+    """How many values are NaN or infinite, and whether any is not zero."""
+    wide = values.astype(np.float32)
+    return int(np.count_nonzero(~np.isfinite(wide))), bool(np.any(wide))
 
 
-def _second(checkpoint: Checkpoint, view: CanonicalView, slot: Slot) -> np.float32:
-    """The expert's scale above its blocks, as stored."""
-    found = view.slot(slot.layer, slot.expert, slot.projection, "weight_scale_2")
-    if found.entry is None or found.entry.dtype != "F32":
-        raise CheckpointError("matrix.no-scale", tensor=slot.name, scale=found.name)
-    begin = found.entry.begin + 4 * (found.index or 0)
-    data = checkpoint.read_range(found.entry.file, begin, begin + 4)
-    return np.float32(np.frombuffer(data, "<f4")[0])
-
-
-def _shape(entry: TensorEntry, index: int | None) -> tuple[int, int]:
-    """The matrix's own shape; of a tensor that holds all experts, one expert's."""
-    shape = entry.shape if index is None else entry.shape[1:]
-    if len(shape) != 2:
-        raise CheckpointError("matrix.layout", tensor=entry.name, type=entry.dtype, shape=entry.shape)
-    return shape[0], shape[1]
-
-
-def _piece(entry: TensorEntry, shape: tuple[int, int]) -> tuple[int, int]:
-    if min(shape) < BLOCK:
-        raise CheckpointError("matrix.small", tensor=entry.name, shape=shape, least=BLOCK)
-    rows, columns = min(shape[0], MOST_ROWS), min(shape[1], MOST_COLUMNS)
-    return rows - rows % BLOCK, columns - columns % BLOCK
-
-
-def _rows(checkpoint: Checkpoint, entry: TensorEntry, index: int | None, rows: int) -> Array:
-    """The first rows of a matrix, as its type is viewed."""
-    n, k = _shape(entry, index)
-    kind = DTYPES[entry.dtype].view
-    begin = entry.begin + (index or 0) * n * k * kind.itemsize
-    data = checkpoint.read_range(entry.file, begin, begin + rows * k * kind.itemsize)
-    if len(data) != rows * k * kind.itemsize:
-        raise CheckpointError("checkpoint.unreadable", tensor=entry.name, file=entry.file)
-    return np.frombuffer(data, kind).reshape(rows, k)
-
-
-def _checked(found: Matrix) -> Matrix:
+def _check(name: str, bad: int, some: bool) -> None:
     """Nothing can be said of the error of NaN, of infinities, or of zeros alone."""
-    values = found.values.astype(np.float32)
-    count = int(np.count_nonzero(~np.isfinite(values)))
-    if count:
-        raise CheckpointError("matrix.not-finite", tensor=found.name, count=count)
-    if not np.any(values):
-        raise CheckpointError("matrix.zero", tensor=found.name)
-    return found
+    if bad:
+        raise CheckpointError("matrix.not-finite", tensor=name, count=bad)
+    if not some:
+        raise CheckpointError("matrix.zero", tensor=name)
+
+
+__all__ = [
+    "HOWS",
+    "MOST",
+    "MOST_COLUMNS",
+    "How",
+    "Part",
+    "StoredMatrix",
+    "choose_part",
+    "compare_part",
+    "find_expert",
+    "find_matrix",
+    "matrix_names",
+    "read_part",
+]

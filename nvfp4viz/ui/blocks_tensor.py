@@ -9,8 +9,10 @@ import streamlit as st
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint
 from nvfp4viz.errors import NvError
 from nvfp4viz.figures import blocks as figures
+from nvfp4viz.formats import BLOCK, MX_BLOCK
 from nvfp4viz.quant import grouping
-from nvfp4viz.serving.matrix import Matrix, matrix_names, read_expert, read_matrix
+from nvfp4viz.serving import matrix
+from nvfp4viz.serving.matrix import HOWS, Part, StoredMatrix
 from nvfp4viz.ui import caches, errors, explorer_open, state
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.lesson import Lesson
@@ -22,6 +24,7 @@ OF = ("expert", "other")
 """An expert's weight, or any other matrix of the file."""
 PROJECTIONS = ("gate", "up", "down", "gate_up")
 _SOURCE = "blocks.source"
+_WHOLE, _ASKED = "blocks.whole", "blocks.asked"
 
 # A name as checkpoints write them; it is looked up in the open file before anything is read.
 TENSOR = state.Param(None, lambda text: text[:200], "a-z 0-9 . _ /")
@@ -42,7 +45,8 @@ class _Open:
 def _facts(identity: str, _checkpoint: Checkpoint) -> tuple[CanonicalView, tuple[str, ...]]:
     from nvfp4viz.checkpoint import canonical
 
-    return canonical(_checkpoint), matrix_names(_checkpoint)
+    view = canonical(_checkpoint)
+    return view, matrix.matrix_names(_checkpoint, view)
 
 
 def _opened(page: Lesson) -> _Open:
@@ -73,8 +77,11 @@ def settle(page: Lesson) -> None:
         projection=state.choice(projections, default=projections[0]),
     )
     names = opened.names
+    if not view.moe_layers:  # a dense model
+        page.refine(of=state.choice(OF[1:], default=OF[1]))
     if names:
-        page.refine(tensor=state.Param(names[0], state.choice(names).parse, f"{names[0]} …"))
+        # The list has what is worth a look; a link may name any tensor of the file, and is told where it is no matrix.
+        page.refine(tensor=state.Param(names[0], state.choice(opened.checkpoint.tensors).parse, f"{names[0]} …"))
         if page.view["tensor"] is None:
             page.view.put(tensor=names[0])
 
@@ -98,13 +105,19 @@ def pick(page: Lesson) -> None:
         )
     st.segmented_control(
         page.t("tensor.of"),
-        OF,
+        OF if opened.view.moe_layers else OF[1:],
         required=True,
         format_func=lambda name: page.t(f"tensor.{name}"),
         **page.view.widget("of"),
     )
     if page.view["of"] == "other":
-        st.selectbox(page.t("tensor.name"), opened.names, **page.view.widget("tensor"))
+        names, own = opened.names, page.view["tensor"]
+        names = names if own is None or own in names else (*names, own)
+        st.selectbox(page.t("tensor.name"), names, help=page.t("tensor.name_help"), **page.view.widget("tensor"))
+        entry = opened.checkpoint.tensors.get(page.view["tensor"] or "")
+        if entry is not None and len(entry.shape) == 3 and entry.shape[0]:
+            page.refine(stack=state.integer(0, entry.shape[0] - 1, default=0))
+            st.number_input(page.t("tensor.stack"), 0, entry.shape[0] - 1, **page.view.widget("stack"))
         return
     pick_expert(page, opened.view.moe_layers or (0,), max(opened.view.experts, 1))
     st.segmented_control(
@@ -115,62 +128,107 @@ def pick(page: Lesson) -> None:
     )
 
 
-def matrix_of(page: Lesson) -> Matrix:
-    """The piece of the chosen matrix.
+def _key(page: Lesson) -> tuple[object, ...]:
+    """What decides which matrix is meant."""
+    view = page.view
+    if view["of"] == "other":
+        return (_opened(page).identity, view["tensor"], view["stack"])
+    return (_opened(page).identity, view["layer"], view["expert"], view["projection"])
+
+
+def found_of(page: Lesson) -> StoredMatrix:
+    """The chosen matrix, not yet read.
 
     Raises
     ------
     CheckpointError
-        Those of :mod:`nvfp4viz.serving.matrix`.
+        Those of :mod:`nvfp4viz.serving.stored`.
     """
     opened, view = _opened(page), page.view
-    return _matrix(
-        opened.identity, view["of"], view["tensor"], view["layer"], view["expert"], view["projection"], opened
-    )
+
+    def find() -> StoredMatrix:
+        if view["of"] == "other":
+            return matrix.find_matrix(opened.checkpoint, opened.view, view["tensor"] or "", view["stack"])
+        return matrix.find_expert(opened.checkpoint, opened.view, view["layer"], view["expert"], view["projection"])
+
+    return caches.kept("blocks.found", _key(page), find)
 
 
-@st.cache_resource(max_entries=16, show_spinner=False)
-def _matrix(
-    identity: str, of: str, name: str | None, layer: int, expert: int, projection: str, _opened: _Open
-) -> Matrix:
-    if of == "other":
-        return read_matrix(_opened.checkpoint, name or "")
-    return read_expert(_opened.checkpoint, _opened.view, layer, expert, projection)
+def pick_part(page: Lesson, found: StoredMatrix) -> Part:
+    """Which part of a matrix that is too large for an answer at once."""
+    view = page.view
+    if matrix.choose_part(found, "whole").size > matrix.MOST:
+        st.segmented_control(
+            page.t("tensor.take"),
+            HOWS,
+            format_func=lambda how: page.t(f"tensor.how.{how}"),
+            required=True,
+            **view.widget("take"),
+        )
+        if view["take"] == "window":
+            n, k = found.shape
+            view.put(row=min(view["row"], n - 1), column=min(view["column"], k - 1))
+            left, right = st.columns(2)
+            left.number_input(page.t("tensor.row"), 0, n - 1, step=BLOCK, **view.widget("row"))
+            right.number_input(page.t("tensor.column"), 0, k - 1, step=MX_BLOCK, **view.widget("column"))
+    return part_of(page, found)
+
+
+def part_of(page: Lesson, found: StoredMatrix) -> Part:
+    """The part that the settings ask for."""
+    view = page.view
+    return matrix.choose_part(found, view["take"], view["row"], view["column"])
 
 
 @st.cache_resource(max_entries=32, show_spinner=False)
-def _compared(
-    identity: str, of: str, name: str | None, layer: int, expert: int, projection: str, _found: Matrix
-) -> tuple[grouping.GroupedError, ...]:
-    return grouping.compare_tensor(_found.values)
+def _compared(key: tuple[object, ...], part: Part, _found: StoredMatrix) -> tuple[grouping.GroupedError, ...]:
+    return matrix.compare_part(_found, part)
 
 
-def compared(page: Lesson, found: Matrix) -> tuple[grouping.GroupedError, ...]:
-    """The error of the chosen matrix under every grouping."""
-    view = page.view
-    keys = (view["of"], view["tensor"], view["layer"], view["expert"], view["projection"])
-    return _compared(_opened(page).identity, *keys, found)
+def compared(page: Lesson, found: StoredMatrix, part: Part) -> tuple[grouping.GroupedError, ...] | None:
+    """The part's error under every grouping; None where it is long work that nobody has asked for yet."""
+    if part.size <= matrix.MOST:
+        return _compared(_key(page), part, found)
+    kept: tuple[object, tuple[grouping.GroupedError, ...]] | None = st.session_state.get(_WHOLE)
+    return kept[1] if kept is not None and kept[0] == (_key(page), part) else None
+
+
+def _measure_whole(page: Lesson, found: StoredMatrix, part: Part) -> tuple[grouping.GroupedError, ...] | None:
+    """Behind a button, with a bar; whatever the reader does meanwhile ends it."""
+    place, wanted = st.empty(), (_key(page), part)
+    if st.session_state.pop(_ASKED, None) != wanted:
+        label = page.t("tensor.measure", values=f"{part.size:,}")
+        place.button(label, key="blocks.measure", on_click=_ask, args=(wanted,))
+        return None
+    bar = place.progress(0.0, page.t("tensor.busy"))
+    with errors.passing(bar):
+        errors_of = matrix.compare_part(
+            found, part, lambda done, all_: bar.progress(done / all_, page.t("tensor.busy"))
+        )
+    place.empty()
+    st.session_state[_WHOLE] = wanted, errors_of
+    return errors_of
+
+
+def _ask(wanted: object) -> None:
+    st.session_state[_ASKED] = wanted
 
 
 def show(page: Lesson, stage: st.delta_generator.DeltaGenerator) -> None:
-    """The finding beside, and the figure on the stage; an error in their place."""
+    """The part and the finding beside, and the figure on the stage; an error in their place."""
     try:
-        found = matrix_of(page)
-        errors_of = compared(page, found)
+        found = found_of(page)
+        part = pick_part(page, found)
+        errors_of = compared(page, found, part) or _measure_whole(page, found, part)
     except NvError as error:
         errors.show(error)
         return
+    name = found.name if found.index is None else f"{found.name}[{found.index}]"
     n, k = found.shape
-    rows, columns = found.values.shape
-    page.finding(
-        "tensor.seen.whole" if found.is_whole else "tensor.seen.piece",
-        name=found.name,
-        stored=found.stored,
-        n=str(n),
-        k=str(k),
-        rows=rows,
-        columns=columns,
-    )
+    page.finding("tensor.is", name=name, stored=found.stored, n=str(n), k=str(k))
+    if errors_of is None:
+        return
+    page.prose(f"tensor.seen.{_kind(part)}", **_places(part))
     if found.stored in ("NVFP4", "MXFP4"):
         page.prose(f"tensor.again.{found.stored.lower()}")
     with stage:
@@ -182,10 +240,32 @@ def show(page: Lesson, stage: st.delta_generator.DeltaGenerator) -> None:
         )
 
 
+def _kind(part: Part) -> str:
+    if part.is_whole:
+        return "whole"
+    return "piece" if len(part.bands) == 1 else "spread"
+
+
+def _places(part: Part) -> dict[str, object]:
+    """Rows and columns as a reader counts them, from 0 and the last one included."""
+    return {
+        "rows": part.rows,
+        "columns": part.columns,
+        "bands": len(part.bands),
+        "block": BLOCK,
+        "first": str(part.bands[0][0]),
+        "last": str(part.bands[-1][1] - 1),
+        "left": str(part.left),
+        "right": str(part.right - 1),
+    }
+
+
 def rows_of(page: Lesson) -> list[dict[str, object]]:
     """The comparison as rows to download; none where the tensor cannot be compared."""
     try:
-        return figures.tensor_rows(compared(page, matrix_of(page)))
+        found = found_of(page)
+        errors_of = compared(page, found, part_of(page, found))
+        return figures.tensor_rows(errors_of or ())
     except NvError:
         return []
 
@@ -195,5 +275,5 @@ def snippet_of(page: Lesson) -> dict[str, object] | None:
     view = page.view
     if view["part"] != "error" or view["data"] != "checkpoint" or _opened(page).private:
         return None
-    names = ("checkpoint", "of", "tensor", "layer", "expert", "projection")
+    names = ("checkpoint", "of", "tensor", "stack", "layer", "expert", "projection", "take", "row", "column")
     return {name: view[name] for name in names}

@@ -140,7 +140,8 @@ def test_links_are_held_to_the_open_checkpoint(open_page, query, named, allowed)
 
 def test_a_piece_says_how_much_was_read(open_page):
     at = checkpoint_part(open_page, of="other", tensor="model.embed_tokens.weight")
-    assert "99 × 128: the first 96 rows and 128 columns were read" in texts(at)
+    assert "99 × 128." in texts(at)
+    assert "Measured: rows 0–95 and columns 0–127, 96 × 128 values" in texts(at)
 
 
 def test_what_the_explorer_has_open_is_offered(open_page):
@@ -149,7 +150,7 @@ def test_what_the_explorer_has_open_is_offered(open_page):
     at = open_page(PAGE, part="error", data="checkpoint")
     at.session_state["explorer.now"] = explorer_open.open_folder(path, "upload")
     at = clean(at.button(key=f"predict.skip.{BEST}").click().run())
-    assert "`model.layers.0.experts.gate_up_proj`, BF16" in texts(at)
+    assert "`model.layers.0.experts.gate_up_proj[0]`, BF16" in texts(at)
     assert not [box for box in at.selectbox if box.key == "checkpoint"]
     clean(at.run())
     at.session_state[f"{PAGE}.source"] = "sample"

@@ -6,7 +6,8 @@ import pytest
 
 from nvfp4viz.checkpoint import Tensor, canonical, memory_checkpoint, open_checkpoint
 from nvfp4viz.errors import CheckpointError
-from nvfp4viz.quant import QuantizedTensor, dequantize, quantize
+from nvfp4viz.quant import dequantize, quantize
+from nvfp4viz.quant.grouping import compare_tensor
 from nvfp4viz.serving import matrix
 from sample_checkpoints import ensure
 
@@ -47,11 +48,17 @@ def floats(shape, values=None):
     return opened
 
 
+def by_name(opened, name, how="window", top=0, left=0):
+    found = matrix.find_matrix(opened, canonical(opened), name)
+    return found, matrix.choose_part(found, how, top, left)
+
+
 def test_a_packed_weight_decodes_as_the_library_decodes_it():
-    opened, view, found = with_tensors()
-    read = matrix.read_expert(opened, view, 0, 0, "down")
-    assert (read.stored, read.shape, read.is_whole) == ("NVFP4", (32, 64), True)
-    assert read.values.tobytes() == dequantize(found).tobytes()
+    opened, view, quantised = with_tensors()
+    found = matrix.find_expert(opened, view, 0, 0, "down")
+    part = matrix.choose_part(found)
+    assert (found.stored, found.shape, part.is_whole) == ("NVFP4", (32, 64), True)
+    assert matrix.read_part(found, part).tobytes() == dequantize(quantised).tobytes()
 
 
 @pytest.mark.parametrize("name", ["tiny-moe-nvfp4-full", "tiny-moe-compressed-tensors", "tiny-moe-mxfp4"])
@@ -59,49 +66,101 @@ def test_every_layout_decodes_near_the_trained_weight(name):
     opened, view = sample(name)
     trained, whole = sample("tiny-moe-bf16")
     for expert in (0, 63):
-        read = matrix.read_expert(opened, view, 2, expert, "down")
-        true = matrix.read_expert(trained, whole, 2, expert, "down")
-        assert read.shape == true.shape == (128, 64)
-        error = read.values - true.values.astype(np.float32)
+        found, true = (
+            matrix.find_expert(*one, 2, expert, "down").rectangle(0, 128, 0, 64).astype(np.float32)
+            for one in ((opened, view), (trained, whole))
+        )
         # Four bits leave about a fiftieth of the power at least; a wrong scale or another expert leaves more than all.
-        assert np.mean(error**2) < 0.02 * np.mean(true.values.astype(np.float32) ** 2)
+        assert np.mean((found - true) ** 2) < 0.02 * np.mean(true**2)
 
 
 def test_an_expert_of_a_stack_is_its_own_slice():
     opened, view = sample("tiny-moe-bf16")
-    read = matrix.read_expert(opened, view, 3, 41, "gate_up")
-    assert read.values.tobytes() == opened.read("model.layers.3.experts.gate_up_proj")[41].tobytes()
-    assert read.values.dtype == ml_dtypes.bfloat16
+    found = matrix.find_expert(opened, view, 3, 41, "gate_up")
+    values = matrix.read_part(found, matrix.choose_part(found))
+    assert values.tobytes() == opened.read("model.layers.3.experts.gate_up_proj")[41].tobytes()
+    assert values.dtype == ml_dtypes.bfloat16
 
 
-def test_another_matrix_is_read_by_name():
-    opened, _ = sample("tiny-moe-bf16")
-    names = matrix.matrix_names(opened)
+def test_rows_beyond_the_last_group_are_left_out():
+    opened, view = sample("tiny-moe-bf16")
+    names = matrix.matrix_names(opened, view)
     assert "model.layers.0.self_attn.o_proj.weight" in names
-    assert not [name for name in names if ".experts." in name]
-    read = matrix.read_matrix(opened, "model.embed_tokens.weight")
-    assert (read.shape, read.values.shape) == ((99, 128), (96, 128))
-    assert read.values.tobytes() == opened.read("model.embed_tokens.weight")[:96].tobytes()
+    found, part = by_name(opened, "model.embed_tokens.weight")
+    assert (found.shape, part.rows, part.columns, part.is_whole) == ((99, 128), 96, 128, False)
+    assert matrix.read_part(found, part).tobytes() == opened.read("model.embed_tokens.weight")[:96].tobytes()
 
 
-def test_of_a_large_matrix_no_more_is_read_than_the_piece():
-    shape = (matrix.MOST_ROWS + 40, matrix.MOST_COLUMNS + 24)
+def large(monkeypatch, shape=(200, 96)):
+    """A matrix that is larger than what is compared at once."""
+    monkeypatch.setattr(matrix, "MOST", 64 * 64)
+    monkeypatch.setattr(matrix, "MOST_COLUMNS", 64)
     values = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
-    opened = floats(shape, values)
+    return floats(shape, values), values
+
+
+@pytest.mark.parametrize(
+    ("top", "left", "rows", "columns"),
+    [(0, 0, (0, 64), (0, 64)), (50, 20, (48, 112), (16, 80)), (10**6, 10**6, (128, 192), (32, 96))],
+)
+def test_a_window_begins_where_it_is_asked_to(monkeypatch, top, left, rows, columns):
+    opened, values = large(monkeypatch)
+    found, part = by_name(opened, "a.weight", "window", top, left)
+    assert (part.bands, (part.left, part.right), part.is_whole) == ((rows,), columns, False)
     before = opened.bytes_read
-    read = matrix.read_matrix(opened, "a.weight")
-    assert opened.bytes_read - before == matrix.MOST_ROWS * shape[1] * 4
-    assert read.values.tobytes() == values[: matrix.MOST_ROWS, : matrix.MOST_COLUMNS].tobytes()
-    assert not read.is_whole
+    read = matrix.read_part(found, part)
+    assert opened.bytes_read - before == 64 * 96 * 4  # the window's rows and no other
+    assert read.tobytes() == np.ascontiguousarray(values[slice(*rows), slice(*columns)]).tobytes()
 
 
-def test_a_piece_of_a_packed_weight_is_the_piece_of_the_whole(monkeypatch):
-    opened, view, found = with_tensors()
-    monkeypatch.setattr(matrix, "MOST_ROWS", 16)
+def test_rows_are_spread_over_all_of_it(monkeypatch):
+    opened, values = large(monkeypatch)
+    found, part = by_name(opened, "a.weight", "spread")
+    assert part.bands == ((0, 16), (64, 80), (112, 128), (176, 192))
+    assert (part.left, part.right) == (0, 64)
+    rows = np.concatenate([values[top:bottom, : part.right] for top, bottom in part.bands])
+    assert matrix.read_part(found, part).tobytes() == rows.tobytes()
+
+
+def test_the_whole_in_pieces_is_the_whole_at_once(monkeypatch):
+    opened, values = large(monkeypatch)
+    found, part = by_name(opened, "a.weight", "whole")
+    assert (part.bands, part.columns) == (((0, 192),), 96)
+    told = []
+    pieces = matrix.compare_part(found, part, lambda done, total: told.append((done, total)))
+    assert told == [(count, 12) for count in range(1, 13)]  # six pieces of 32 rows, twice
+    for piece, whole in zip(pieces, compare_tensor(values[:192]), strict=True):
+        assert (piece.along, piece.error.zeroed, piece.error.max_abs) == (
+            whole.along,
+            whole.error.zeroed,
+            whole.error.max_abs,
+        )
+        # Sums of float64 in another order.
+        assert piece.error.mse == pytest.approx(whole.error.mse, rel=1e-12)
+        assert piece.error.sqnr_db == pytest.approx(whole.error.sqnr_db, rel=1e-12)
+
+
+def test_a_bad_value_anywhere_in_the_whole_is_found(monkeypatch):
+    _, values = large(monkeypatch)
+    values[190, 95] = np.nan
+    found, part = by_name(floats(values.shape, values), "a.weight", "whole")
+    with pytest.raises(CheckpointError) as raised:
+        matrix.compare_part(found, part)
+    assert raised.value.code == "matrix.not-finite"
+
+
+def test_a_part_of_a_packed_weight_is_the_part_of_the_whole(monkeypatch):
+    opened, view, quantised = with_tensors()
+    monkeypatch.setattr(matrix, "MOST", 16 * 32)
     monkeypatch.setattr(matrix, "MOST_COLUMNS", 32)
-    read = matrix.read_expert(opened, view, 0, 0, "up")
-    assert read.values.tobytes() == np.ascontiguousarray(dequantize(found)[:16, :32]).tobytes()
-    assert isinstance(found, QuantizedTensor)
+    found = matrix.find_expert(opened, view, 0, 0, "up")
+    read = matrix.read_part(found, matrix.choose_part(found, "window", 16, 32))
+    assert read.tobytes() == np.ascontiguousarray(dequantize(quantised)[16:32, 32:64]).tobytes()
+
+
+def read_down(opened, view):
+    found = matrix.find_expert(opened, view, 0, 0, "down")
+    return matrix.read_part(found, matrix.choose_part(found))
 
 
 @pytest.mark.parametrize(
@@ -118,14 +177,14 @@ def test_a_piece_of_a_packed_weight_is_the_piece_of_the_whole(monkeypatch):
 def test_what_cannot_be_decoded_is_said(code, changed):
     opened, view, _ = with_tensors(**changed)
     with pytest.raises(CheckpointError) as raised:
-        matrix.read_expert(opened, view, 0, 0, "down")
+        read_down(opened, view)
     assert raised.value.code == code
 
 
 def test_a_weight_that_there_is_not():
     opened, view = sample("tiny-moe-nvfp4-full")
     with pytest.raises(CheckpointError, match="Layer 0, expert 64") as raised:
-        matrix.read_expert(opened, view, 0, 64, "down")
+        matrix.find_expert(opened, view, 0, 64, "down")
     assert raised.value.code == "matrix.absent"
 
 
@@ -134,17 +193,10 @@ def test_a_weight_that_there_is_not():
     [
         ("matrix.small", floats((8, 64))),
         ("matrix.zero", floats((16, 16))),
-        ("matrix.layout", floats((256,))),
         ("matrix.not-finite", floats((16, 16), np.full((16, 16), np.inf))),
     ],
 )
 def test_other_matrices_that_cannot_be_compared(code, opened):
     with pytest.raises(CheckpointError) as raised:
-        matrix.read_matrix(opened, "a.weight")
+        matrix.compare_part(*by_name(opened, "a.weight"))
     assert raised.value.code == code
-
-
-def test_a_name_that_there_is_not():
-    with pytest.raises(CheckpointError) as raised:
-        matrix.read_matrix(floats((16, 16)), "b.weight")
-    assert raised.value.code == "checkpoint.no-tensor"

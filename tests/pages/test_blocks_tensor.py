@@ -1,0 +1,134 @@
+"""Any matrix of a reader's own checkpoint on the page of blocks: every layout, parts of large ones, what cannot be."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from nvfp4viz.checkpoint import canonical, tensor, write_checkpoint
+from nvfp4viz.errors import error_texts
+from nvfp4viz.serving import matrix
+from nvfp4viz.ui import explorer_open
+from tests.audit.layouts import LAYOUTS, ct_linear, fp8, linear, typed
+
+from .conftest import clean, texts
+
+PAGE = "blocks"
+BEST = f"{PAGE}.predict.best"
+RANDOM = np.random.default_rng(3)
+
+
+@pytest.fixture
+def look(open_page, tmp_path):
+    """The page with a checkpoint of ours open in the Explorer: the question is passed, the figure asked for."""
+
+    def go(tensors, config=None, quant=None, lang="en", **query):
+        write_checkpoint(tmp_path / "own", tensors, config=config, hf_quant_config=quant)
+        at = open_page(PAGE, lang=lang, part="error", data="checkpoint")
+        at.session_state["explorer.now"] = explorer_open.open_folder(tmp_path / "own", "upload")
+        for name, value in query.items():
+            key = name if name in ("layer", "expert", "projection") else f"{PAGE}.{name}"
+            at.session_state[key] = value
+        return clean(at.button(key=f"predict.skip.{BEST}").click().run())
+
+    return go
+
+
+def pictures(at):
+    return len(at.get("plotly_chart"))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=lambda layout: layout.id)
+def test_an_expert_of_every_layout_is_compared(look, layout):
+    at = look(layout.tensors(), layout.config, layout.quant, expert=7, projection=layout.kinds[-1])
+    assert pictures(at) == 1
+    assert f", {layout.block}, 64 × 32." in texts(at)
+    assert "All of it was measured." in texts(at)
+
+
+def floats(*shape):
+    return tensor(RANDOM.normal(size=shape).astype(ml_dtypes.bfloat16))
+
+
+MODULES = {
+    "attention in NVFP4": (linear("model.layers.0.self_attn.q_proj"), "weight", "NVFP4, 64 × 64."),
+    "dense MLP of compressed-tensors": (ct_linear("model.layers.0.mlp.up_proj"), "weight_packed", "NVFP4, 64 × 64."),
+    "shared expert": (linear("model.layers.0.mlp.shared_experts.down_proj"), "weight", "NVFP4, 64 × 64."),
+    "attention in FP8": (fp8("model.layers.0.self_attn.o_proj"), "weight", "F8_E4M3, 64 × 64, 64 × 64."),
+    "FP8 tiles of DeepSeek V4": (fp8("layers.0.attn.wq_a", "scale", "F8_E8M0"), "weight", "F8_E4M3, 64 × 64, 64 × 64."),
+    "router": ({"model.layers.0.mlp.gate.weight": floats(16, 64)}, "weight", "BF16, 16 × 64."),
+    "embedding": ({"model.embed_tokens.weight": floats(80, 64)}, "weight", "BF16, 80 × 64."),
+    "stack": ({"model.layers.0.mixer.many.weight": floats(3, 32, 64)}, "weight", "[0]`, BF16, 32 × 64."),
+}
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.parametrize("case", MODULES)
+def test_other_matrices_are_listed_and_compared(look, lang, case):
+    tensors, suffix, said = MODULES[case]
+    (name,) = [name for name in tensors if name.endswith(f".{suffix}")]
+    if case.startswith("FP8") or case.endswith("FP8"):  # ones alone would lose nothing in any direction
+        values = RANDOM.normal(size=(64, 64)).astype(ml_dtypes.float8_e4m3fn)
+        tensors = {**tensors, name: typed(values, "F8_E4M3")}
+    at = look(tensors, lang=lang, of="other", tensor=name)
+    assert name in at.selectbox(key=f"{PAGE}.tensor").options
+    assert pictures(at) == 1
+    said = said if lang == "en" else said.replace(", ", "，", 1).replace(".", "。")
+    assert said.replace("]`，", "]`, ").split(" × ")[-1] in texts(at)
+    assert name in texts(at)
+
+
+def test_a_matrix_of_a_stack_is_chosen_by_number(look):
+    tensors = MODULES["stack"][0]
+    at = look(tensors, of="other", tensor="model.layers.0.mixer.many.weight", stack=2)
+    assert "many.weight[2]`, BF16, 32 × 64." in texts(at)
+    assert at.number_input(key=f"{PAGE}.stack").max == 2
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.parametrize(
+    ("code", "item"),
+    [
+        ("matrix.dimensions", tensor(np.ones(64, np.float32))),
+        ("matrix.integer", tensor(np.ones((32, 32), np.int32))),
+        ("matrix.packing", tensor(np.ones((32, 32), np.uint8))),
+        ("matrix.small", floats(8, 64)),
+        ("matrix.zero", tensor(np.zeros((32, 32), np.float32))),
+    ],
+)
+def test_what_cannot_be_compared_is_said(look, lang, code, item):
+    at = look({"b.weight": floats(32, 32), "a.weight": item}, lang=lang, of="other", tensor="a.weight")
+    assert pictures(at) == 0
+    why = error_texts(lang)[code]["why"].split("{")[0]
+    assert why in texts(at)
+
+
+def test_a_part_of_a_large_matrix_is_chosen(look, monkeypatch):
+    monkeypatch.setattr(matrix, "MOST", 64 * 64)
+    monkeypatch.setattr(matrix, "MOST_COLUMNS", 64)
+    own = {"model.embed_tokens.weight": floats(200, 96)}
+    at = look(own, of="other", tensor="model.embed_tokens.weight", row=50, column=20)
+    assert "Measured: rows 48–111 and columns 16–79, 64 × 64 values" in texts(at)
+    at.session_state[f"{PAGE}.take"] = "spread"
+    clean(at.run())
+    assert "4 bands of 16 neighbouring rows, spread evenly over rows 0–191, with columns 0–63: 64 × 64" in texts(at)
+    at.session_state[f"{PAGE}.take"] = "whole"
+    clean(at.run())
+    assert pictures(at) == 0
+    clean(at.button(key=f"{PAGE}.measure").click().run())
+    assert pictures(at) == 1
+    assert "Measured: rows 0–191 and columns 0–95, 192 × 96 values" in texts(at)
+    clean(at.run())
+    assert pictures(at) == 1  # kept
+
+
+def test_a_part_is_no_question_where_the_whole_is_measured_at_once(look):
+    at = look({"model.embed_tokens.weight": floats(80, 64)}, of="other", tensor="model.embed_tokens.weight")
+    assert not [box for box in at.button_group if box.key == f"{PAGE}.take"]
+
+
+def test_scales_and_experts_are_not_in_the_list(tmp_path):
+    layout = LAYOUTS["modelopt, shared expert"]
+    opened = layout.open()
+    names = matrix.matrix_names(opened, canonical(opened))
+    assert names
+    assert not [name for name in names if "scale" in name or ".experts." in name]
