@@ -28,6 +28,7 @@ from nvfp4viz.errors import FormatError
 from nvfp4viz.formats import BLOCK, bf16_to_f32, f32_to_bf16
 from nvfp4viz.quant.api import dequantize, quantize
 from nvfp4viz.quant.compare import ErrorSummary, summarise
+from nvfp4viz.quant.reference import amax_scalar
 from nvfp4viz.quant.scales import amax, global_scale
 from nvfp4viz.quant.trace import trace_block
 from nvfp4viz.quant.types import BlockTrace, QuantizedTensor
@@ -79,12 +80,13 @@ class OnlineWeights:
         )
 
 
-def expert_scales(weights: Array, tops: F32 | None = None) -> F32:
+def expert_scales(weights: Array, tops: F32 | None = None, path: Literal["auto", "reference"] = "auto") -> F32:
     """Encode scale G (E,) float32 of each expert of ``weights (E, N, K)``.
 
     ``tops (E,)`` are maxima from elsewhere, as tensor-parallel ranks share them; by default the experts' own.
     """
-    own = np.array([amax(w) for w in weights], np.float32) if tops is None else tops
+    top = amax_scalar if path == "reference" else amax
+    own = np.array([top(w) for w in weights], np.float32) if tops is None else tops
     # The emulation's rule is torch's scalar / tensor with the same floor of 1e-8.
     return np.array([global_scale(top, "vllm-emulation") for top in own], np.float32)
 
@@ -139,7 +141,7 @@ def pack_online(
         raise FormatError("online.weights", shape=array.shape, dtype=array.dtype)
     if way not in WAYS:
         raise FormatError("online.way", way=way, known=", ".join(WAYS))
-    encode = expert_scales(array, tops)
+    encode = expert_scales(array, tops, path)
     with np.errstate(divide="ignore"):
         scale_2 = np.divide(ONE, encode, dtype=np.float32)
     if way == "direct":

@@ -16,16 +16,27 @@ version               encode scale                       factor is 0 where
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.errors import FormatError
-from nvfp4viz.formats import BLOCK, decode_e2m1, decode_e4m3, encode_e2m1, encode_e4m3
+from nvfp4viz.formats import (
+    BLOCK,
+    decode_e2m1,
+    decode_e4m3,
+    e2m1_code_scalar,
+    e4m3_byte_scalar,
+    encode_e2m1,
+    encode_e4m3,
+)
+from nvfp4viz.formats.cards import E2M1_VALUES
 from nvfp4viz.quant.nvfp4 import block_max
-from nvfp4viz.quant.rcp import rcp_approx_ftz
+from nvfp4viz.quant.rcp import rcp_approx_ftz, rcp_approx_ftz_scalar
+from nvfp4viz.quant.reference import block_max_scalar, clamp, scale_value
 
 Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
@@ -67,8 +78,10 @@ class TokenRows:
         return int(np.isnan(self.decoded).any(axis=1).sum())
 
 
-def quantize_tokens(rows: Array, version: str) -> TokenRows:
+def quantize_tokens(rows: Array, version: str, path: Literal["numpy", "reference"] = "numpy") -> TokenRows:
     """Quantise ``rows (R, K)``, BF16 or float32, as one version of the kernels does.
+
+    ``path="reference"`` goes number by number; equal bits.
 
     Raises
     ------
@@ -84,7 +97,9 @@ def quantize_tokens(rows: Array, version: str) -> TokenRows:
     x = np.asarray(rows).astype(np.float32)
     if x.shape[-1] % BLOCK:
         raise FormatError("quantize.block", k=x.shape[-1], block=BLOCK, recipe=version)
-    blocks = x.reshape(len(x), -1, BLOCK)
+    if path == "reference":
+        return _by_reference(x, version)
+    blocks = x.reshape(len(x), x.shape[-1] // BLOCK, BLOCK)
     tops = np.abs(x).max(axis=1, initial=0.0)
     with np.errstate(all="ignore"):
         if version == "megamoe":
@@ -131,5 +146,57 @@ def _megamoe(blocks: F32, tops: F32) -> TokenRows:
 
 def _rows(version: str, decode: F32, encode: F32, scales: U8, codes: U8) -> TokenRows:
     values = decode_e2m1(codes) * decode_e4m3(scales)[..., None] * decode[:, None, None]
-    flat = (len(codes), -1)
+    flat = (len(codes), codes.shape[1] * BLOCK)
     return TokenRows(version, decode, encode, scales, codes.reshape(flat), values.reshape(flat))
+
+
+# ------------------------------------------------------------------ one number at a time
+
+
+def _by_reference(x: F32, version: str) -> TokenRows:
+    decode, encode = np.zeros(len(x), np.float32), np.zeros(len(x), np.float32)
+    scales, codes = np.zeros((len(x), x.shape[1] // BLOCK), np.uint8), np.zeros(x.shape, np.uint8)
+    decoded = np.zeros(x.shape, np.float32)
+    one_block = _megamoe_block if version == "megamoe" else _block
+    with np.errstate(all="ignore"):
+        for r, row in enumerate(x):
+            decode[r], encode[r] = _token_scales(list(row), version)
+            for b in range(scales.shape[1]):
+                at = slice(b * BLOCK, (b + 1) * BLOCK)
+                scales[r, b], codes[r, at] = one_block(list(row[at]), decode[r], encode[r], version)
+                s = scale_value(int(scales[r, b]))
+                decoded[r, at] = [np.float32(E2M1_VALUES[code]) * s * decode[r] for code in codes[r, at]]
+    return TokenRows(version, decode, encode, scales, codes, decoded)
+
+
+def _token_scales(row: Sequence[np.float32], version: str) -> tuple[np.float32, np.float32]:
+    """``p`` and ``g`` of a row; a NaN in it makes both NaN."""
+    top = block_max_scalar(row, nan_wins=True) if row else np.float32(0)
+    if version == "megamoe":
+        p = (top if np.isnan(top) else max(top, np.float32(1e-12))) * BASE
+        return p, np.float32(1) / p
+    p = top * BASE
+    if version == "flashinfer-ieee":
+        g = np.float32(1) / p
+        return p, g if np.isnan(g) else min(g, _FLT_MAX)
+    return p, rcp_approx_ftz_scalar(p)
+
+
+def _block(x: Sequence[np.float32], p: np.float32, g: np.float32, version: str) -> tuple[int, list[int]]:
+    top = block_max_scalar(x, nan_wins=False)
+    ieee = version == "flashinfer-ieee"
+    rcp = rcp_approx_ftz_scalar
+    byte = e4m3_byte_scalar(float(g * (top / SIX if ieee else top * rcp(SIX))))
+    s = scale_value(byte)
+    factor = g / s if ieee else rcp(s * rcp(g))
+    if (top if version == "flashinfer-fb28d" else s) == 0:
+        factor = np.float32(0)
+    return byte, [e2m1_code_scalar(float(v * factor)) for v in x]
+
+
+def _megamoe_block(x: Sequence[np.float32], p: np.float32, g: np.float32, version: str) -> tuple[int, list[int]]:
+    v = [one / p for one in x]
+    asked = block_max_scalar(v, nan_wins=False) * np.float32(1 / 6)
+    byte = e4m3_byte_scalar(float(clamp(asked, 2.0**-9, 448.0)))
+    codes = [e2m1_code_scalar(float(one / scale_value(byte))) for one in v]
+    return byte, [0 if code == 8 else code for code in codes]

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from nvfp4viz.formats import bf16_bits_scalar, decode_e4m3, e2m1_code_scalar, e4m3_byte_scalar
 from nvfp4viz.quant.nvfp4 import CT_ZERO_SCALE, torchao_nan_code
@@ -51,6 +53,11 @@ def block_max_scalar(x: Elements, nan_wins: bool) -> np.float32:
     if not numbers or (nan_wins and len(numbers) < len(x)):
         return F(np.nan)
     return max(numbers)
+
+
+def amax_scalar(x: npt.NDArray[Any]) -> np.float32:
+    """Largest magnitude of a tensor with elements; NaN if one is there.  What `nvfp4viz.quant.amax` reads from bits."""
+    return block_max_scalar([F(value) for value in x.ravel()], nan_wins=True)
 
 
 def scale_value(byte: int) -> np.float32:

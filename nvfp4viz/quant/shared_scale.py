@@ -27,14 +27,16 @@ import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.errors import FormatError
-from nvfp4viz.formats import BLOCK, decode_e4m3, encode_e4m3
+from nvfp4viz.formats import BLOCK, decode_e4m3, e4m3_byte_scalar, encode_e4m3
 from nvfp4viz.quant.api import dequantize, quantize
 from nvfp4viz.quant.compare import ErrorSummary, summarise
+from nvfp4viz.quant.reference import amax_scalar, scale_value
 from nvfp4viz.quant.scales import amax, global_scale
 from nvfp4viz.quant.types import QuantizedTensor
 
 Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
+U8 = npt.NDArray[np.uint8]
 Way = Literal["own", "max", "first", "rerounded", "shared"]
 SHARE_WAYS: tuple[Way, ...] = get_args(Way)
 RECIPE = "modelopt"
@@ -71,7 +73,9 @@ class SharedPart:
     summary: ErrorSummary
 
 
-def share_scale(parts: Mapping[str, Array]) -> dict[Way, dict[str, SharedPart]]:
+def share_scale(
+    parts: Mapping[str, Array], path: Literal["auto", "reference"] = "auto"
+) -> dict[Way, dict[str, SharedPart]]:
     """Quantise each part by itself, then decode it in each of the five ways.
 
     Parameters
@@ -79,6 +83,8 @@ def share_scale(parts: Mapping[str, Array]) -> dict[Way, dict[str, SharedPart]]:
     parts
         Name to weight (N, K), bfloat16 or float32, finite and not all zero; the same K, a multiple of 16; in the order
         in which they are fused.
+    path
+        ``"reference"``: number by number; equal bits.
 
     Raises
     ------
@@ -95,27 +101,39 @@ def share_scale(parts: Mapping[str, Array]) -> dict[Way, dict[str, SharedPart]]:
     (0.25, [6.0, 3.0, 1.0, 0.0])
     """
     _check(parts)
-    tops = {name: amax(weight) for name, weight in parts.items()}
+    top = amax_scalar if path == "reference" else amax
+    reround = _reround_reference if path == "reference" else _reround
+    tops = {name: top(weight) for name, weight in parts.items()}
     scales = {name: global_scale(top, RECIPE) for name, top in tops.items()}
     most = max(scales.values())
     first = next(iter(scales.values()))
     found: dict[Way, dict[str, SharedPart]] = {way: {} for way in SHARE_WAYS}
     for name, weight in parts.items():
-        own = quantize(weight, recipe=RECIPE, global_scale=scales[name])
+        own = quantize(weight, recipe=RECIPE, global_scale=scales[name], path=path)
         ratio = scales[name] / most
         stored: dict[Way, QuantizedTensor] = {
             "own": own,
             "max": replace(own, global_scale=most),
             "first": replace(own, global_scale=first),
-            "rerounded": replace(own, global_scale=most, scales=encode_e4m3(decode_e4m3(own.scales) * ratio)),
-            "shared": quantize(weight, recipe=RECIPE, global_scale=most),
+            "rerounded": replace(own, global_scale=most, scales=reround(own.scales, ratio)),
+            "shared": quantize(weight, recipe=RECIPE, global_scale=most, path=path),
         }
         for way, one in stored.items():
-            factor = float(one.global_scale / scales[name]) if way in ("max", "first") else 1.0
-            decoded = dequantize(one)
+            with np.errstate(over="ignore"):  # parts of 1e-30 and 1e30: more than float32 can say
+                factor = float(one.global_scale / scales[name]) if way in ("max", "first") else 1.0
+            decoded = dequantize(one, path=path)
             summary = summarise(weight.astype(np.float32), decoded)
             found[way][name] = SharedPart(name, way, scales[name], one.global_scale, factor, one, decoded, summary)
     return found
+
+
+def _reround(scales: U8, ratio: np.float32) -> U8:
+    return encode_e4m3(decode_e4m3(scales) * ratio)
+
+
+def _reround_reference(scales: U8, ratio: np.float32) -> U8:
+    made = [e4m3_byte_scalar(float(scale_value(byte) * ratio)) for byte in scales.ravel().tolist()]
+    return np.array(made, np.uint8).reshape(scales.shape)
 
 
 def _check(parts: Mapping[str, Array]) -> None:

@@ -3,6 +3,8 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nvfp4viz.errors import FormatError
 from nvfp4viz.formats import decode_e4m3, encode_e4m3
@@ -16,6 +18,26 @@ def weights(*sizes, rows=8, columns=64, seed=0):
         name: (rng.standard_normal((rows, columns)) * size).astype(ml_dtypes.bfloat16)
         for name, size in zip("qkvz", sizes, strict=False)
     }
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.sampled_from([1e-30, 0.02, 1.0, 1.0, 3.0, 700.0, 1e30]), min_size=1, max_size=3),
+    st.booleans(),
+    st.integers(0, 2**32),
+)
+def test_both_paths_give_the_same_bits(sizes, wide, seed):
+    parts = weights(*sizes, rows=3, columns=32, seed=seed)
+    if wide:
+        parts = {name: weight.astype(np.float32) * np.float32(1.0001) for name, weight in parts.items()}
+    fast, slow = share_scale(parts), share_scale(parts, "reference")
+    for way in SHARE_WAYS:
+        for name in parts:
+            a, b = fast[way][name], slow[way][name]
+            assert (a.own_scale, a.used_scale, a.factor) == (b.own_scale, b.used_scale, b.factor)
+            assert a.quantized.packed.tobytes() == b.quantized.packed.tobytes()
+            assert a.quantized.scales.tobytes() == b.quantized.scales.tobytes()
+            assert a.decoded.tobytes() == b.decoded.tobytes()
 
 
 def test_equal_maxima_make_all_ways_the_same_bits():
