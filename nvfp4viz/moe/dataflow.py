@@ -7,6 +7,8 @@ rows of one expert side by side, so a dispatcher counts the rows, gives each exp
 
 The kernel fills the maps with atomics, so the order of rows *inside* an expert changes from run to run there.  A row's
 values do not depend on its place; here the order is by token, then by rank among the token's experts.
+
+The functions that end in ``_reference`` go route by route and number by number; equal bits (tested).
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+
+from nvfp4viz.formats import bf16_bits_scalar
 
 SCALE_ROW_TILE = 128
 """Block scales are stored in tiles of 128 rows, so each expert's scale rows start at a multiple of this."""
@@ -168,7 +172,8 @@ def combine_routes(routes: Array, weights: Array) -> Array:
     (T, H) bfloat16
     """
     w = round_bf16(np.asarray(weights, np.float32)).astype(np.float32)
-    products = round_bf16(routes.astype(np.float32) * w[:, :, None])
+    with np.errstate(invalid="ignore", over="ignore"):
+        products = round_bf16(routes.astype(np.float32) * w[:, :, None])
     return sum_routes(products)
 
 
@@ -184,3 +189,94 @@ def sum_routes(products: Array) -> Array:
 def nan_rows(x: Array) -> npt.NDArray[np.bool_]:
     """Which rows of a BF16 matrix hold a NaN."""
     return np.asarray(((x.view(np.uint16) & 0x7FFF) > 0x7F80).any(axis=1))
+
+
+# ------------------------------------------------------------------ one route at a time
+
+
+def plan_dispatch_reference(
+    ids: Array, experts: int, *, n1: int, n: int, k: int, expert_map: Array | None = None
+) -> Dispatch:
+    """`plan_dispatch`: every expert gathers its routes in a list, and the lists lie one behind the other."""
+    tokens, top_k = ids.shape
+    local = [[int(e) if expert_map is None else int(expert_map[e]) for e in row] for row in ids]
+    routes_of: list[list[tuple[int, int]]] = [[] for _ in range(experts)]
+    for token, row in enumerate(local):
+        for rank, expert in enumerate(row):
+            if expert >= 0:
+                routes_of[expert].append((token, rank))
+    a_map, c_map = [-1] * (tokens * top_k), [tokens * top_k] * (tokens * top_k)
+    expert_offsets, blockscale_offsets, row_expert = [0], [0], []
+    for expert, routes in enumerate(routes_of):
+        for token, rank in routes:
+            a_map[len(row_expert)] = token
+            c_map[token * top_k + rank] = len(row_expert)
+            row_expert.append(expert)
+        expert_offsets.append(len(row_expert))
+        tiles = (len(routes) + SCALE_ROW_TILE - 1) // SCALE_ROW_TILE
+        blockscale_offsets.append(blockscale_offsets[-1] + tiles * SCALE_ROW_TILE)
+    counts = [len(routes) for routes in routes_of]
+
+    def i32(values: list[Any], *shape: int) -> I32:
+        return np.array(values, np.int32).reshape(shape or (len(values),))
+
+    return Dispatch(
+        ids=i32(ids.tolist(), tokens, top_k),
+        local_ids=i32(local, tokens, top_k),
+        counts=i32(counts),
+        problem_sizes1=i32([(m, n1, k) for m in counts], experts, 3),
+        problem_sizes2=i32([(m, k, n) for m in counts], experts, 3),
+        expert_offsets=i32(expert_offsets),
+        blockscale_offsets=i32(blockscale_offsets),
+        a_map=i32(a_map),
+        c_map=i32(c_map),
+        row_expert=i32(row_expert),
+    )
+
+
+def shuffle_rows_reference(x: Array, row_map: Array) -> Array:
+    """`shuffle_rows`, row by row."""
+    out = np.zeros((len(row_map), *x.shape[1:]), x.dtype)
+    for row, source in enumerate(row_map.tolist()):
+        if 0 <= source < len(x):
+            out[row] = x[source]
+    return out
+
+
+def round_bf16_scalar(x: np.float32) -> int:
+    """`round_bf16` of one number, as bits.
+
+    >>> [hex(round_bf16_scalar(np.float32(x))) for x in (1.00390625, -np.nan)]
+    ['0x3f80', '0x7fff']
+    """
+    return CANONICAL_BF16_NAN if np.isnan(x) else bf16_bits_scalar(float(x))
+
+
+def widen_bf16_scalar(bits: int) -> np.float32:
+    """The float32 of BF16 bits."""
+    return np.float32(np.array(bits << 16, np.uint32).view(np.float32)[()])
+
+
+def sum_routes_scalar(products: list[int]) -> int:
+    """`sum_routes` of one output, from bits to bits."""
+    total = np.float32(0)
+    for bits in products:
+        total = np.float32(total + widen_bf16_scalar(bits))
+    return round_bf16_scalar(total)
+
+
+def weighed_scalar(route: int, weight: np.float32) -> int:
+    """A route's output times its routing weight: the weight rounded to BF16, and the product again; bits to bits."""
+    w = widen_bf16_scalar(round_bf16_scalar(weight))
+    return round_bf16_scalar(np.float32(widen_bf16_scalar(route) * w))
+
+
+def combine_routes_reference(routes: Array, weights: Array) -> Array:
+    """`combine_routes`, output by output."""
+    bits, w = routes.view(np.uint16), np.asarray(weights, np.float32)
+    out = np.zeros((routes.shape[0], routes.shape[2]), np.uint16)
+    with np.errstate(all="ignore"):
+        for token, h in np.ndindex(out.shape):
+            products = [weighed_scalar(int(bits[token, j, h]), w[token, j]) for j in range(routes.shape[1])]
+            out[token, h] = sum_routes_scalar(products)
+    return out.view(ml_dtypes.bfloat16)

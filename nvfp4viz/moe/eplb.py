@@ -93,6 +93,14 @@ def keep_slots_reference(new: Sequence[int], old: Sequence[int], ranks: int) -> 
     return kept
 
 
+def total_load(load: Sequence[float]) -> float:
+    """The float64 sum, first to last; Python's own ``sum`` carries what was rounded away since 3.12."""
+    total = 0.0
+    for one in load:
+        total += one
+    return total
+
+
 def rebalance_reference(
     load: Sequence[float], slots: int, ranks: int, groups: int = 1, nodes: int = 1, old: Sequence[int] | None = None
 ) -> list[int]:
@@ -104,7 +112,7 @@ def rebalance_reference(
     if groups % nodes:
         groups = nodes = 1
     size = len(load) // groups
-    node_of, place_in = pack_reference([sum(load[g * size : (g + 1) * size]) for g in range(groups)], nodes)
+    node_of, place_in = pack_reference([total_load(load[g * size : (g + 1) * size]) for g in range(groups)], nodes)
     found: list[int] = []
     for node in range(nodes):
         mine = sorted((g for g in range(groups) if node_of[g] == node), key=lambda g: place_in[g])
@@ -203,7 +211,8 @@ def rebalance(load: Array, slots: int, ranks: int, groups: int = 1, nodes: int =
     if slots % ranks or ranks % nodes or experts % groups:
         raise InputError("eplb.uneven", slots=slots, ranks=ranks, nodes=nodes, experts=experts, groups=groups)
     size = experts // groups
-    node_of, place_in = pack(weights.reshape(layers, groups, size).sum(axis=2), nodes)
+    # A running sum, because NumPy's own pairs its terms; and two groups of equal load must stay equal.
+    node_of, place_in = pack(np.cumsum(weights.reshape(layers, groups, size), axis=2)[:, :, -1], nodes)
     by_node = np.argsort(node_of * groups + place_in, axis=1, kind="stable")
     ordered = (by_node[:, :, None] * size + np.arange(size)).reshape(layers * nodes, -1)  # experts of each node
     mine = np.take_along_axis(np.repeat(weights, nodes, axis=0), ordered, axis=1)

@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.formats import (
-    bf16_bits_scalar,
     e4m3_byte_scalar,
     interleaved_row,
     ue8m0_byte_scalar,
     ue8m0_place,
     utccp_row,
 )
+from nvfp4viz.moe.dataflow import round_bf16_scalar, sum_routes_scalar, widen_bf16_scalar
 from nvfp4viz.moe.mega_kernel import E4M3_MAX, GROUP, INVERSE_448, STAGING_FLOOR, MegaExperts, MegaRun, stage_tokens
 from nvfp4viz.quant import mma_step_k32_reference
 
@@ -29,19 +29,6 @@ Array = npt.NDArray[Any]
 U8 = npt.NDArray[np.uint8]
 U32 = npt.NDArray[np.uint32]
 F = np.float32
-
-ONE_NAN = 0x7FFF
-"""The BF16 that CUDA's conversion makes of every NaN."""
-
-
-def bf16(x: np.float32) -> int:
-    """BF16 bits as CUDA's conversion writes them."""
-    return ONE_NAN if math.isnan(x) else bf16_bits_scalar(float(x))
-
-
-def widened(bits: int) -> np.float32:
-    """The float32 of BF16 bits."""
-    return F(np.array(bits << 16, np.uint32).view(np.float32)[()])
 
 
 def group_max(x: Sequence[np.float32]) -> np.float32:
@@ -70,8 +57,8 @@ def requantize_group(y: Sequence[np.float32]) -> tuple[list[int], int]:
 
 def clamp_pair(gate: np.float32, up: np.float32, limit: float) -> tuple[np.float32, np.float32]:
     """Both accumulators rounded to BF16; a NaN gate becomes the limit, a NaN up minus the limit."""
-    bound = widened(bf16(F(limit)))
-    g, u = widened(bf16(gate)), widened(bf16(up))
+    bound = widen_bf16_scalar(round_bf16_scalar(F(limit)))
+    g, u = widen_bf16_scalar(round_bf16_scalar(gate)), widen_bf16_scalar(round_bf16_scalar(up))
     g = bound if math.isnan(g) else min(g, bound)
     u = -bound if math.isnan(u) else min(max(u, -bound), bound)
     return g, u
@@ -124,16 +111,8 @@ def route(
     made["y_scales"] = [byte for _, byte in groups]
     y = np.array(made["y_codes"], np.uint8), np.array(made["y_scales"], np.uint8)
     made["sums"] = [product(*y, w2, w2_words, h) for h in range(len(w2))]
-    made["routes"] = [bf16(value) for value in made["sums"]]
+    made["routes"] = [round_bf16_scalar(value) for value in made["sums"]]
     return made
-
-
-def combine(routes: Sequence[int]) -> int:
-    """BF16 of the f32 sum of a token's BF16 results, in the order of its experts."""
-    total = F(0)
-    for bits in routes:
-        total = F(total + widened(bits))
-    return bf16(total)
 
 
 def run(x: Array, ids: Array, weights: npt.NDArray[np.float32], experts: MegaExperts) -> MegaRun:
@@ -157,6 +136,6 @@ def run(x: Array, ids: Array, weights: npt.NDArray[np.float32], experts: MegaExp
                 made[name][r] = values
         by_token = made["routes"].reshape(*ids.shape, hidden)
         for token, h in np.ndindex(out.shape):
-            out[token, h] = combine(by_token[token, :, h].tolist())
+            out[token, h] = sum_routes_scalar(by_token[token, :, h].tolist())
     made["routes"] = made["routes"].view(ml_dtypes.bfloat16)
     return MegaRun(ids, weights, x_codes, x_scales, **made, out=out.view(ml_dtypes.bfloat16))

@@ -16,6 +16,8 @@ way         dispatch                                                    combine
 
 Only ``routes`` keeps the bits of one process: the home rank adds the k rows in the order of the token's own experts, as
 `combine_routes` does, whatever rank they came from.  A partial sum is rounded to BF16 on its way (`combine_by_rank`).
+
+The functions that end in ``_reference`` count and add one by one; equal results (tested).
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.errors import InputError
-from nvfp4viz.moe.dataflow import combine_routes, round_bf16, sum_routes
+from nvfp4viz.moe.dataflow import combine_routes, round_bf16, sum_routes, sum_routes_scalar, weighed_scalar
 from nvfp4viz.moe.experts import W4A4Experts
 
 Array = npt.NDArray[Any]
@@ -142,6 +144,15 @@ def choose_slots(ids: Array, placement: Placement, first: int = 0) -> I32:
     return placement.table()[ids, replica.astype(np.int64)]
 
 
+def choose_slots_reference(ids: Array, placement: Placement, first: int = 0) -> I32:
+    """`choose_slots`, one route at a time."""
+    slots = np.zeros(ids.shape, np.int32)
+    for (token, rank), expert in np.ndenumerate(ids):
+        mine = [slot for slot, held in enumerate(placement.slots.tolist()) if held == expert]
+        slots[token, rank] = mine[replica_of(first + token, len(mine))]
+    return slots
+
+
 def home_ranks(tokens: int, ranks: int) -> I32:
     """(T,) int32: the rank that owns each token; neighbouring tokens share a rank, sizes differ by one at most.
 
@@ -230,6 +241,21 @@ def exchange(slots: Array, placement: Placement, home: Array | None = None) -> E
     routes = np.bincount(pairs.ravel(), minlength=ranks * ranks).reshape(ranks, ranks)
     tokens = np.bincount(home, minlength=ranks)
     return Exchange(routes, copies, tokens, np.bincount(slots.ravel(), minlength=len(placement.slots)))
+
+
+def exchange_reference(slots: Array, placement: Placement, home: Array) -> Exchange:
+    """`exchange`, one route at a time."""
+    ranks = placement.ranks
+    routes, copies = np.zeros((ranks, ranks), np.int64), np.zeros((ranks, ranks), np.int64)
+    tokens, slot_rows = np.zeros(ranks, np.int64), np.zeros(len(placement.slots), np.int64)
+    for at, chosen in zip(home.tolist(), slots.tolist(), strict=True):
+        tokens[at] += 1
+        for slot in chosen:
+            routes[at, slot // placement.slots_per_rank] += 1
+            slot_rows[slot] += 1
+        for there in {slot // placement.slots_per_rank for slot in chosen}:
+            copies[at, there] += 1
+    return Exchange(routes, copies, tokens, slot_rows)
 
 
 def row_bytes(hidden: int, payload: str) -> int:
@@ -327,3 +353,18 @@ def combine_by_rank(routes: Array, weights: Array, ranks: Array) -> Array:
     zero = np.zeros_like(products)
     partial = [sum_routes(np.where((ranks == rank)[:, :, None], products, zero)) for rank in range(count)]
     return sum_routes(np.stack(partial, axis=1))
+
+
+def combine_by_rank_reference(routes: Array, weights: Array, ranks: Array) -> Array:
+    """`combine_by_rank`, output by output."""
+    bits, w = routes.view(np.uint16), np.asarray(weights, np.float32)
+    out = np.zeros((routes.shape[0], routes.shape[2]), np.uint16)
+    last = int(np.max(ranks, initial=-1))
+    with np.errstate(all="ignore"):
+        for token, h in np.ndindex(out.shape):
+            partial = []
+            for rank in range(last + 1):
+                mine = [j for j in range(routes.shape[1]) if ranks[token, j] == rank]
+                partial.append(sum_routes_scalar([weighed_scalar(int(bits[token, j, h]), w[token, j]) for j in mine]))
+            out[token, h] = sum_routes_scalar(partial)
+    return out.view(routes.dtype)

@@ -1,43 +1,73 @@
 """Routes to permuted rows and back: counts, offsets, maps, and where the weighted sum rounds."""
 
+from dataclasses import fields
+
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from nvfp4viz.moe import combine_routes, plan_dispatch, round_bf16, shuffle_rows
+from nvfp4viz.moe import Dispatch, combine_routes, dataflow, plan_dispatch, round_bf16, shuffle_rows
 
 RNG = np.random.default_rng(11)
 
 
-def plan_by_loops(ids, experts):
-    """The dispatch of `serving-vllm.md` section 6, said with lists."""
-    per_expert = [[] for _ in range(experts)]
-    for token, chosen in enumerate(ids):
-        for rank, expert in enumerate(chosen):
-            if expert >= 0:
-                per_expert[expert].append((token, rank))
-    order = [route for routes in per_expert for route in routes]
-    top_k = len(ids[0])
-    c_map = [len(ids) * top_k] * (len(ids) * top_k)
-    for position, (token, rank) in enumerate(order):
-        c_map[token * top_k + rank] = position
-    return [len(routes) for routes in per_expert], [token for token, _ in order], c_map
+def same_plan(ids, experts, expert_map=None):
+    sizes = {"n1": 128, "n": 64, "k": 96, "expert_map": expert_map}
+    fast, slow = plan_dispatch(ids, experts, **sizes), dataflow.plan_dispatch_reference(ids, experts, **sizes)
+    for field in fields(Dispatch):
+        a, b = getattr(fast, field.name), getattr(slow, field.name)
+        assert a.dtype == b.dtype == np.int32
+        np.testing.assert_array_equal(a, b, field.name, strict=True)
+    return fast
 
 
-@pytest.mark.parametrize(("tokens", "top_k", "experts"), [(1, 4, 64), (7, 2, 3), (60, 4, 64), (300, 1, 2)])
-def test_a_plan_is_what_the_loops_say(tokens, top_k, experts):
-    ids = np.stack([RNG.permutation(experts)[:top_k] for _ in range(tokens)])
-    plan = plan_dispatch(ids, experts, n1=128, n=64, k=96)
-    counts, a_map, c_map = plan_by_loops(ids.tolist(), experts)
-    assert plan.counts.tolist() == counts
-    assert plan.a_map.tolist() == a_map
-    assert plan.c_map.tolist() == c_map
-    assert plan.problem_sizes1.tolist() == [[m, 128, 96] for m in counts]
-    assert plan.problem_sizes2.tolist() == [[m, 96, 64] for m in counts]
-    assert plan.expert_offsets.tolist() == [sum(counts[:e]) for e in range(experts + 1)]
-    padded = [(m + 127) // 128 * 128 for m in counts]
-    assert plan.blockscale_offsets.tolist() == [sum(padded[:e]) for e in range(experts + 1)]
-    assert plan.row_expert.tolist() == [e for e, m in enumerate(counts) for _ in range(m)]
+@pytest.mark.parametrize(("tokens", "top_k", "experts"), [(1, 4, 64), (7, 2, 3), (60, 4, 64), (300, 1, 2), (0, 4, 8)])
+def test_a_plan_is_what_the_lists_say(tokens, top_k, experts):
+    ids = np.array([RNG.permutation(experts)[:top_k] for _ in range(tokens)], int).reshape(tokens, top_k)
+    plan = same_plan(ids, experts)
+    assert sorted(plan.c_map.tolist()) == list(range(tokens * top_k))
+    assert (ids.ravel()[np.argsort(plan.c_map, kind="stable")] == plan.row_expert).all()
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(0, 40), st.integers(1, 5), st.integers(1, 12), st.integers(0, 2**32))
+def test_plans_of_one_rank_of_several(tokens, top_k, experts, seed):
+    """Some experts elsewhere, a token's experts perhaps the same: whatever a caller gives."""
+    rng = np.random.default_rng(seed)
+    here = rng.permutation(experts)[: rng.integers(1, experts + 1)]
+    expert_map = np.full(experts, -1)
+    expert_map[here] = np.arange(len(here))
+    same_plan(rng.integers(0, experts, (tokens, top_k)), len(here), expert_map)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 6), st.integers(0, 4), st.lists(st.integers(-3, 8), max_size=9))
+def test_rows_move_alike_on_both_paths(rows, columns, row_map):
+    x = np.random.default_rng(rows).standard_normal((rows, columns)).astype(ml_dtypes.bfloat16)
+    row_map = np.array(row_map, np.int32)
+    np.testing.assert_array_equal(
+        shuffle_rows(x, row_map).view(np.uint16), dataflow.shuffle_rows_reference(x, row_map).view(np.uint16)
+    )
+
+
+EDGES = np.array([0, 0x8000, 0x7F80, 0xFF80, 0x7FC0, 0xFFC1, 0x7F7F, 1, 0x3F80], np.uint16).view(ml_dtypes.bfloat16)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 4), st.integers(1, 5), st.integers(1, 12), st.floats(0, 1), st.integers(0, 2**32))
+def test_sums_are_the_same_bits_on_both_paths(tokens, top_k, hidden, share, seed):
+    rng = np.random.default_rng(seed)
+    shape = (tokens, top_k, hidden)
+    routes = (rng.standard_normal(shape) * 2.0 ** rng.integers(-130, 120, shape)).astype(ml_dtypes.bfloat16)
+    spots = rng.random(shape) < share / 3
+    routes[spots] = rng.choice(EDGES, int(spots.sum()))
+    weights = np.where(rng.random(shape[:2]) < share / 3, rng.choice(EDGES, shape[:2]), rng.random(shape[:2]))
+    weights = weights.astype(np.float32)
+    fast, slow = combine_routes(routes, weights), dataflow.combine_routes_reference(routes, weights)
+    assert fast.dtype == slow.dtype
+    np.testing.assert_array_equal(fast.view(np.uint16), slow.view(np.uint16), strict=True)
 
 
 def test_experts_of_another_rank_leave_zero_rows():
@@ -70,13 +100,7 @@ def test_the_weighted_sum_rounds_three_times():
     routes = RNG.standard_normal((50, 4, 32)).astype(ml_dtypes.bfloat16)
     weights = RNG.random((50, 4)).astype(np.float32)
     out = combine_routes(routes, weights)
-    for t in range(50):
-        for h in range(32):
-            total = np.float32(0)
-            for j in range(4):
-                w = np.float32(ml_dtypes.bfloat16(weights[t, j]))
-                total = np.float32(total + np.float32(ml_dtypes.bfloat16(np.float32(routes[t, j, h]) * w)))
-            assert out[t, h] == ml_dtypes.bfloat16(total)
+    assert out.tobytes() == dataflow.combine_routes_reference(routes, weights).tobytes()
     once = np.einsum("tkh,tk->th", routes.astype(np.float64), weights.astype(np.float64))
     assert (out != once.astype(ml_dtypes.bfloat16)).any()
 

@@ -4,6 +4,8 @@ import doctest
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nvfp4viz.errors import InputError
 from nvfp4viz.moe import eplb
@@ -37,6 +39,79 @@ def test_both_forms_are_equal(tied, groups, nodes, ranks, redundant):
             for at, row in enumerate(load.tolist())
         ]
         assert fast.tolist() == plain
+
+
+LOADS = st.sampled_from(["many equal", "all zero", "integers", "fractions", "huge"])
+
+
+def loads(kind, rng, shape):
+    return {
+        "many equal": lambda: rng.integers(0, 3, shape).astype(float),
+        "all zero": lambda: np.zeros(shape),
+        "integers": lambda: rng.integers(0, 10**6, shape).astype(float),
+        "fractions": lambda: rng.random(shape),
+        "huge": lambda: rng.random(shape) * 2.0 ** rng.integers(-900, 900, shape),
+    }[kind]()
+
+
+@settings(deadline=None, max_examples=100)
+@given(LOADS, st.integers(1, 3), st.integers(1, 6), st.integers(1, 7), st.integers(0, 2**32))
+def test_packing_is_the_same_on_both_paths(kind, layers, packs, room, seed):
+    weights = loads(kind, np.random.default_rng(seed), (layers, packs * room))
+    packs_of, places = eplb.pack(weights, packs)
+    plain = [eplb.pack_reference(row, packs) for row in weights.tolist()]
+    assert packs_of.tolist() == [pack for pack, _ in plain]
+    assert places.tolist() == [place for _, place in plain]
+    assert all(sorted(zip(*one, strict=True)) == [(p, at) for p in range(packs) for at in range(room)] for one in plain)
+
+
+@settings(deadline=None, max_examples=100)
+@given(LOADS, st.integers(1, 3), st.integers(1, 12), st.integers(0, 15), st.integers(0, 2**32))
+def test_replication_is_the_same_on_both_paths(kind, layers, experts, redundant, seed):
+    load = loads(kind, np.random.default_rng(seed), (layers, experts))
+    owners, counts = eplb.replicate(load, experts + redundant)
+    plain = [eplb.replicate_reference(row, experts + redundant) for row in load.tolist()]
+    assert owners.tolist() == [owner for owner, _ in plain]
+    assert counts.tolist() == [count for _, count in plain]
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 6), st.integers(1, 8), st.integers(0, 2**32))
+def test_slots_are_kept_alike_on_both_paths(layers, ranks, size, experts, seed):
+    rng = np.random.default_rng(seed)
+    new, old = rng.integers(0, experts, (2, layers, ranks * size))
+    kept = eplb.keep_slots(new, old, ranks)
+    rows = zip(new.tolist(), old.tolist(), strict=True)
+    assert kept.tolist() == [eplb.keep_slots_reference(coming, was, ranks) for coming, was in rows]
+    assert (np.sort(kept.reshape(layers, ranks, -1)) == np.sort(new.reshape(layers, ranks, -1))).all()
+
+
+@settings(deadline=None, max_examples=60)
+@given(LOADS, st.integers(1, 2), st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2), (4, 4)]), st.integers(0, 3),
+       st.booleans(), st.integers(0, 2**32))  # fmt: skip
+def test_whole_placements_are_the_same_on_both_paths(kind, layers, cut, spare, before, seed):
+    rng = np.random.default_rng(seed)
+    (ranks, nodes), groups = cut, int(rng.choice([1, 2, 4]))
+    experts = 8 * int(rng.integers(1, 3))
+    slots = experts + spare * 4
+    load = loads(kind, rng, (layers, experts))
+    old = rng.integers(0, experts, (layers, slots)) if before else None
+    fast = eplb.rebalance(load, slots, ranks, groups, nodes, old)
+    olds = old.tolist() if before else [None] * layers
+    plain = [
+        eplb.rebalance_reference(row, slots, ranks, groups, nodes, was)
+        for row, was in zip(load.tolist(), olds, strict=True)
+    ]
+    assert fast.tolist() == plain
+
+
+def test_groups_whose_sums_depend_on_the_order_are_packed_alike():
+    """Fractions in another order: a last place decides which of two groups is heavier."""
+    rng = np.random.default_rng(0)
+    load = np.concatenate([rng.permuted(np.tile(rng.random(16), (200, 1)), axis=1) for _ in range(2)] * 2, axis=1)
+    load[:, 32:] = rng.permuted(load[:, 32:].reshape(200, 2, 16), axis=2).reshape(200, 32)
+    fast = eplb.rebalance(load, 64, 4, groups=4, nodes=2)
+    assert fast.tolist() == [eplb.rebalance_reference(row, 64, 4, groups=4, nodes=2) for row in load.tolist()]
 
 
 @pytest.mark.parametrize("redundant", [0, 4, 16])

@@ -2,10 +2,13 @@
 
 import doctest
 import itertools
+from dataclasses import fields
 
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nvfp4viz.errors import InputError
 from nvfp4viz.moe import combine_routes, overlap, parallel, plan_dispatch
@@ -55,13 +58,47 @@ def test_a_token_takes_the_replica_that_its_index_hashes_to():
     placed = Placement(np.int32([0, 1, 2, 0, 0, 1]), 3, 3)
     ids = routed(500, 3, 2)
     slots = choose_slots(ids, placed, first=7)
-    for token, (chosen, found) in enumerate(zip(ids.tolist(), slots.tolist(), strict=True)):
-        for expert, slot in zip(chosen, found, strict=True):
-            mine = [p for p, held in enumerate(placed.slots) if held == expert]
-            assert slot == mine[parallel.replica_of(token + 7, len(mine))]
+    np.testing.assert_array_equal(slots, parallel.choose_slots_reference(ids, placed, first=7), strict=True)
     # three replicas share the work, none by more than a few rows
     rows = np.bincount(slots[ids == 0], minlength=6)[[0, 3, 4]]
     assert rows.max() - rows.min() < 0.1 * rows.sum()
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    st.integers(0, 30),
+    st.integers(1, 4),
+    st.integers(1, 9),
+    st.integers(1, 4),
+    st.integers(0, 2**40),
+    st.integers(0, 2**32),
+)
+def test_any_placement_is_used_and_counted_alike_on_both_paths(tokens, top_k, experts, ranks, first, seed):
+    rng = np.random.default_rng(seed)
+    spare = -experts % ranks + ranks * int(rng.integers(0, 3))
+    slots = rng.permutation(np.concatenate([np.arange(experts), rng.integers(0, experts, spare)])).astype(np.int32)
+    placed = Placement(slots, ranks, experts)
+    ids = rng.integers(0, experts, (tokens, top_k))
+    chosen = choose_slots(ids, placed, first)
+    np.testing.assert_array_equal(chosen, parallel.choose_slots_reference(ids, placed, first), strict=True)
+    for home in (home_ranks(tokens, ranks), rng.integers(0, ranks, tokens)):
+        found, counted = exchange(chosen, placed, home), parallel.exchange_reference(chosen, placed, home)
+        for field in fields(parallel.Exchange):
+            np.testing.assert_array_equal(getattr(found, field.name), getattr(counted, field.name), strict=True)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 4), st.integers(1, 5), st.integers(1, 4), st.integers(0, 2**32))
+def test_partial_sums_are_the_same_bits_on_both_paths(tokens, top_k, ranks, seed):
+    rng = np.random.default_rng(seed)
+    routes = (rng.standard_normal((tokens, top_k, 6)) * 2.0 ** rng.integers(-9, 9, (tokens, top_k, 1))).astype(
+        ml_dtypes.bfloat16
+    )
+    routes[rng.random(routes.shape) < 0.03] = np.nan
+    weights, there = rng.random((tokens, top_k)).astype(np.float32), rng.integers(0, ranks, (tokens, top_k))
+    fast = parallel.combine_by_rank(routes, weights, there)
+    slow = parallel.combine_by_rank_reference(routes, weights, there)
+    np.testing.assert_array_equal(bits(fast), bits(slow), strict=True)
 
 
 def test_indices_beyond_32_bits_wrap_as_they_do_in_the_kernel():
@@ -74,15 +111,9 @@ def test_an_exchange_is_what_counting_by_hand_says(tokens, ranks, redundant):
     placed = place(8, ranks, redundant=redundant)
     slots = choose_slots(routed(tokens, 8, 3), placed)
     found, home = exchange(slots, placed), home_ranks(tokens, ranks)
-    routes, copies = np.zeros((ranks, ranks), int), np.zeros((ranks, ranks), int)
-    for token, chosen in enumerate(slots.tolist()):
-        there = [slot // placed.slots_per_rank for slot in chosen]
-        for rank in there:
-            routes[home[token], rank] += 1
-        for rank in set(there):
-            copies[home[token], rank] += 1
-    assert np.array_equal(found.routes, routes)
-    assert np.array_equal(found.copies, copies)
+    counted = parallel.exchange_reference(slots, placed, home)
+    assert np.array_equal(found.routes, counted.routes)
+    assert np.array_equal(found.copies, counted.copies)
     assert found.rank_rows.sum() == 3 * tokens
     assert np.array_equal(found.slot_rows, np.bincount(slots.ravel(), minlength=len(placed.slots)))
     for way in WAYS:
