@@ -174,8 +174,8 @@ class RemoteSource(ABC):
             self._versions[file] = None
 
     def forget(self) -> None:
-        """Drop what is held of files; it can be fetched again."""
-        self._held.clear()
+        """Drop long headers and a long index; what came at first sight stays, side files and small shards' scalars."""
+        self._held = {file: data for file, data in self._held.items() if len(data) <= FIRST}
 
     def _look(self, files: Iterable[str]) -> None:
         """Sizes and first bytes of files not seen before."""

@@ -17,14 +17,22 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
+from nvfp4viz.checkpoint.pace import Pace
 from nvfp4viz.checkpoint.problems import printable
 from nvfp4viz.errors import CheckpointError
 
 # Attempts that bring nothing before a range is given up, and the first pause between them in seconds.
 TRIES, PAUSE = 3, 0.25
+# More of them while others are answered: the number of requests at a time has to be halved six times from 64 to 1.
+HALVINGS = 6
+# Seconds that a server may ask for before the next attempt.
+MOST_PAUSE = 30.0
 CHUNK = 1 << 16
 # Answers of up to so many bytes are all waiting and no transfer: so many times as many are asked for at a time.
 SMALL, MORE = 4096, 4
+# Errors of a host that says nothing, and those of them that cost a whole timeout.
+SILENT = ("source.timeout", "source.no-answer", "source.connection", "source.cut")
+UNHEARD = ("source.timeout", "source.no-answer")
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d{1,19})-(\d{1,19})|\*)/(\d{1,19}|\*)$")
 
 
@@ -74,11 +82,14 @@ def version_of(headers: Mapping[str, str]) -> str | None:
 
 
 class _Interrupted(Exception):
-    """The attempt failed in a way that another may mend; ``error`` is for when none does."""
+    """The attempt failed in a way that another may mend; ``error`` is for when none does.
 
-    def __init__(self, error: CheckpointError) -> None:
+    ``pause`` is how many seconds the server asks to wait, ``busy`` says that fewer requests at a time may help.
+    """
+
+    def __init__(self, error: CheckpointError, pause: float = 0.0, busy: bool = True) -> None:
         super().__init__()
-        self.error = error
+        self.error, self.pause, self.busy = error, pause, busy
 
 
 class Transport:
@@ -89,7 +100,7 @@ class Transport:
     timeout
         Seconds without a byte (and seconds to connect) after which a server counts as silent.
     parallel
-        Requests at a time; four times as many where all are for a few bytes.
+        Most requests at a time; four times as many where all are for a few bytes.  See also `Pace`.
     headers
         Sent with every request to the address itself; credentials among them do not follow a redirect elsewhere.
     """
@@ -102,6 +113,7 @@ class Transport:
         limits = aiohttp.ClientTimeout(total=None, sock_connect=timeout, sock_read=timeout)
         options = {"timeout": limits, "trust_env": True, "auto_decompress": False}
         self._fs = HTTPFileSystem(client_kwargs=options, skip_instance_cache=True)
+        self._pace = Pace()
         self.received: dict[str, int] = {}
 
     def fetch(
@@ -132,14 +144,24 @@ class Transport:
         self, wanted: Sequence[Wanted], done: Callable[[int], None] | None
     ) -> list[Answer | CheckpointError]:
         small = all(item.end - item.begin <= SMALL for item in wanted)
-        gate, count = asyncio.Semaphore(self._parallel * (MORE if small else 1)), 0
+        most, pace, count = self._parallel * (MORE if small else 1), self._pace, 0
 
         async def guarded(item: Wanted) -> Answer | CheckpointError:
             nonlocal count
-            async with gate:
+            async with pace.turn(most):
+                before = pace.answers
                 try:
-                    return await self._whole(item)
+                    if pace.lost is not None:
+                        return _same(pace.lost, item)
+                    answer = await self._whole(item)
+                    pace.answered()
+                    return answer
                 except CheckpointError as error:
+                    if error.code in SILENT:
+                        pace.lost = error if pace.answers == before else None
+                    else:
+                        # No, too, is an answer.
+                        pace.answered()
                     return error
                 finally:
                     count += 1
@@ -150,18 +172,22 @@ class Transport:
 
     async def _whole(self, item: Wanted) -> Answer:
         """One range, taken up again after each break for as long as bytes come."""
-        got, fruitless = bytearray(), 0
+        got, fruitless, heard = bytearray(), 0, self._pace.answers
         while True:
-            before = len(got)
+            before, begun = len(got), self._pace.begun()
             try:
                 total, version = await self._attempt(item, got)
                 if total is None or len(got) >= min(item.end, total) - item.begin or len(got) == before:
                     return Answer(bytes(got), total, version)
             except _Interrupted as broken:
                 fruitless = 1 if len(got) > before else fruitless + 1
-                if fruitless >= TRIES:
+                if broken.busy:
+                    self._pace.trouble(begun)
+                tries = TRIES + HALVINGS * (broken.busy and self._pace.answers > heard)
+                # Who has never answered is not asked again and again for half a minute each time.
+                if fruitless >= tries or (broken.error.code in UNHEARD and not self._pace.answers):
                     raise broken.error from None
-                await asyncio.sleep(PAUSE * 2 ** (fruitless - 1))
+                await asyncio.sleep(max(broken.pause, PAUSE * 2 ** min(fruitless - 1, TRIES)))
 
     async def _attempt(self, item: Wanted, got: bytearray) -> tuple[int | None, str | None]:
         """Ask for what is still missing, add what comes to ``got``; returns the file's size and version."""
@@ -177,12 +203,15 @@ class Transport:
                 await self._receive(item, response, expected, got)
         except aiohttp.ConnectionTimeoutError:
             seconds = f"{self._timeout:g}"
-            raise CheckpointError("source.no-answer", name=host_of(item.url), seconds=seconds) from None
+            silent = CheckpointError("source.no-answer", name=host_of(item.url), seconds=seconds)
+            raise _Interrupted(silent) from None
         except TimeoutError:
             host, seconds = host_of(item.url), f"{self._timeout:g}"
-            raise CheckpointError("source.timeout", name=name, host=host, seconds=seconds) from None
+            raise _Interrupted(CheckpointError("source.timeout", name=name, host=host, seconds=seconds)) from None
         except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, ConnectionResetError):
-            raise _Interrupted(CheckpointError("source.cut", name=name, received=len(got))) from None
+            # Many servers cut long answers, however few they have to give.
+            cut = CheckpointError("source.cut", name=name, received=len(got))
+            raise _Interrupted(cut, busy=item.begin + len(got) == begin) from None
         except aiohttp.TooManyRedirects:
             raise CheckpointError("source.redirects", name=name) from None
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
@@ -208,7 +237,13 @@ class Transport:
                 if len(chunk) >= room and expected is not None:
                     break
         if expected is not None and len(got) < limit:
-            raise _Interrupted(CheckpointError("source.cut", name=printable(item.name), received=len(got)))
+            raise _Interrupted(CheckpointError("source.cut", name=printable(item.name), received=len(got)), busy=False)
+
+
+def _same(lost: CheckpointError, item: Wanted) -> CheckpointError:
+    """What one file's request met, of another file: the host's error names the host."""
+    own = {"name": printable(item.name)} if lost.code in ("source.timeout", "source.cut") else {}
+    return CheckpointError(lost.code, **{**lost.params, **own})
 
 
 def _expected(
@@ -241,7 +276,10 @@ def _expected(
     if status in (404, 410):
         raise CheckpointError("source.not-found", name=name)
     error = CheckpointError("source.status", name=name, status=status)
-    raise _Interrupted(error) if status == 429 or status >= 500 else error
+    if status != 429 and status < 500:
+        raise error
+    asked = headers.get("Retry-After", "")
+    raise _Interrupted(error, min(float(asked), MOST_PAUSE) if asked.isdigit() and len(asked) < 9 else 0.0)
 
 
 def host_of(url: str) -> str:

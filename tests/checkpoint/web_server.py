@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -43,6 +43,10 @@ class Site:
         Sends every body through gzip, whatever was asked for.
     tagged
         Marks each file with a strong ETag of its content.
+    room
+        Answers so many requests at a time, in 5 ms each, and says nothing to those that come on top.
+    wait
+        Sent along with each status of ``status`` and with 503 as ``Retry-After``.
     asked, sent
         (path, Range, Authorization) of each request; bytes of bodies that were written, errors' words apart.
     """
@@ -60,6 +64,10 @@ class Site:
     packed: bool = False
     tagged: bool = False
     shift: int = 0
+    room: int | None = None
+    wait: str | None = None
+    busy: int = 0
+    over: threading.Event = field(default_factory=threading.Event)
     api: dict[str, tuple[int, Any, dict[str, str]]] = field(default_factory=dict)
     asked: list[tuple[str, str | None, str | None]] = field(default_factory=list)
     sent: int = 0
@@ -80,10 +88,27 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         site, path = self.site, unquote(urlsplit(self.path).path)
         site.asked.append((self.path, self.headers.get("Range"), self.headers.get("Authorization")))
+        if site.room is None:
+            return self._respond(site, path)
+        with site.lock:
+            full = site.busy >= site.room
+            site.busy += not full
+        if full:
+            site.over.wait(60)
+            self.close_connection = True
+            return
+        try:
+            time.sleep(0.005)
+            self._respond(site, path)
+        finally:
+            with site.lock:
+                site.busy -= 1
+
+    def _respond(self, site: Site, path: str) -> None:
         name = path.rpartition("/")[2]
         if site.fail_first > 0:
             site.fail_first -= 1
-            return self._answer(503, b"busy")
+            return self._answer(503, b"busy", {"Retry-After": site.wait} if site.wait else {})
         if path in site.api:
             status, content, headers = site.api[path]
             return self._answer(status, json.dumps(content).encode(), {"Content-Type": "application/json", **headers})
@@ -143,17 +168,22 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serve(site: Site) -> Iterator[Site]:
-    """The site at ``site.address``, such as ``http://127.0.0.1:40001``."""
-    handler = type("Handler", (_Handler,), {"site": site})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
+def serve(site: Site, threads: bool = True) -> Iterator[Site]:
+    """The site at ``site.address``, such as ``http://127.0.0.1:40001``.
+
+    Without ``threads`` it serves one connection until that has been idle for a while, and only then the next.
+    """
+    handler = type("Handler", (_Handler,), {"site": site, "timeout": None if threads else 0.3})
+    server = (ThreadingHTTPServer if threads else HTTPServer)(("127.0.0.1", 0), handler)
+    if isinstance(server, ThreadingHTTPServer):
+        server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     site.address = f"http://127.0.0.1:{server.server_address[1]}"
     try:
         yield site
     finally:
+        site.over.set()
         server.shutdown()
         server.server_close()
         thread.join()
