@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 from nvfp4viz.audit.facts import pruned_layers
 from nvfp4viz.audit.findings import make
-from nvfp4viz.audit.labels import expert_labels, label_findings
-from nvfp4viz.audit.linears import Linear
+from nvfp4viz.audit.labels import expert_labels, is_native, label_findings
+from nvfp4viz.audit.linears import Linear, is_draft
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, SourceConfig, TensorEntry
 from nvfp4viz.checkpoint.canonical import EXPERT_KEYS, config_experts, config_number
@@ -91,7 +90,9 @@ def _against_tensors(checkpoint: Checkpoint, view: CanonicalView, *, told: bool)
     used = quant.used
     fill: dict[str, object]
     sizes = {view.dialects[layer].group for layer in view.moe_layers if view.dialects[layer]}  # type: ignore[union-attr]
-    claimed_size = used.group_size if used and len(quant.sections) == 1 and quant.algo != "MIXED_PRECISION" else None
+    # compressed-tensors' groups have a width each, and a label for it.
+    grouped = quant.algo == "MIXED_PRECISION" or (used is not None and used.method == "compressed-tensors")
+    claimed_size = used.group_size if used and len(quant.sections) == 1 and not grouped else None
     # The blocks of another format are of another width.
     if not told and claimed_size and len(sizes) == 1 and claimed_size not in sizes:
         fill = {"claimed": claimed_size, "found": sizes.pop()}
@@ -103,14 +104,35 @@ def _against_tensors(checkpoint: Checkpoint, view: CanonicalView, *, told: bool)
     pruned = pruned_layers(checkpoint, view)
     claims = {layer: config_experts(checkpoint.config or {}, layer) for layer in view.moe_layers}
     wide = [
-        (view.experts_in[layer] - claimed, claimed)
+        (layer, view.experts_in[layer] - claimed, claimed)
         for layer, claimed in claims.items()
         if claimed is not None and view.experts_in[layer] > claimed and layer not in pruned
     ]
-    if wide:
-        more, claimed = max(wide)
-        fill = {"claimed": claimed, "found": claimed + more}
-        yield make("config.conflict", "error", text="config.conflict.experts", count=more, fill=fill)
+    for unused in (False, True):
+        some = [found for layer, *found in wide if _never_chosen(checkpoint, view, layer, found[1]) == unused]
+        if some:
+            more, claimed = max(some)
+            text = "config.conflict.experts.unused" if unused else "config.conflict.experts"
+            fill = {"claimed": claimed, "found": claimed + more, "more": more}
+            yield make("config.conflict", "backend" if unused else "error", text=text, count=more, fill=fill)
+
+
+# What a router's matrix is called, beside a layer's experts or above them.
+_ROUTERS = ("gate.weight", "router.weight", "router.proj.weight", "router.layer.weight", "router.classifier.weight")
+
+
+def _never_chosen(checkpoint: Checkpoint, view: CanonicalView, layer: int, claimed: int) -> bool:
+    """Experts beyond the configured number, each in tensors of its own, that the layer's router has no row for.
+
+    Padding, as some exporters do it for expert parallelism.
+    """
+    if view.is_whole(layer):
+        return False
+    block = view.blocks[layer]
+    above = [block.rpartition(".")[0], block.rpartition(".")[0].rpartition(".")[0]]
+    names = [f"{parent}.{router}" for parent in above if parent for router in _ROUTERS]
+    shapes = [entry.shape for name in names if (entry := checkpoint.tensors.get(name)) is not None]
+    return bool(shapes) and all(len(shape) == 2 and shape[0] == claimed for shape in shapes)
 
 
 def _against_excludes(checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear]) -> Iterator[Finding]:
@@ -119,7 +141,9 @@ def _against_excludes(checkpoint: Checkpoint, view: CanonicalView, linears: Sequ
     if not quant.sections or quant.algo == "MIXED_PRECISION":
         yield from _excluded_fp8(quant, linears, note=True)
         return
-    excluded = [entry.name for entry in _telling(view, linears) if quant.is_excluded(entry.name.rpartition(".")[0])]
+    excluded = [
+        entry.name for entry in _telling(checkpoint, view, linears) if quant.is_excluded(entry.name.rpartition(".")[0])
+    ]
     if excluded:
         yield make("config.excluded-but-quantised", "warn", tensors=excluded)
     # Where FP8 is what everything else is stored in, being excluded from four bits means FP8 (TRT-LLM#16196).
@@ -176,20 +200,7 @@ def _quantises_every_linear(quant: QuantConfig) -> bool:
     return any(isinstance(names, list) and "Linear" in names for names in targets)
 
 
-def is_draft(name: str, layers: int | None) -> bool:
-    """Is this a module of a draft (MTP, nextn) layer?
-
-    >>> is_draft("mtp.0.ffn.w1", 4), is_draft("model.layers.4.mlp.up_proj", 4), is_draft("model.layers.3.mlp", 4)
-    (True, True, False)
-    """
-    parts = name.split(".")
-    if {"mtp", "nextn", "mtp_layers"} & set(parts):
-        return True
-    number = next((int(b) for a, b in pairwise(parts) if a == "layers" and b.isdigit() and len(b) <= 6), None)
-    return layers is not None and number is not None and number >= layers
-
-
-def _telling(view: CanonicalView, linears: Sequence[Linear]) -> Iterator[TensorEntry]:
+def _telling(checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear]) -> Iterator[TensorEntry]:
     """A scale of every quantised ordinary module, and of one expert per layer and projection.
 
     Patterns name layers or kinds of modules; 40,000 expert names times 500 patterns would cost seconds.
@@ -203,7 +214,9 @@ def _telling(view: CanonicalView, linears: Sequence[Linear]) -> Iterator[TensorE
             )
         if found is not None:
             yield found
-    for layer in view.moe_layers:
+    # DeepSeek's draft experts are excluded from NVFP4 and stay as they were.
+    drafts = [at for at in view.draft_layers if (own := view.dialects[at]) and not is_native(checkpoint, own.block)]
+    for layer in (*view.moe_layers, *drafts):
         for projection in view.projections:
             for expert in range(view.experts_in[layer]):
                 module = view.modules.get((layer, expert, projection))

@@ -129,6 +129,13 @@ def _files(family: Family, findings: list[Finding]) -> Iterable[_Effect]:
         elif item.text == "config.conflict.size":
             layers = set(item.params["numbers"])
             yield _Effect("load-error", (), "model", layers, "why.config-size", dict(item.params))
+        elif item.text == "config.conflict.size.linear":
+            yield _Effect("load-error", (), "model", set(), "why.config-size.linear", dict(item.params))
+        elif item.text == "config.conflict.experts":
+            yield _Effect("load-error", (), "model", set(), "why.experts-wide", dict(item.params))
+        elif item.text == "config.conflict.experts.unused" and family.engine in ("vllm", "sglang"):
+            # Some of their models' loaders skip a name that they do not know, others look it up and stop.
+            yield _Effect("load-error", ("load-error", "safe"), "model", set(), "why.experts-unused", dict(item.params))
         elif item.text in CONFLICTS:
             yield _Effect("load-error", (), "model", set(), "why.config-method")
         elif item.code == "config.absent" and item.severity == "error":

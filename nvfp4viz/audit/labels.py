@@ -6,20 +6,20 @@ left out of a ``MIXED_PRECISION`` list, stop every load.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from nvfp4viz.audit.facts import label_in
 from nvfp4viz.audit.findings import make
-from nvfp4viz.audit.linears import Linear
+from nvfp4viz.audit.linears import Linear, is_draft
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.texts import id_list
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint
 from nvfp4viz.checkpoint.problems import printable
-from nvfp4viz.checkpoint.quantconfig import matches
 
 CONFLICTS = (
-    "config.conflict.method", "config.conflict.format", "config.conflict.format.linear", "config.conflict.left-out"
+    "config.conflict.method", "config.conflict.format", "config.conflict.format.linear", "config.conflict.left-out",
+    "config.conflict.untargeted", "config.conflict.untargeted.linear",
 )  # fmt: skip
 """Texts after which the packed codes fit no parameter of what the server builds."""
 
@@ -33,7 +33,11 @@ def label_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Sequenc
         yield wrong
         return
     found = list(_wrong_labels(checkpoint, view))
-    yield from found or _wrong_linears(checkpoint, linears)
+    yield from found
+    yield from _wrong_experts(checkpoint, view, {layer for item in found for layer in item.params["numbers"]})
+    # Where the experts are not what the configuration says, it says nothing new of their neighbours.
+    if not any(item.severity == "error" for item in found):
+        yield from _wrong_linears(checkpoint, view, linears)
 
 
 def expert_labels(checkpoint: Checkpoint, view: CanonicalView) -> list[str]:
@@ -66,21 +70,23 @@ def _block_of(label: str) -> str | None:
 
 def _wrong_labels(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
     """Layers whose experts are stored in another format than the configuration gives them; one finding a claim."""
-    groups: dict[tuple[str | None, str], list[int]] = {}
-    for layer in view.moe_layers:
-        dialect = view.dialects[layer]
-        if dialect is None:
+    groups: dict[tuple[str | None, str, bool], list[int]] = {}
+    for layer in (*view.moe_layers, *view.draft_layers):
+        dialect, draft = view.dialects[layer], layer in view.draft_layers
+        if dialect is None or (draft and is_native(checkpoint, dialect.block)):
             continue
         claims = {_claim(checkpoint, view.blocks[layer], view.module(layer, 0, kind).name) for kind in view.projections}
         for claim in claims - {""}:
             if claim is None or _block_of(claim) != dialect.block:
-                groups.setdefault((claim, dialect.block), []).append(layer)
-    for (claim, block), layers in groups.items():
-        only = layers[0] if len(layers) == 1 and len(view.moe_layers) > 1 else None
-        text = "config.conflict.left-out" if claim is None else "config.conflict.format"
+                groups.setdefault((claim, dialect.block, draft), []).append(layer)
+    mixed = checkpoint.quant_config.algo == "MIXED_PRECISION"
+    for (claim, block, draft), layers in groups.items():
+        only = layers[0] if not draft and len(layers) == 1 and len(view.moe_layers) > 1 else None
+        kind = "format" if claim is not None else "left-out" if mixed else "untargeted"
+        # Only speculative decoding loads a draft layer.
         yield make(
-            "config.conflict", "error", text=text, layer=only,
-            tensors=[view.blocks[layer] for layer in layers],
+            "config.conflict", "warn" if draft else "error", text=f"config.conflict.{kind}{'.draft' * draft}",
+            layer=only, tensors=[view.blocks[layer] for layer in layers],
             fill={
                 "claimed": printable(claim or "", 60), "found": block, "layers": id_list(tuple(layers)),
                 "numbers": layers,
@@ -88,8 +94,15 @@ def _wrong_labels(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Findi
         )  # fmt: skip
 
 
+def is_native(checkpoint: Checkpoint, block: str) -> bool:
+    """DeepSeek's own draft experts stay in MXFP4, whatever the model's own became (aiconfigurator#1513)."""
+    fp8 = any((section.method or "").startswith(("fp8", "deepseek")) for section in checkpoint.quant_config.sections)
+    said = (checkpoint.config or {}).get("expert_dtype")
+    return block == "MXFP4" and fp8 and said in (None, "fp4", "mxfp4")
+
+
 def _claim(checkpoint: Checkpoint, *modules: str) -> str | None:
-    """What the configuration gives a module: a name, None where an allow-list leaves it out, ``""`` for no word."""
+    """What the configuration gives a module: a name, None where a list leaves it out, ``""`` for no word."""
     quant = checkpoint.quant_config
     used = quant.used
     assert used is not None
@@ -97,42 +110,73 @@ def _claim(checkpoint: Checkpoint, *modules: str) -> str | None:
     if label is None and used.algo == "MIXED_PRECISION" and used.explicit:
         # vLLM takes the first entry below the experts too, under whatever name it stands there.
         return "" if any(section.lists_below(modules[0]) for section in quant.sections) else None
-    if used.method == "compressed-tensors" and not used.explicit and label in (None, used.algo):
-        return _said_of_groups(used.config_groups, modules[-1]) or label or ""
+    if label is None and quant.leaves_out(*modules):
+        return None
     # DeepSeek's method speaks of everything around the experts, and is old where `expert_dtype` is not there yet.
     return "" if label is None or (label == "FP8" and used.method == "fp8" and not used.expert_algo) else label
 
 
-def _said_of_groups(groups: Any, module: str) -> str:
-    """compressed-tensors whose groups give a module something else than four-bit floats, such as ``"8-bit float"``.
+def _wrong_experts(checkpoint: Checkpoint, view: CanonicalView, told: Collection[int]) -> Iterator[Finding]:
+    """An allow-list that names experts one by one, and forgets some or calls them something else.
 
-    A group that names the module, or matches it with ``re:``, goes before one that names a class (``"Linear"``).
+    vLLM goes by the first entry below the experts and never notices; a loader that asks for each module does.
     """
-    named, classes = [], []
-    for group in groups.values() if isinstance(groups, dict) else ():
-        weights = group.get("weights") if isinstance(group, dict) else None
-        targets = group.get("targets") if isinstance(group, dict) else None
-        if isinstance(weights, dict) and isinstance(targets, list):
-            patterns = [target for target in targets if isinstance(target, str)]
-            if any(matches(pattern, module) for pattern in patterns):
-                named.append(weights)
-            elif any("." not in pattern and not pattern.startswith("re:") for pattern in patterns):
-                classes.append(weights)
-    kinds = [f"{each.get('num_bits')}-bit {each.get('type')}" for each in named or classes]
-    return "" if "4-bit float" in kinds else ", ".join(dict.fromkeys(kinds))
+    quant = checkpoint.quant_config
+    listed: dict[int, dict[str, Any]] = {}
+    for layer in view.moe_layers:
+        if view.dialects[layer] is not None and not view.is_whole(layer) and layer not in told:
+            below: dict[str, Any] = {}
+            for section in quant.sections:
+                below |= section.listed_below(view.blocks[layer])
+            if below:
+                listed[layer] = below
+    if not listed:
+        return
+    named: dict[int, dict[str, int]] = {layer: {} for layer in listed}
+    for (layer, expert, _), module in view.modules.items():
+        if layer in named and module.state == "quantised":
+            named[layer][module.name[len(view.blocks[layer]) + 1 :]] = expert
+    for layer, below in listed.items():
+        stored, dialect = named[layer], view.dialects[layer]
+        assert dialect is not None
+        experts = {str(expert) for expert in stored.values()}
+        if not all(tail in stored or tail in experts for tail in below):
+            # It knows them under other names, such as a fused module's.
+            continue
+        wrong: dict[str, list[str]] = {}
+        for tail, expert in stored.items():
+            entry = below.get(tail, below.get(str(expert)))
+            algo = entry.get("quant_algo") if isinstance(entry, dict) else None
+            if entry is None or (isinstance(algo, str) and _block_of(algo.upper()) != dialect.block):
+                wrong.setdefault("" if entry is None else printable(str(algo).upper(), 60), []).append(tail)
+        for claim, tails in wrong.items():
+            names = [f"{view.blocks[layer]}.{tail}" for tail in tails]
+            if not claim:
+                # A pattern may name it after all.
+                tails = [tail for tail, name in zip(tails, names, strict=True) if quant.is_excluded(name)]
+                names = [f"{view.blocks[layer]}.{tail}" for tail in tails]
+            if not tails:
+                continue
+            yield make(
+                "config.conflict", "warn", text=f"config.conflict.{'format' if claim else 'left-out'}.experts",
+                layer=layer, experts=tuple(sorted({stored[tail] for tail in tails})), tensors=names,
+                fill={"claimed": claim, "found": dialect.block},
+            )  # fmt: skip
 
 
-def _wrong_linears(checkpoint: Checkpoint, linears: Sequence[Linear]) -> Iterator[Finding]:
+def _wrong_linears(checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear]) -> Iterator[Finding]:
     """The same for ordinary modules, where the configuration names them something that they are not."""
     quant = checkpoint.quant_config
-    groups: dict[tuple[str, str], list[str]] = {}
+    groups: dict[tuple[str | None, str, bool], list[str]] = {}
     for linear in linears:
         if linear.format not in ("NVFP4", "MXFP4") or quant.is_excluded(linear.name):
             continue
         claim = _claim(checkpoint, linear.name)
         # Of an ordinary module that a list leaves out nothing is said: exporters name fused ones in several ways.
-        if claim and _block_of(claim) != linear.format:
-            groups.setdefault((claim, linear.format), []).append(linear.name)
-    for (claim, found), names in groups.items():
-        fill = {"claimed": printable(claim, 60), "found": found}
-        yield make("config.conflict", "error", text="config.conflict.format.linear", tensors=names, fill=fill)
+        if (claim and _block_of(claim) != linear.format) or (claim is None and quant.algo != "MIXED_PRECISION"):
+            groups.setdefault((claim, linear.format, is_draft(linear.name, view.layers)), []).append(linear.name)
+    for (claim, found, draft), names in groups.items():
+        fill = {"claimed": printable(claim or "", 60), "found": found}
+        text = "config.conflict.untargeted.linear" if claim is None else "config.conflict.format.linear"
+        severity = "warn" if draft else "error"
+        yield make("config.conflict", severity, text=f"{text}{'.draft' * draft}", tensors=names, fill=fill)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.scales import block_fault, block_width, close, json_number, severity_of
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, TensorEntry
-from nvfp4viz.checkpoint.dialects import COMPRESSED_TENSORS, MODELOPT, PACKED, Dialect
+from nvfp4viz.checkpoint.dialects import COMPRESSED_TENSORS, MODELOPT, PACKED, QUARK_NVFP4, Dialect
 from nvfp4viz.checkpoint.dialects.per_expert import E8M0, ROLES
 
 # Modules that servers fuse into one, with one second-level scale: the default of `run_audit`'s ``siblings``.
@@ -26,7 +27,7 @@ SIBLINGS = (
 )  # fmt: skip
 SUFFIXES = frozenset({
     "weight", "weight_packed", "weight_scale", "weight_scale_2", "weight_global_scale", "input_scale",
-    "input_global_scale", "scale", "weight_scale_inv",
+    "input_scale_2", "input_global_scale", "scale", "weight_scale_inv",
 })  # fmt: skip
 FP8 = ("F8_E4M3", "F8_E5M2")
 FLOATS = ("BF16", "F16", "F32")
@@ -69,17 +70,19 @@ def collect_linears(checkpoint: Checkpoint, view: CanonicalView) -> tuple[Linear
         module, _, suffix = name.rpartition(".")
         if suffix in SUFFIXES and module not in whole:
             found.setdefault(module, {})[suffix] = tensors[name]
-    return tuple(_linear(name, parts) for name, parts in found.items())
+    used = checkpoint.quant_config.used
+    quark = used is not None and used.method == "quark"
+    return tuple(_linear(name, parts, quark) for name, parts in found.items())
 
 
-def _linear(name: str, tensors: dict[str, TensorEntry]) -> Linear:
+def _linear(name: str, tensors: dict[str, TensorEntry], quark: bool) -> Linear:
     weight, scale = tensors.get("weight"), tensors.get("weight_scale")
     dtype = weight.dtype if weight else ""
     kind = scale.dtype if scale else ""
     if "weight_global_scale" in tensors or ("weight_packed" in tensors and kind == "F8_E4M3"):
         return Linear(name, "NVFP4", COMPRESSED_TENSORS, tensors)
     if "weight_scale_2" in tensors or (dtype in PACKED and kind == "F8_E4M3"):
-        return Linear(name, "NVFP4", MODELOPT, tensors)
+        return Linear(name, "NVFP4", QUARK_NVFP4 if quark or "input_scale_2" in tensors else MODELOPT, tensors)
     if dtype in FP8:
         return Linear(name, "FP8", None, tensors)
     block = tensors.get("scale", scale)
@@ -257,6 +260,19 @@ def layer_of(names: Iterable[str]) -> int | None:
     layers = {match[1] if (match := _LAYER.search(name)) else None for name in names}
     only = layers.pop() if len(layers) == 1 else None
     return int(only) if only is not None else None
+
+
+def is_draft(name: str, layers: int | None) -> bool:
+    """Is this a module of a draft (MTP, nextn) layer?
+
+    >>> is_draft("mtp.0.ffn.w1", 4), is_draft("model.layers.4.mlp.up_proj", 4), is_draft("model.layers.3.mlp", 4)
+    (True, True, False)
+    """
+    parts = name.split(".")
+    if {"mtp", "nextn", "mtp_layers"} & set(parts):
+        return True
+    number = next((int(b) for a, b in pairwise(parts) if a == "layers" and b.isdigit() and len(b) <= 6), None)
+    return layers is not None and number is not None and number >= layers
 
 
 def by_format(linears: Iterable[Linear]) -> Mapping[str, list[Linear]]:

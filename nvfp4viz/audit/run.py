@@ -22,6 +22,7 @@ from nvfp4viz.audit.forecast import forecast
 from nvfp4viz.audit.kv import kv_findings
 from nvfp4viz.audit.layers import layer_findings
 from nvfp4viz.audit.linears import SIBLINGS, collect_linears, linear_findings
+from nvfp4viz.audit.mlp_shapes import mlp_findings
 from nvfp4viz.audit.notes import note_findings
 from nvfp4viz.audit.parallel import is_about_ranks, parallel_findings
 from nvfp4viz.audit.report import (
@@ -192,6 +193,7 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
         findings += _one_shard(checkpoint)
         findings += _partial(view, in_full)
         findings += linear_findings(checkpoint, facts, linears, siblings)
+        findings += mlp_findings(checkpoint, view, linears)
         findings += kv_findings(checkpoint)
     report = Report(
         schema=SCHEMA,

@@ -7,6 +7,7 @@ packing and orientation do not matter.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.scales import block_width
 from nvfp4viz.audit.texts import id_list
-from nvfp4viz.checkpoint import TensorEntry
+from nvfp4viz.checkpoint import Checkpoint, TensorEntry
 from nvfp4viz.checkpoint.dialects.per_expert import PROJECTION_ORDER
 
 Size = tuple[int, int]
@@ -95,23 +96,33 @@ def _between_projections(
     """Gate and up are I × H, down is H × I: sizes that do not fit one another, or all of them not the configuration."""
     against: dict[tuple[str, int, int], list[int]] = {}
     wrong: dict[tuple[str, Size, Size], list[int]] = {}
+    strays: dict[tuple[int, int], list[int]] = {}
     claimed = configured_sizes(config)
+    stream = _usual_hidden(facts, layers)
     for layer, own in layers.items():
-        flat = {kind: _hidden_and_width(kind, own[kind]) for kind in PROJECTION_ORDER if kind in own}
+        flat = {kind: hidden_and_width(kind, own[kind]) for kind in PROJECTION_ORDER if kind in own}
         here = claimed if layer in facts.view.moe_layers else (None, None)
         agreed = []
         for axis, name in enumerate(("hidden_size", "moe_intermediate_size")):
             values = [size[axis] for size in flat.values()]
             said = here[axis]
+            stray = axis == 0 and stream not in (None, *values) and layer in facts.view.moe_layers
             if said is not None and len(set(values)) == 1 and values[0] != said:
-                if not (axis == 0 and _is_latent(facts, config)):
+                if axis == 0 and is_latent(facts.checkpoint, config):
+                    # Narrower than the model, and all alike.
+                    if stray:
+                        strays.setdefault((values[0], stream or 0), []).append(layer)
+                else:
                     against.setdefault((name, said, values[0]), []).append(layer)
                 said = values[0]
+            elif said is None and len(set(values)) == 1 and stray:
+                strays.setdefault((values[0], stream or 0), []).append(layer)
+            said = stream if said is None and axis == 0 else said
             # Without a word of the configuration the majority is right, and of two the first: its input is the token.
             agreed.append(said if said in values else max(values, key=values.count))
         for kind, size in flat.items():
             if size != tuple(agreed):
-                expected = _as_stored(kind, agreed[0], agreed[1])
+                expected = as_stored(kind, agreed[0], agreed[1])
                 wrong.setdefault((kind, own[kind], expected), []).append(layer)
     for (kind, found, expected), where in wrong.items():
         yield make(
@@ -120,19 +131,42 @@ def _between_projections(
             tensors=_names(facts, where, kind), count=len(where),
             fill={"found": list(found), "expected": list(expected), "layers": id_list(tuple(where)), "numbers": where},
         )  # fmt: skip
+    for (hidden, usual), where in strays.items():
+        fill = {"found": hidden, "expected": usual, "layers": id_list(tuple(where)), "numbers": where}
+        yield make(
+            "weight.shape", "error", text="weight.shape.hidden", role="weight",
+            layer=where[0] if len(where) == 1 else None, tensors=_names(facts, where, facts.view.projections[0]),
+            count=len(where), fill=fill,
+        )  # fmt: skip
     for (name, said, value), where in against.items():
         fill = {"key": name, "claimed": said, "found": value, "layers": id_list(tuple(where)), "numbers": where}
         yield make("config.conflict", "error", text="config.conflict.size", count=1, fill=fill)
 
 
-def _hidden_and_width(kind: str, size: Size) -> Size:
+def _usual_hidden(facts: Facts, layers: Mapping[int, Mapping[str, Size]]) -> int | None:
+    """The hidden size of most of the model's own experts' layers; all of them take in what the layer before gave."""
+    # Of two that are as many the first one's counts: its input is the token.
+    found = Counter(
+        hidden_and_width(kind, own[kind])[0]
+        for kind in PROJECTION_ORDER for layer, own in layers.items() if kind in own and layer in facts.view.moe_layers
+    )  # fmt: skip
+    return found.most_common(1)[0][0] if found else None
+
+
+def hidden_and_width(kind: str, size: Size) -> Size:
+    """Hidden size and intermediate width of one projection, from its rows and values.
+
+    >>> hidden_and_width("down", (64, 32)), hidden_and_width("gate_up", (64, 64))
+    ((64, 32), (64, 32))
+    """
     rows, values = size
     if kind == "down":
         return rows, values
     return values, rows // 2 if kind == "gate_up" and rows % 2 == 0 else rows
 
 
-def _as_stored(kind: str, hidden: int, width: int) -> Size:
+def as_stored(kind: str, hidden: int, width: int) -> Size:
+    """The inverse of `hidden_and_width`."""
     return (hidden, width) if kind == "down" else (2 * width if kind == "gate_up" else width, hidden)
 
 
@@ -155,8 +189,8 @@ def configured_sizes(config: Mapping[str, Any]) -> tuple[int | None, int | None]
     return hidden, width
 
 
-def _is_latent(facts: Facts, config: Mapping[str, Any]) -> bool:
+def is_latent(checkpoint: Checkpoint, config: Mapping[str, Any]) -> bool:
     """Experts that live in a narrower space than the model (Nemotron 3 Super: 1024 of 4096)."""
     text = config.get("text_config")
     keys = [*config, *(text if isinstance(text, dict) else ())]
-    return any("latent" in key for key in keys) or any("latent" in name for name in facts.checkpoint.tensors)
+    return any("latent" in key for key in keys) or any("latent" in name for name in checkpoint.tensors)

@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase, translate
 from functools import lru_cache
 from typing import Any
 
+from nvfp4viz.checkpoint.module_rules import Rules, bare, compiled, group_algo, groups_of, quark_algo, quark_rules
 from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG
 
 # What vLLM refuses to load without, in the nested shape; in the flat one it is the algorithm alone.
@@ -63,6 +64,7 @@ class SourceConfig:
     explicit: bool = False
     missing: tuple[str, ...] = ()
     _allowed: _AllowList | None = None
+    _rules: Rules | None = None
 
     def lists(self, module: str) -> bool:
         """Does the exclude list name this module, whatever an allow-list says?"""
@@ -70,7 +72,13 @@ class SourceConfig:
 
     def lists_below(self, module: str) -> bool:
         """Does the allow-list name something inside this module?"""
-        return any(_bare(name).startswith(f"{_bare(module)}.") for name in self.quantized_layers)
+        return bool(self._allowed and self._allowed.below(module))
+
+    def listed_below(self, module: str) -> Mapping[str, Any]:
+        """Entries of the allow-list inside a module, by the rest of their names; none where it names the module."""
+        if self._allowed is None or self._allowed.find(module) is not None:
+            return {}
+        return self._allowed.below(module)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +105,15 @@ class QuantConfig:
 
     @property
     def sets_experts_apart(self) -> bool:
-        """Something names routed experts, or modules one by one, beside the file's own method."""
-        return any(section.expert_algo or section.quantized_layers for section in self.sections)
+        """Something names routed experts, or modules one by one, beside a method that asks for it."""
+        method = self.used.method if self.used else None
+        asks = method is None or method.startswith(_ASKS_FOR_EXPERTS)
+        return asks and any(section.expert_algo or section.quantized_layers for section in self.sections)
+
+    def leaves_out(self, *modules: str) -> bool:
+        """Does no group of a compressed-tensors section mean this module (given at several depths)?"""
+        used = self.used
+        return used is not None and used._rules is not None and used._rules.find(modules) is None
 
     def is_excluded(self, module: str) -> bool:
         """Does any section leave this module unquantised?
@@ -123,6 +138,8 @@ class QuantConfig:
         for section in self.sections:
             if section.expert_algo and any("experts" in module.split(".") for module in modules):
                 return section.expert_algo
+        if self.used is not None and self.used._rules is not None:
+            return self.used._rules.find(modules) or None
         return None if self.algo == "MIXED_PRECISION" else self.algo
 
 
@@ -162,6 +179,8 @@ def _read(file: str, raw: Mapping[str, Any], around: Mapping[str, Any] | None = 
     method = raw.get("quant_method")
     algo = body.get("quant_algo")
     layers = body.get("quantized_layers")
+    # A named algorithm goes before what groups say (ModelOpt writes both).
+    rules = None if isinstance(algo, str) else _rules(method, raw, groups)
     return SourceConfig(
         file=file,
         layout=layout,
@@ -175,7 +194,19 @@ def _read(file: str, raw: Mapping[str, Any], around: Mapping[str, Any] | None = 
         explicit=isinstance(algo, str),
         missing=_missing(body, layout, method),
         _allowed=_AllowList(layers) if isinstance(layers, dict) and layers else None,
+        _rules=rules,
     )
+
+
+# Methods under which `expert_dtype`, `moe_quant_algo` or an allow-list may speak of the experts.
+_ASKS_FOR_EXPERTS = ("modelopt", "fp8", "deepseek", "mxfp4", "quark")
+
+
+def _rules(method: Any, raw: Mapping[str, Any], groups: Any) -> Rules | None:
+    """How a section without a named algorithm speaks of modules."""
+    if method == "quark":
+        return quark_rules(raw)
+    return groups_of(groups) if method == "compressed-tensors" else None
 
 
 def _missing(body: Mapping[str, Any], layout: str, method: Any) -> tuple[str, ...]:
@@ -193,8 +224,8 @@ def _expert_algo(*holders: Mapping[str, Any]) -> str | None:
             return str(holder["moe_quant_algo"]).upper()
     for holder in holders:
         kind = holder.get("expert_dtype")
-        if kind in ("fp4", "fp8"):
-            return "MXFP4" if kind == "fp4" else "FP8"
+        if isinstance(kind, str) and kind:
+            return "MXFP4" if kind == "fp4" else kind.upper()
     return None
 
 
@@ -221,10 +252,7 @@ def _is_four_bit_float(weights: Mapping[str, Any]) -> bool:
 def _derived_algo(method: Any, raw: Mapping[str, Any], groups: Any) -> str | None:
     """Where no algorithm is named: of the method, of Quark's global section, of compressed-tensors' groups."""
     if method == "quark":
-        section = raw.get("global_quant_config")
-        weight = section.get("weight") if isinstance(section, dict) else None
-        kind = weight.get("dtype") if isinstance(weight, dict) else None
-        return "MXFP4" if kind in ("fp4", "mxfp4") else None
+        return quark_algo(raw.get("global_quant_config")) or None
     return _algo_from_groups(method, groups)
 
 
@@ -234,15 +262,9 @@ def _algo_from_groups(method: Any, groups: Any) -> str | None:
         return "MXFP4"
     if method == "fp8":
         return "FP8"
-    four = [
-        (group, weights.get("group_size", 16))
-        for group in _groups(groups)
-        if _is_four_bit_float(weights := _weights(group))
-    ]
-    nvfp4 = [group for group, size in four if size == 16]
-    if nvfp4:
-        return "NVFP4" if any(group.get("input_activations") is not None for group in nvfp4) else "W4A16_NVFP4"
-    return "MXFP4" if any(size == 32 for _, size in four) else None
+    algos = [group_algo(group) for group in _groups(groups)]
+    # Of several formats the first of these stands for the file.
+    return next((algo for algo in ("NVFP4", "W4A16_NVFP4", "MXFP4") if algo in algos), None)
 
 
 def _section_excludes(section: SourceConfig, module: str) -> bool:
@@ -251,29 +273,36 @@ def _section_excludes(section: SourceConfig, module: str) -> bool:
     return section.lists(module)
 
 
-# What stands before the layers varies with the version that exported: `model.`, `model.language_model.`, ….
-_PREFIX = re.compile(r"^(?:(?:model|language_model)\.)+")
-
-
-def _bare(name: str) -> str:
-    return _PREFIX.sub("", name)
-
-
 class _AllowList:
     """Named modules: one means itself and everything below it, or, with a wildcard, what it matches."""
 
     def __init__(self, entries: Mapping[str, Any]) -> None:
-        self._exact = {_bare(name): entry for name, entry in entries.items() if "*" not in name}
-        self._wild = [(_bare(name), entry) for name, entry in entries.items() if "*" in name]
+        self._exact = {bare(name): entry for name, entry in entries.items() if "*" not in name}
+        self._wild = [(bare(name), entry) for name, entry in entries.items() if "*" in name]
+        self._below: dict[str, dict[str, Any]] | None = None
+
+    def below(self, module: str) -> Mapping[str, Any]:
+        """Entries inside a block of experts, or any other module, by the rest of their names."""
+        if self._below is None:
+            self._below = {}
+            for name, entry in self._exact.items():
+                head, middle, tail = name.partition(".experts.")
+                if middle:
+                    self._below.setdefault(f"{head}.experts", {})[tail] = entry
+        name = bare(module)
+        if name.endswith(".experts"):
+            return self._below.get(name, {})
+        start = f"{name}."
+        return {other.removeprefix(start): entry for other, entry in self._exact.items() if other.startswith(start)}
 
     def find(self, module: str) -> Any:
         """The entry that names a module or a parent of it, or None."""
-        name = _bare(module)
+        name = bare(module)
         while name:
             if name in self._exact:
                 return self._exact[name] if self._exact[name] is not None else {}
             name = name.rpartition(".")[0]
-        name = _bare(module)
+        name = bare(module)
         for pattern, entry in self._wild:
             if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*"):
                 return entry if entry is not None else {}
@@ -286,17 +315,17 @@ class _Excluder:
     def __init__(self, patterns: tuple[str, ...]) -> None:
         plain = [pattern for pattern in patterns if not pattern.startswith("re:")]
         wild = [pattern for pattern in plain if any(mark in pattern for mark in "*?[")]
-        exact = {_bare(pattern) for pattern in plain if pattern not in wild}
+        exact = {bare(pattern) for pattern in plain if pattern not in wild}
         # A name with a layer's number is the module or a parent of it; a short one may stand anywhere.
         self._anchored = {name for name in exact if any(part.isdigit() for part in name.split("."))}
         self._loose = tuple(f".{name}." for name in exact - self._anchored)
-        forms = [form for name in map(_bare, wild) for form in (name, name.removesuffix("*") + ".*")]
+        forms = [form for name in map(bare, wild) for form in (name, name.removesuffix("*") + ".*")]
         self._wild = re.compile("|".join(map(translate, forms))) if forms else None
-        compiled = (_compiled(pattern[3:]) for pattern in patterns if pattern.startswith("re:"))
-        self._expressions = tuple(found for found in compiled if found is not None)
+        known = (compiled(pattern[3:]) for pattern in patterns if pattern.startswith("re:"))
+        self._expressions = tuple(found for found in known if found is not None)
 
     def hits(self, module: str) -> bool:
-        name = _bare(module)
+        name = bare(module)
         padded = f".{name}."
         if any(part in padded for part in self._loose):
             return True
@@ -311,21 +340,6 @@ class _Excluder:
         return False
 
 
-def matches(pattern: str, module: str) -> bool:
-    """Does one target of compressed-tensors' groups, a name or ``re:`` and an expression, mean this module?"""
-    if pattern.startswith("re:"):
-        return _excluder((pattern,)).hits(module)
-    return _bare(pattern) == _bare(module)
-
-
 @lru_cache(maxsize=8)
 def _excluder(patterns: tuple[str, ...]) -> _Excluder:
     return _Excluder(patterns)
-
-
-@lru_cache(maxsize=512)
-def _compiled(expression: str) -> re.Pattern[str] | None:
-    try:
-        return re.compile(expression)
-    except (re.error, RecursionError):
-        return None

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from nvfp4viz.checkpoint.module_rules import quark_algo
 from nvfp4viz.checkpoint.problems import printable
 from nvfp4viz.errors import InputError
 
@@ -14,6 +15,7 @@ LABEL = "W4A16_NVFP4"
 _BESIDE = (
     ("input_scale", "weight_scale_2"),
     ("input_scale", "scale2"),
+    ("input_scale_2", "weight_scale_2"),
     ("input_global_scale", "weight_global_scale"),
 )
 
@@ -43,6 +45,7 @@ def relabelled(content: dict[str, Any] | None) -> dict[str, Any] | None:
     out = copy.deepcopy(content)
     for section in _sections(out) if out else ():
         _relabel(section)
+        _refuse_quark(section)
         layers = section.get("quantized_layers")
         for layer in layers.values() if isinstance(layers, dict) else ():
             if isinstance(layer, dict):
@@ -76,6 +79,14 @@ def _relabel(section: dict[str, Any]) -> None:
             section[key] = LABEL
         elif algo.upper().startswith(("NVFP4", "W4A8", "W4A4")):
             raise InputError("repair.algorithm", algo=printable(algo, 40))
+
+
+def _refuse_quark(section: dict[str, Any]) -> None:
+    """Quark's NVFP4 is one only with inputs in NVFP4 too (vLLM's ``quark.py: _is_nvfp4``)."""
+    layers = section.get("layer_quant_config") if section.get("quant_method") == "quark" else None
+    entries = [section.get("global_quant_config"), *(layers.values() if isinstance(layers, dict) else ())]
+    if section.get("quant_method") == "quark" and any(quark_algo(entry) == "NVFP4" for entry in entries):
+        raise InputError("repair.algorithm", algo="Quark NVFP4")
 
 
 def _is_four_bit(weights: Any) -> bool:

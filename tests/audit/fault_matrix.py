@@ -6,40 +6,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nvfp4viz.audit import Report, audit
+from nvfp4viz.audit import Report
 from nvfp4viz.checkpoint import Tensor, tensor
+from tests.audit.config_faults import CONFIG_FAULTS, Built, Case, Expected
 from tests.audit.layouts import EXPERTS, HIDDEN, LAYOUTS, SIZES, Layout, bf16, typed
 
 BAD = 3
 ALL = tuple(range(EXPERTS))
-# code, severity, role, layer, projection, experts
-Expected = tuple[str, str, str | None, int | None, str | None, tuple[int, ...] | None]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A broken checkpoint: tensors and what else changes, and the findings that it must have beside the layout's own
-    notes."""
-
-    tensors: dict[str, Tensor]
-    expected: list[Expected]
-    changes: dict[str, Any] | None = None
-
-    def report(self, layout: Layout) -> Report:
-        return audit(layout.open(self.tensors, **(self.changes or {})))
-
 
 # A reason why a layout cannot have a fault.
 ONE_NUMBER = "one number for all experts"
 ONE_TENSOR = "one tensor for all experts"
 NO_ROLE = "no such tensor"
-Built = Case | str
 
 
 def found(report: Report, layout: Layout) -> list[Expected]:
@@ -289,7 +272,7 @@ def _without_quant(layout: Layout) -> dict[str, Any]:
 def config_absent(layout: Layout) -> Built:
     changes = {"config": _without_quant(layout), "quant": None}
     expected: list[Expected] = [("config.absent", "error", None, None, None, None)]
-    if layout.dialect == "quark" or layout.id == "ModelOpt MXFP4":
+    if (layout.dialect == "quark" and layout.block == "MXFP4") or layout.id == "ModelOpt MXFP4":
         expected.append(("format.ambiguous", "info", "weight_scale", None, None, None))
     return Case(layout.tensors(), expected, changes)
 
@@ -297,7 +280,7 @@ def config_absent(layout: Layout) -> Built:
 def config_method(layout: Layout) -> Built:
     config = {**_without_quant(layout), "quantization_config": {"quant_method": "awq", "bits": 4}}
     expected: list[Expected] = [("config.conflict", "error", None, None, None, None)]
-    if layout.dialect == "quark" or layout.id == "ModelOpt MXFP4":
+    if (layout.dialect == "quark" and layout.block == "MXFP4") or layout.id == "ModelOpt MXFP4":
         expected.append(("format.ambiguous", "info", "weight_scale", None, None, None))
     return Case(layout.tensors(), expected, {"config": config, "quant": None})
 
@@ -397,6 +380,7 @@ FAULTS: dict[str, Callable[[Layout], Built]] = {
     "KV scale zero": kv(0.0, "kv.zero"),
     "KV scale NaN": kv(float("nan"), "kv.invalid"),
     "KV scale 1": kv(1.0, "kv.identity"),
+    **CONFIG_FAULTS,
 }  # fmt: skip
 
 

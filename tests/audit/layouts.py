@@ -240,10 +240,10 @@ def linear(name: str, rows: int = HIDDEN, columns: int = HIDDEN, second: float =
     }
 
 
-def ct_linear(name: str) -> dict[str, Tensor]:
+def ct_linear(name: str, rows: int = HIDDEN, columns: int = HIDDEN) -> dict[str, Tensor]:
     """The same module as compressed-tensors stores it."""
     out: dict[str, Tensor] = {}
-    for key, item in linear(name).items():
+    for key, item in linear(name, rows, columns).items():
         head, _, suffix = key.rpartition(".")
         scalar = suffix in ("weight_scale_2", "input_scale")
         out[f"{head}.{CT[suffix]}"] = (
@@ -279,6 +279,11 @@ QUARK_QUANT = {
     "quant_method": "quark", "exclude": ["lm_head", "re:.*mlp.gate$"], "layer_quant_config": {},
     "global_quant_config": {"weight": {"dtype": "fp4", "group_size": 32, "scale_format": "e8m0"}},
 }  # fmt: skip
+# Two levels: a list each for weights and inputs.
+TWO_LEVELS = [
+    {"dtype": "fp4", "group_size": 16, "qscheme": "per_group"}, {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}
+]  # fmt: skip
+QUARK_NVFP4_QUANT = {**QUARK_QUANT, "global_quant_config": {"weight": TWO_LEVELS, "input_tensors": TWO_LEVELS}}
 ALLOWED = {
     MLP: {"quant_algo": "NVFP4", "group_size": 16},
     "model.layers.0.linear_attn.out_proj": {"quant_algo": "FP8"},
@@ -389,6 +394,10 @@ LAYOUTS: dict[str, Layout] = {
         Layout(
             "Quark, static FP8 inputs", "quark", "MXFP4", with_quant(QUARK_QUANT),
             roles=("weight", "weight_scale", "input_scale"), block="MXFP4", scale_type="U8",
+        ),
+        Layout(
+            "Quark NVFP4", "quark", "W4A4", with_quant(QUARK_NVFP4_QUANT),
+            suffixes={**MODELOPT, "input_scale": "input_scale_2"},
         ),
         Layout(
             "compressed-tensors MXFP4", "compressed-tensors", "MXFP4",

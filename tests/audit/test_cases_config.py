@@ -60,7 +60,7 @@ def test_34_two_draft_layers_are_two():
     ],
 )
 def test_linear_layers_that_nobody_excluded(name, reported):
-    tensors = {**base(), f"{name}.weight": bf16(HIDDEN, HIDDEN)}
+    tensors = {**base(), f"{name}.weight": bf16(FOUR["hidden_size"], FOUR["hidden_size"])}
     expected = [("config.unquantised-not-excluded", "warn", None, None, None)] if reported else []
     assert found(audit(opened(tensors))) == expected
     assert found(audit(opened(tensors, FOUR, excluding("*mlp.gate", name)))) == []

@@ -138,11 +138,11 @@ def test_20_one_view_of_three_namings(name):
 
 
 def test_21_a_fused_dense_layer():
-    report = audit(opened({**base(), **linear("model.layers.0.mlp.gate_up_proj", 64)}))
+    report = audit(opened({**base(), **linear("model.layers.0.mlp.gate_up_proj", 64, 32)}))
     assert codes(report) == [("loader.note", "info")]
     assert "sglang#29151" in report.findings[0].message
     # In a model without experts as well: nothing is said of the experts that it does not have.
-    dense = audit(opened(linear("model.layers.0.mlp.gate_up_proj", 64)))
+    dense = audit(opened(linear("model.layers.0.mlp.gate_up_proj", 64, 32)))
     assert found(dense) == []
 
 
@@ -179,7 +179,9 @@ def test_22_which_names_are_siblings_can_be_said():
 @pytest.mark.parametrize("ratio", [1.0, 1 + 1e-6, 1.25])
 def test_22_shared_experts_too(ratio):
     at = "model.layers.0.mlp.shared_experts"
-    shared = {**linear(f"{at}.gate_proj"), **linear(f"{at}.up_proj", second=1e-4 * ratio), **linear(f"{at}.down_proj")}
+    size = (FOUR["hidden_size"], FOUR["hidden_size"])
+    up = linear(f"{at}.up_proj", *size, second=1e-4 * ratio)
+    shared = {**linear(f"{at}.gate_proj", *size), **up, **linear(f"{at}.down_proj", *size)}
     expected = [("scale.pair-mismatch", "warn", 0, None, None)] if ratio > 1.1 else []
     assert found(audit(opened({**base(), **shared}))) == expected
 
@@ -194,7 +196,7 @@ def test_22_shared_experts_too(ratio):
 @pytest.mark.parametrize("name", ["mlp.shared_experts.up_proj", "self_attn.o_proj", "mlp.down_proj"])
 def test_an_ordinary_layer_lacks_a_tensor(name, role, severity):
     module = f"model.layers.0.{name}"
-    tensors = {**base(), **linear(module)}
+    tensors = {**base(), **linear(module, FOUR["hidden_size"], FOUR["hidden_size"])}
     assert found(audit(opened(tensors))) == []
     del tensors[f"{module}.{role}"]
     report = audit(opened(tensors))

@@ -25,7 +25,7 @@ SCALAR = [fault for fault in FAULTS.values() if "input_scale" in fault.roles and
 SUSPICIOUS = ("scaled", "constant", "reciprocal")
 NVFP4 = {name: layout for name, layout in LAYOUTS.items() if layout.block == "NVFP4" and layout.with_input}
 # Relatives of NVFP4 that servers do not know without activation scales.
-NO_WEIGHT_ONLY = {"NVFP4_AWQ", "W4A8"}
+NO_WEIGHT_ONLY = {"NVFP4_AWQ", "W4A8", "Quark NVFP4"}
 
 
 def written(layout, folder, tensors=None, shard=6000):

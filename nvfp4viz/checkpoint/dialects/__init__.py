@@ -12,7 +12,7 @@ from nvfp4viz.checkpoint.dialects.modelopt import (
     MODELOPT_MXFP4,
     MODELOPT_STACKED,
 )
-from nvfp4viz.checkpoint.dialects.mxfp4 import DEEPSEEK_V4, GPT_OSS, QUARK, QUARK_QUANTIZER
+from nvfp4viz.checkpoint.dialects.mxfp4 import DEEPSEEK_V4, GPT_OSS, QUARK, QUARK_NVFP4, QUARK_QUANTIZER
 from nvfp4viz.checkpoint.dialects.per_expert import (
     PROJECTIONS,
     Dialect,
@@ -36,6 +36,7 @@ __all__ = [
     "PACKED",
     "PROJECTIONS",
     "QUARK",
+    "QUARK_NVFP4",
     "QUARK_QUANTIZER",
     "Dialect",
     "ExpertName",

@@ -7,7 +7,8 @@ DeepSeek V4
     the same suffix for 128×128 blocks of FP8, so type and shape decide, not the name.
 Quark
     ``weight`` U8 and ``weight_scale`` U8; some exports say ``weight_quantizer.scale`` and ``input_quantizer.scale``.
-    An ``input_scale`` there is FP8's, and does not make it NVFP4.
+    An ``input_scale`` there is FP8's, and does not make it NVFP4.  Quark's own NVFP4 has ModelOpt's tensors, but for
+    ``input_scale_2`` (vLLM's ``quark/schemes/quark_nvfp4.py``).
 
 Source: ``checkpoints.md`` 2.5 to 2.7 of the project's specification.
 """
@@ -48,3 +49,12 @@ QUARK_QUANTIZER = Dialect(
     aliases={suffix: role for role, suffix in _PLAIN.items()},
     methods=_METHODS,
 )
+QUARK_NVFP4 = Dialect(
+    id="quark",
+    suffixes={
+        "weight": "weight", "weight_scale": "weight_scale", "weight_scale_2": "weight_scale_2",
+        "input_scale": "input_scale_2",
+    },
+    aliases={"input_scale": "input_scale"},
+    methods=("quark",),
+)  # fmt: skip

@@ -12,7 +12,7 @@ from nvfp4viz.checkpoint.dialects.modelopt import (
     MODELOPT_MXFP4,
     MODELOPT_STACKED,
 )
-from nvfp4viz.checkpoint.dialects.mxfp4 import DEEPSEEK_V4, GPT_OSS, QUARK, QUARK_QUANTIZER
+from nvfp4viz.checkpoint.dialects.mxfp4 import DEEPSEEK_V4, GPT_OSS, QUARK, QUARK_NVFP4, QUARK_QUANTIZER
 from nvfp4viz.checkpoint.dialects.per_expert import E8M0, Dialect
 
 PACKED = ("U8", "I8", "F4")
@@ -66,6 +66,8 @@ def _per_expert(types: Mapping[str, str], method: str) -> Dialect | None:
         return COMPRESSED_TENSORS
     if "weight_packed" in types and scale in E8M0:
         return COMPRESSED_TENSORS_MXFP4
+    if "input_scale_2" in types or ("weight_scale_2" in types and method.startswith("quark")):
+        return QUARK_NVFP4
     if types.get("weight_scale_2") == "F32":
         return MODELOPT
     if weight in PACKED:

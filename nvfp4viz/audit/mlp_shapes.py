@@ -1,0 +1,181 @@
+"""Sizes of shared experts and of dense layers' MLPs: against the configuration, their other layers and one another.
+
+As for routed experts (`shapes`), a server allocates them by the configuration alone and stops at another shape.  Which
+number of the configuration is theirs differs from family to family, so that it counts only where its name says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from nvfp4viz.audit.findings import make
+from nvfp4viz.audit.linears import Linear, is_draft
+from nvfp4viz.audit.report import Finding
+from nvfp4viz.audit.scales import block_width
+from nvfp4viz.audit.shapes import Size, as_stored, configured_sizes, hidden_and_width, is_latent, matrix_size
+from nvfp4viz.audit.texts import id_list
+from nvfp4viz.checkpoint import CanonicalView, Checkpoint, printable
+from nvfp4viz.checkpoint.dialects import PROJECTIONS
+
+_MODULE = re.compile(r"^(.*?(?:^|\.)(?:layers|blocks|h))\.(\d{1,6})\.(.+)\.([^.]+)$")
+_TOWER = re.compile(r"tower|vision|visual|audio|talker")
+_DENSE = ("mlp", "feed_forward", "ffn", "mixer")
+_SHARED = ("shared_expert", "shared_experts", "share_expert", "shared_mlp")
+# Widths of a shared expert by name, and how many are stored as one.
+_SHARED_WIDTHS = (
+    "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size",
+    "share_expert_dim",
+)  # fmt: skip
+_SHARED_COUNTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
+
+Parts = dict[str, tuple[Size, str]]
+"""Rows and values, and the module's name, by projection."""
+
+
+def mlp_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterable[Linear]) -> Iterator[Finding]:
+    """``weight.shape`` of shared experts and dense MLPs; ``config.conflict`` where all have another width."""
+    config = checkpoint.config or {}
+    text = config.get("text_config")
+    holder = text if isinstance(text, dict) and text else config
+    hidden = None if is_latent(checkpoint, config) else _hidden(view) or configured_sizes(config)[0]
+    for path, layers in _mlps(view, linears).items():
+        yield from _of_path(path, layers, hidden, _widths(holder, path.rpartition(".")[2]), _may_vary(holder))
+
+
+def _hidden(view: CanonicalView) -> int | None:
+    """The hidden size of the first expert in most layers; that it is not the configuration's is said already."""
+    found: Counter[int] = Counter()
+    for layer in view.moe_layers:
+        dialect = view.dialects[layer]
+        for kind in view.projections:
+            module = view.module(layer, 0, kind)
+            weight, scale = module.tensors.get("weight"), module.tensors.get("weight_scale")
+            if dialect is None or module.state != "quantised" or weight is None or scale is None:
+                continue
+            if block_width(weight, scale) == dialect.group:
+                found[hidden_and_width(kind, matrix_size(weight, scale))[0]] += 1
+    return found.most_common(1)[0][0] if found else None
+
+
+def _mlps(view: CanonicalView, linears: Iterable[Linear]) -> dict[str, dict[int, Parts]]:
+    """The model's own MLPs: by path inside a layer, by layer."""
+    found: dict[str, dict[str, dict[int, Parts]]] = {}
+    for linear in linears:
+        match = _MODULE.match(linear.name)
+        if match is None or match[4] not in PROJECTIONS or is_draft(linear.name, view.layers):
+            continue
+        if match[3].rpartition(".")[2] not in (*_DENSE, *_SHARED) or _TOWER.search(match[1]):
+            continue
+        size = _size(linear)
+        if size is not None:
+            layers = found.setdefault(match[1], {}).setdefault(match[3], {})
+            layers.setdefault(int(match[2]), {})[PROJECTIONS[match[4]]] = (size, linear.name)
+    if view.moe_layers:
+        first = view.moe_layers[0]
+        return found.get(f".{view.blocks[first]}".rpartition(f".{first}.")[0].removeprefix("."), {})
+    return max(found.values(), key=lambda paths: max(map(len, paths.values())), default={})
+
+
+def _size(linear: Linear) -> Size | None:
+    """Rows and values of a module's matrix; None where another finding says that its blocks are wrong."""
+    weight = linear.tensors.get("weight", linear.tensors.get("weight_packed"))
+    if weight is None or len(weight.shape) != 2:
+        return None
+    if linear.format in ("FP8", "plain"):
+        return weight.shape[0], weight.shape[1]
+    scale = linear.tensors.get("weight_scale", linear.tensors.get("scale"))
+    if scale is None or len(scale.shape) != 2 or linear.format not in ("NVFP4", "MXFP4"):
+        return None
+    fits = block_width(weight, scale) == (16 if linear.format == "NVFP4" else 32)
+    return matrix_size(weight, scale) if fits else None
+
+
+def _widths(config: Mapping[str, Any], last: str) -> dict[int, str]:
+    """Widths that the configuration explains, each with the key to name; none where it does not speak of them."""
+    if config.get("block_configs"):
+        return {}
+    routed = config.get("moe_intermediate_size")
+    if last in _SHARED:
+        found = {config[key]: key for key in _SHARED_WIDTHS if _is_size(config.get(key))}
+        for key in _SHARED_COUNTS:
+            if _is_size(config.get(key)) and _is_size(routed):
+                found.setdefault(config[key] * routed, f"{key} × moe_intermediate_size")
+        if "intermediate_size_mlp" in config and _is_size(config.get("intermediate_size")):
+            found.setdefault(config["intermediate_size"], "intermediate_size")
+        return found
+    # "intermediate_size" is the experts' in families without dense layers, and then nothing is compared with it.
+    dense = {key: value for key, value in config.items() if re.search(r"intermediate|ffn", key)}
+    if not any(_is_size(value) for key, value in dense.items() if "moe" not in key and "shared" not in key):
+        return {}
+    found = {value: key for key, value in reversed(dense.items()) if _is_size(value)}
+    if any("double_wide" in key for key in config):
+        found |= {2 * value: key for value, key in found.items()}
+    return found
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _may_vary(config: Mapping[str, Any]) -> bool:
+    """Layers may have widths of their own: a list of them, layers searched one by one, or no size at all."""
+    lists = any(isinstance(value, list) and "intermediate" in key for key, value in config.items())
+    double = any("double_wide" in key for key in config)
+    return bool(lists or double or config.get("block_configs") or configured_sizes(config) == (None, None))
+
+
+def _of_path(
+    path: str, layers: Mapping[int, Parts], hidden: int | None, widths: Mapping[int, str], vary: bool
+) -> Iterator[Finding]:
+    """One kind of MLP in all its layers."""
+    flat = {
+        layer: {kind: hidden_and_width(kind, size) for kind, (size, _) in parts.items()}
+        for layer, parts in layers.items()
+    }
+    every = [pair for pairs in flat.values() for pair in pairs.values()]
+    usual = tuple(Counter(pair[axis] for pair in every).most_common(1)[0][0] for axis in (0, 1))
+    stored = {pair[1] for pair in every}
+    against = len(stored) == 1 and bool(widths) and not stored & set(widths)
+    if against:
+        # All agree on another width: one contradiction.
+        [found] = stored
+        claimed, key = next(iter(widths.items()))
+        where = tuple(sorted(layers))
+        names = [name for layer in where for _, name in layers[layer].values()]
+        fill = {
+            "key": key, "claimed": claimed, "found": found, "module": printable(path, 100), "layers": id_list(where),
+            "numbers": where,
+        }  # fmt: skip
+        yield make("config.conflict", "error", text="config.conflict.size.linear", tensors=names, count=1, fill=fill)
+    wrong: dict[tuple[str, Size, Size], list[int]] = {}
+    for layer, pairs in flat.items():
+        width = _width_of(list(pairs.values()), usual[1], {} if against else widths, vary)
+        for kind, pair in pairs.items():
+            expected = (hidden or usual[0], width)
+            if pair != expected:
+                wrong.setdefault((kind, layers[layer][kind][0], as_stored(kind, *expected)), []).append(layer)
+    for (kind, size, expected), where_found in wrong.items():
+        where = tuple(sorted(where_found))
+        names = [f"{layers[layer][kind][1]}.weight" for layer in where]
+        fill = {
+            "found": list(size), "expected": list(expected), "module": printable(path, 100), "layers": id_list(where),
+            "numbers": where,
+        }  # fmt: skip
+        yield make(
+            "weight.shape", "error", text="weight.shape.linear", role="weight", projection=kind,
+            layer=where[0] if len(where) == 1 else None, tensors=names, fill=fill,
+        )  # fmt: skip
+
+
+def _width_of(pairs: list[Size], usual: int, widths: Mapping[int, str], vary: bool) -> int:
+    """What one MLP's width should be: the configuration's, most layers', or what most of its own projections have."""
+    own = [width for _, width in pairs]
+    said = [width for width in own if width in widths]
+    if widths and not said:
+        return usual if usual in widths else next(iter(widths))
+    if not vary and not (said and len(set(own)) == 1 and len(widths) > 1):
+        return usual
+    return max(said or own, key=own.count)

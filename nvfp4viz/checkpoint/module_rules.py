@@ -1,0 +1,213 @@
+"""What a configuration gives one module, where it speaks of modules by patterns: compressed-tensors and Quark.
+
+compressed-tensors sorts schemes into ``config_groups`` with ``targets``: names, ``re:`` and an expression, or the name
+of a class (``"Linear"``, which takes in the experts' projections).  Quark has a ``global_quant_config`` and exceptions
+by pattern in ``layer_quant_config``.  Order as in vLLM's ``compressed_tensors/utils.py: find_matched_target`` and
+``quark/quark.py: _find_matched_config``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Any, Protocol
+
+# What stands before the layers varies with the version that exported: `model.`, `model.language_model.`, ….
+_PREFIX = re.compile(r"^(?:(?:model|language_model)\.)+")
+_PREFIXES = ("", "model.", "language_model.", "model.language_model.", "language_model.model.")
+# vLLM asks for the first expert's projections under these names, whatever the file calls them.
+_ASKED = {
+    "gate_proj": ("gate_proj",), "w1": ("gate_proj",), "up_proj": ("up_proj",), "w3": ("up_proj",),
+    "down_proj": ("down_proj",), "w2": ("down_proj",), "gate_up_proj": ("gate_proj", "up_proj"),
+}  # fmt: skip
+
+
+def bare(name: str) -> str:
+    """A module's name without what stands before its layers.
+
+    >>> bare("model.language_model.layers.0.mlp")
+    'layers.0.mlp'
+    """
+    return _PREFIX.sub("", name)
+
+
+@lru_cache(maxsize=512)
+def compiled(expression: str) -> re.Pattern[str] | None:
+    """A regular expression of a configuration, or None where it is none."""
+    try:
+        return re.compile(expression)
+    except (re.error, RecursionError):
+        return None
+
+
+class Rules(Protocol):
+    """The patterns of one section."""
+
+    def find(self, modules: Iterable[str]) -> str | None:
+        """The algorithm of a module (given at several depths): ``""`` for no word, None where the section, which
+        names all that it quantises, leaves the module out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """compressed-tensors' groups.
+
+    Attributes
+    ----------
+    exact
+        Algorithms by name, without prefix.
+    expressions
+        Compiled targets with their algorithms.
+    classes
+        Names of classes with their algorithms.
+    open
+        Some group's targets cannot be read: what no other group names may be meant by it.
+    """
+
+    exact: Mapping[str, tuple[str, ...]]
+    expressions: tuple[tuple[re.Pattern[str], str], ...]
+    classes: tuple[tuple[str, str], ...]
+    open: bool
+
+    def find(self, modules: Iterable[str]) -> str | None:
+        """As `Rules.find`; a target that names the module goes before one that names a class."""
+        modules = tuple(modules)
+        names = tuple(_depths(modules))
+        named = [algo for name in names for algo in self.exact.get(name, ())]
+        if self.expressions:
+            forms = [*modules, *(prefix + name for name in names for prefix in _PREFIXES)]
+            named += [algo for pattern, algo in self.expressions if any(map(pattern.match, forms))]
+        if named:
+            return _kindest(named)
+        classes = [algo for name, algo in self.classes if name == "Linear"]
+        if classes:
+            return _kindest(classes)
+        return "" if self.open or self.classes else None
+
+
+def _kindest(algos: list[str]) -> str:
+    """Of several groups that mean a module, a four-bit one: which comes first differs from loader to loader."""
+    return next((algo for algo in algos if "FP4" in algo), algos[0])
+
+
+# Classes that are no expert's projection and no linear layer.
+_ELSEWHERE = re.compile(r"Attention|Embedding|Conv\d?d|Norm|LMHead|Rotary")
+
+
+def groups_of(raw: Any) -> Groups:
+    """Read ``config_groups``; what is no group is left out."""
+    exact: dict[str, tuple[str, ...]] = {}
+    expressions: list[tuple[re.Pattern[str], str]] = []
+    classes: list[tuple[str, str]] = []
+    unread = False
+    for group in raw.values() if isinstance(raw, dict) else ():
+        targets = group.get("targets") if isinstance(group, dict) else None
+        if not isinstance(targets, list):
+            unread = True
+            continue
+        algo = group_algo(group)
+        for target in targets:
+            if not isinstance(target, str):
+                unread = True
+            elif target.startswith("re:"):
+                pattern = compiled(target[3:])
+                if pattern is not None:
+                    expressions.append((pattern, algo))
+            elif target[:1].isupper() and "." not in target:
+                if not _ELSEWHERE.search(target):
+                    classes.append((target, algo))
+            else:
+                exact[bare(target)] = (*exact.get(bare(target), ()), algo)
+    return Groups(exact, tuple(expressions), tuple(classes), unread)
+
+
+def group_algo(group: Mapping[str, Any]) -> str:
+    """A group's algorithm: ``"NVFP4"``, ``"W4A16_NVFP4"``, ``"MXFP4"``, or in words, such as ``"8-bit float"``.
+
+    >>> group_algo({"weights": {"num_bits": 4, "type": "float"}, "input_activations": None})
+    'W4A16_NVFP4'
+    >>> group_algo({"weights": {"num_bits": 8, "type": "int"}})
+    '8-bit int'
+    """
+    weights = group.get("weights")
+    if not isinstance(weights, dict):
+        return ""
+    if weights.get("num_bits") != 4 or weights.get("type") != "float":
+        return f"{weights.get('num_bits')}-bit {weights.get('type')}"
+    size = weights.get("group_size") or 16
+    if size not in (16, 32):
+        return f"4-bit float, group_size {size}"
+    if size == 32:
+        return "MXFP4"
+    return "NVFP4" if group.get("input_activations") is not None else "W4A16_NVFP4"
+
+
+@dataclass(frozen=True, slots=True)
+class QuarkRules:
+    """Quark's exceptions by pattern, and what holds for everything else."""
+
+    layers: tuple[tuple[str, str], ...]
+    rest: str
+
+    def find(self, modules: Iterable[str]) -> str | None:
+        """As `Rules.find`; Quark leaves nothing out."""
+        for name in _depths(modules):
+            for pattern, algo in self.layers:
+                if _means(pattern, name):
+                    return algo
+        return self.rest
+
+
+def _means(pattern: str, name: str) -> bool:
+    """A pattern with a star is one; another means the modules that its own name contains."""
+    if "*" in pattern:
+        return any(fnmatchcase(prefix + name, pattern) for prefix in _PREFIXES)
+    return f".{bare(pattern)}.".startswith(f".{name}.")
+
+
+def quark_rules(raw: Mapping[str, Any]) -> QuarkRules:
+    """Read a section of Quark's."""
+    layers = raw.get("layer_quant_config")
+    found = layers.items() if isinstance(layers, dict) else ()
+    rest = "" if raw.get("layer_type_quant_config") else quark_algo(raw.get("global_quant_config"))
+    return QuarkRules(tuple((str(pattern), quark_algo(entry)) for pattern, entry in found), rest)
+
+
+def quark_algo(entry: Any) -> str:
+    """The algorithm of one of Quark's entries, ``""`` where it names none.
+
+    Two levels make a list: ``fp4`` in blocks of 16 below ``fp8_e4m3`` is NVFP4.
+
+    >>> quark_algo({"weight": {"dtype": "fp4", "group_size": 32}}), quark_algo({"weight": {"dtype": "fp8_e4m3"}})
+    ('MXFP4', 'FP8')
+    """
+    weight = entry.get("weight") if isinstance(entry, dict) else None
+    levels = [level for level in (weight if isinstance(weight, list) else [weight]) if isinstance(level, dict)]
+    kinds = [level.get("dtype") for level in levels]
+    names = [kind.lower() for kind in kinds if isinstance(kind, str)]
+    if not names:
+        return ""
+    if names[0] in ("fp4", "mxfp4"):
+        if len(names) == 1 and levels[0].get("group_size") != 16:
+            return "MXFP4"
+        return "NVFP4" if entry.get("input_tensors") else "W4A16_NVFP4"
+    short = ["FP8" if name.startswith("fp8") else name.upper() for name in names]
+    return " + ".join(dict.fromkeys(short))
+
+
+def _depths(modules: Iterable[str]) -> Iterator[str]:
+    """A module's names without prefix, and that under which vLLM asks for an expert's projection."""
+    given = tuple(modules)
+    if len(given) == 1 and given[0].endswith(".experts"):
+        # Asked for as a whole.
+        yield from (f"{bare(given[0])}.0.{asked}" for asked in ("gate_proj", "up_proj", "down_proj"))
+    for module in given:
+        name = bare(module)
+        yield name
+        block, middle, tail = name.partition(".experts.")
+        if middle:
+            for part in tail.split("."):
+                yield from (f"{block}.experts.0.{asked}" for asked in _ASKED.get(part, ()))

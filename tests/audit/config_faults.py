@@ -1,0 +1,285 @@
+"""Dialect × fault, where the configuration and the tensors contradict one another: labels, lists, groups and sizes.
+
+The second half of `tests.audit.fault_matrix`: each fault as a change of a healthy layout, and what the audit must say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nvfp4viz.audit import Report, audit
+from nvfp4viz.checkpoint import Tensor
+from tests.audit.layouts import (
+    ALLOWED,
+    CT,
+    EXPERTS,
+    HIDDEN,
+    MODELOPT,
+    SIZES,
+    WIDTH,
+    Layout,
+    bf16,
+    ct_linear,
+    linear,
+    typed,
+)
+
+# code, severity, role, layer, projection, experts
+Expected = tuple[str, str, str | None, int | None, str | None, tuple[int, ...] | None]
+CONFLICT: Expected = ("config.conflict", "error", None, None, None, None)
+DRAFT: Expected = ("config.conflict", "warn", None, None, None, None)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A broken checkpoint: tensors and what else changes, and the findings that it must have beside the layout's own
+    notes."""
+
+    tensors: dict[str, Tensor]
+    expected: list[Expected]
+    changes: dict[str, Any] | None = None
+
+    def report(self, layout: Layout) -> Report:
+        return audit(layout.open(self.tensors, **(self.changes or {})))
+
+
+Built = Case | str
+
+
+def section_of(layout: Layout) -> dict[str, Any]:
+    """Its quantisation section, from whichever file has it."""
+    if layout.quant is not None:
+        return dict(layout.quant["quantization"])
+    assert layout.config is not None
+    return dict(layout.config["quantization_config"])
+
+
+def with_section(layout: Layout, section: Mapping[str, Any], **top: Any) -> dict[str, Any]:
+    """Changes that put another section in the old one's place, and other numbers into the configuration (None: out)."""
+    config = dict(layout.config or {})
+    inner = dict(config["text_config"]) if "text_config" in config else config
+    for key, value in top.items():
+        if value is None:
+            inner.pop(key, None)
+        else:
+            inner[key] = value
+    if "text_config" in config:
+        config["text_config"] = inner
+    if layout.quant is None:
+        return {"config": {**config, "quantization_config": dict(section)}, "quant": None}
+    return {"config": config, "quant": {"quantization": dict(section)}}
+
+
+def _called(layout: Layout, dtype: str, pattern: str | None = None) -> dict[str, Any] | str:
+    """Changes after which the configuration calls the experts (or what a pattern means) by another number format."""
+    section = section_of(layout)
+    if layout.dialect == "quark":
+        entry = {"weight": {"dtype": dtype, "qscheme": "per_tensor"}, "input_tensors": {"dtype": dtype}}
+        key = "global_quant_config" if pattern is None else "layer_quant_config"
+        return with_section(layout, {**section, key: entry if pattern is None else {pattern: entry}})
+    if "config_groups" in section:
+        bits, kind = (4 if dtype == "int4" else 8), ("float" if dtype.startswith("fp8") else "int")
+        group = {"weights": {"num_bits": bits, "type": kind}, "targets": ["Linear"]}
+        groups = {"group_0": group} if pattern is None else {
+            "group_1": {**group, "targets": [f"re:{pattern}"]}, **section["config_groups"],
+        }  # fmt: skip
+        return with_section(layout, {**section, "config_groups": groups})
+    if layout.dialect == "gpt-oss":
+        return "its method names one format"
+    algo = {"fp8_e4m3": "FP8", "int4": "INT4", "int8": "INT8"}[dtype]
+    if section.get("quant_method") == "fp8":
+        if "moe_quant_algo" in section:
+            return with_section(layout, {**section, "moe_quant_algo": algo})
+        return with_section(layout, section, expert_dtype=dtype)
+    if "quantized_layers" in section:
+        listed = {**section["quantized_layers"], (pattern or layout.prefix): {"quant_algo": algo}}
+        return with_section(layout, {**section, "quantized_layers": listed})
+    return with_section(layout, {**section, "quant_algo": algo})
+
+
+def called(dtype: str) -> Callable[[Layout], Built]:
+    def build(layout: Layout) -> Built:
+        changes = _called(layout, dtype)
+        return changes if isinstance(changes, str) else Case(layout.tensors(), [CONFLICT], changes)
+
+    return build
+
+
+def foreign_method(layout: Layout) -> Built:
+    """Another exporter's method, with everything else of the configuration in place."""
+    section = {**section_of(layout), "quant_method": "awq"}
+    if layout.quant is not None:
+        return "its file names no method"
+    expected = [CONFLICT]
+    if (layout.dialect == "quark" and layout.block == "MXFP4") or layout.id == "ModelOpt MXFP4":
+        expected.append(("format.ambiguous", "info", "weight_scale", None, None, None))
+    return Case(layout.tensors(), expected, with_section(layout, section))
+
+
+def untargeted(layout: Layout) -> Built:
+    """A list or groups that mean other modules only."""
+    section = section_of(layout)
+    if "config_groups" in section:
+        groups = {"group_0": {**section["config_groups"]["group_0"], "targets": ["re:.*self_attn.*", "lm_head"]}}
+        return Case(layout.tensors(), [CONFLICT], with_section(layout, {**section, "config_groups": groups}))
+    if "quantized_layers" in section:
+        listed = {name: entry for name, entry in ALLOWED.items() if name != layout.prefix}
+        return Case(layout.tensors(), [CONFLICT], with_section(layout, {**section, "quantized_layers": listed}))
+    return "its configuration means all modules"
+
+
+def one_unlisted(layout: Layout) -> Built:
+    section = section_of(layout)
+    if "quantized_layers" not in section:
+        return "no allow-list"
+    listed = {
+        f"{layout.prefix}.{e}.{disk}": {"quant_algo": "NVFP4"}
+        for e in range(EXPERTS) for disk in layout.disk.values() if e != 5
+    }  # fmt: skip
+    rest = {name: entry for name, entry in ALLOWED.items() if name != layout.prefix}
+    changes = with_section(layout, {**section, "quantized_layers": listed | rest})
+    return Case(layout.tensors(), [("config.conflict", "warn", None, 0, None, (5,))], changes)
+
+
+def _second(layout: Layout, sizes: Mapping[str, tuple[int, int]] = SIZES) -> dict[str, Tensor]:
+    """The layout's layer once more as the layer after it, in other sizes."""
+    out: dict[str, Tensor] = {}
+    for name, item in layout.tensors().items():
+        if "layers.0" not in name or not name.startswith(layout.prefix):
+            continue
+        kind = next((kind for kind, disk in layout.disk.items() if f".{disk}" in name), None)
+        assert kind is not None
+        role = next((role for role in layout.roles if layout.name(_expert_of(layout, name), kind, role) == name), None)
+        out[name.replace("layers.0", "layers.1")] = item if role is None else _sized(layout, item, role, sizes[kind])
+    return out
+
+
+def _expert_of(layout: Layout, name: str) -> int:
+    tail = name.removeprefix(f"{layout.prefix}.")
+    return next((int(part) for part in tail.split(".") if part.isdigit()), 0)
+
+
+def _sized(layout: Layout, item: Tensor, role: str, size: tuple[int, int]) -> Tensor:
+    rows, columns = size
+    shape = {"weight": (rows, columns // 2), "weight_scale": (rows, columns // layout.group)}.get(role)
+    if shape is None:
+        return item
+    whole = shape if layout.arrangement == "expert" else (EXPERTS, *shape)
+    data = np.full(whole, 0x38 if layout.block == "NVFP4" else 120, np.uint8)
+    if role == "weight" and layout.dialect == "gpt-oss":
+        data = data.reshape(*whole[:-1], -1, 16)
+    return typed(data, item.dtype)
+
+
+def _listing_second(layout: Layout) -> dict[str, Any]:
+    section = section_of(layout)
+    if "quantized_layers" in section:
+        second = {layout.prefix.replace("layers.0", "layers.1"): ALLOWED[layout.prefix]}
+        section["quantized_layers"] = {**section["quantized_layers"], **second}
+    return section
+
+
+def draft_called(layout: Layout) -> Built:
+    """A second, quantised layer behind the last one, whose experts the configuration calls FP8."""
+    if layout.id == "Inkling":
+        return "its weights' names are not public"
+    block = layout.prefix.replace("layers.0", "layers.1")
+    if layout.dialect != "quark" and not {"config_groups", "quantized_layers"} & set(section_of(layout)):
+        return "its configuration gives all experts one format"
+    pattern = block if "quantized_layers" in section_of(layout) else f"*{block}*" if layout.dialect == "quark" else None
+    changes = _called(layout, "fp8_e4m3", pattern or f".*{block}.*".replace(".layers.1.", r"\.layers\.1\."))
+    assert not isinstance(changes, str)
+    return Case({**layout.tensors(), **_second(layout)}, [DRAFT], changes)
+
+
+def draft_unlisted(layout: Layout) -> Built:
+    section = section_of(layout)
+    if "quantized_layers" in section:
+        return Case({**layout.tensors(), **_second(layout)}, [DRAFT])
+    if "config_groups" not in section:
+        return "its configuration means all modules"
+    target = f"re:.*{layout.prefix}.*"
+    groups = {"group_0": {**section["config_groups"]["group_0"], "targets": [target]}}
+    changes = with_section(layout, {**section, "config_groups": groups})
+    return Case({**layout.tensors(), **_second(layout)}, [DRAFT], changes)
+
+
+def draft_excluded(layout: Layout) -> Built:
+    """Quantised, and in the exclude list all the same."""
+    section = section_of(layout)
+    if "quantized_layers" in section:
+        return "an allow-list excludes nothing"
+    if layout.id == "Inkling":
+        return "its weights' names are not public"
+    if layout.dialect in ("deepseek-v4", "mixed"):
+        return "excluded means its own MXFP4"
+    keys = ("exclude_modules", "exclude", "modules_to_not_convert", "ignore")
+    key = next((key for key in keys if key in section), "ignore")
+    section[key] = [*section.get(key, []), "*gate", f"{layout.prefix.replace('layers.0', 'layers.1')}*"]
+    expected: list[Expected] = [("config.excluded-but-quantised", "warn", None, None, None, None)]
+    return Case({**layout.tensors(), **_second(layout)}, expected, with_section(layout, section))
+
+
+def other_stream(layout: Layout) -> Built:
+    """A second layer for another hidden size, and a configuration that does not say one."""
+    if layout.id == "Inkling":
+        return "its weights' names are not public"
+    wide = {kind: (2 * r if kind == "down" else r, c if kind == "down" else 2 * c) for kind, (r, c) in SIZES.items()}
+    changes = with_section(layout, _listing_second(layout), hidden_size=None, num_hidden_layers=2)
+    expected: list[Expected] = [("weight.shape", "error", "weight", 1, None, None)]
+    return Case({**layout.tensors(), **_second(layout, wide)}, expected, changes)
+
+
+def shared_size(layout: Layout) -> Built:
+    """A shared expert twice as wide as the configuration says."""
+    parent = layout.prefix.rpartition(".")[0]
+    if parent.rpartition(".")[2] not in ("mlp", "ffn"):
+        return "its family has no shared expert"
+    tensors = {name: item for name, item in layout.tensors().items() if ".shared_expert" not in name}
+    names = {"gate": "w1", "up": "w3", "down": "w2"} if parent.endswith("ffn") else {
+        kind: f"{kind}_proj" for kind in ("gate", "up", "down")
+    }  # fmt: skip
+    for kind, disk in names.items():
+        rows, columns = (HIDDEN, 2 * WIDTH) if kind == "down" else (2 * WIDTH, HIDDEN)
+        tensors |= shared(layout, f"{parent}.shared_experts.{disk}", rows, columns)
+    changes = with_section(layout, section_of(layout), n_shared_experts=1)
+    return Case(tensors, [CONFLICT], changes)
+
+
+def shared(layout: Layout, name: str, rows: int, columns: int) -> dict[str, Tensor]:
+    """One ordinary module in the layout's own format, or in the one that its family keeps around the experts."""
+    if layout.dialect in ("deepseek-v4", "mixed"):
+        return {f"{name}.weight": typed(np.full((rows, columns), 0x38, np.uint8), "F8_E4M3")}
+    if layout.block == "MXFP4":
+        return {f"{name}.weight": bf16(rows, columns)}
+    tensors = ct_linear(name, rows, columns) if layout.divisors else linear(name, rows, columns)
+    stored = tensors.pop(f"{name}.{(CT if layout.divisors else MODELOPT)['input_scale']}")
+    return {**tensors, f"{name}.{layout.suffixes['input_scale']}": stored} if layout.with_input else tensors
+
+
+def padding(layout: Layout) -> Built:
+    """Two experts more than the configuration says."""
+    router = layout.prefix.rpartition(".")[0] + ".gate.weight"
+    tensors = layout.tensors()
+    tensors[router] = bf16(EXPERTS - 2, HIDDEN)
+    changes = with_section(layout, section_of(layout), num_experts=EXPERTS - 2)
+    severity = "backend" if layout.arrangement == "expert" else "error"
+    return Case(tensors, [("config.conflict", severity, None, None, None, None)], changes)
+
+
+CONFIG_FAULTS: dict[str, Callable[[Layout], Built]] = {
+    **{f"experts called {dtype}": called(dtype) for dtype in ("fp8_e4m3", "int4", "int8")},
+    "quant_method awq, the rest in place": foreign_method,
+    "no group or list means the experts": untargeted,
+    "an expert left out of an allow-list": one_unlisted,
+    "quantised draft layer called FP8": draft_called,
+    "quantised draft layer that nothing lists": draft_unlisted,
+    "quantised draft layer excluded": draft_excluded,
+    "a layer of another hidden size, none configured": other_stream,
+    "shared expert of another width": shared_size,
+    "more experts than the router has rows": padding,
+}
