@@ -172,3 +172,76 @@ def close(a: Any, b: Any) -> npt.NDArray[np.bool_]:
 
 def _is_unique(values: F32) -> bool:
     return bool((values == values.flat[0]).all())
+
+
+# ------------------------------------------------------------------ one expert at a time
+
+
+def process_weights_after_loading_reference(
+    parameters: LayerParameters, backend: str, *, per_token: bool = False, a16: bool = False
+) -> ConvertedScales:
+    """`process_weights_after_loading`, scale by scale; equal bits."""
+    if backend == "vllm-b12x" and not a16:
+        raise ServingError("serving.conversion-unread", backend=backend)
+    one = np.float32(1)
+    w13 = [[one if per_token else np.float32(v) for v in row] for row in parameters.w13_input_scale]
+    w2 = [one if per_token else np.float32(v) for v in parameters.w2_input_scale]
+    layer13, layer2 = torch_max([v for row in w13 for v in row]), torch_max(w2)
+    made: dict[str, list[np.float32 | None]] = {name: [] for name in _BY_EXPERT}
+    mismatched = []
+    with np.errstate(all="ignore"):
+        for expert, (gate, up) in enumerate(parameters.w13_weight_scale_2):
+            down, a13, a2 = np.float32(parameters.w2_weight_scale_2[expert]), None, None
+            if backend == "vllm-cutlass":
+                a13, a2 = torch_max(w13[expert]), w2[expert]
+            elif backend in ONE_MAXIMUM:
+                a13, a2 = layer13, layer2
+            elif backend == "vllm-b12x":
+                a13, a2 = one, one
+            g1, g2, c = None, None, None
+            if backend in SCALE_2_ALONE:
+                g1, g2 = gate, down
+            elif backend in MULTIPLIED and a13 is not None and a2 is not None:
+                g1, g2 = np.float32(gate * a13), np.float32(down * a2)
+            e1, e2 = None if a13 is None else one / a13, None if a2 is None else one / a2
+            if backend == "vllm-flashinfer-trtllm" and g1 is not None and e2 is not None:
+                c = np.float32(g1 * e2)
+            if not close_scalar(gate, up):
+                mismatched.append(expert)
+            if backend == "vllm-flashinfer-b12x":
+                gate, down, a2, e2 = one, one, None, one
+            for name, value in zip(_BY_EXPERT, (a13, a2, e1, e2, gate, down, g1, g2, c), strict=True):
+                made[name].append(value)
+    warnings = ["scale-2-mismatch"] if mismatched else []
+    if backend == "vllm-emulation" and any(v != w13[0][0] for row in w13 for v in row) | any(v != w2[0] for v in w2):
+        warnings.append("input-scale-not-unique")
+    arrays = {name: None if None in values else np.array(values, np.float32) for name, values in made.items()}
+    return ConvertedScales(
+        parameters.layer, backend, np.array(w13, np.float32), np.array(w2, np.float32), **arrays,
+        mismatched=tuple(mismatched), warnings=tuple(warnings),
+    )  # fmt: skip
+
+
+_BY_EXPERT = (
+    "a13", "a2", "a1_gscale", "a2_gscale", "w13_weight_scale_2", "w2_weight_scale_2", "g1_alphas", "g2_alphas",
+    "g1_scale_c",
+)  # fmt: skip
+
+
+def torch_max(values: list[np.float32]) -> np.float32:
+    """The largest; a NaN wins.
+
+    >>> float(torch_max([np.float32(1), np.float32(3)])), float(torch_max([np.float32(1), np.float32(np.nan)]))
+    (3.0, nan)
+    """
+    top = values[0]
+    for value in values[1:]:
+        if np.isnan(value) or value > top:
+            top = value
+    return top
+
+
+def close_scalar(a: np.float32, b: np.float32) -> bool:
+    """`close` of two numbers: infinities are close to themselves alone."""
+    x, y = float(a), float(b)
+    return abs(x - y) <= 1e-8 + 1e-5 * abs(y) if np.isfinite(x) and np.isfinite(y) else x == y

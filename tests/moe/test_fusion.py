@@ -64,6 +64,13 @@ class TestMaps:
             assert [run.first for run in runs] == np.cumsum([0, *(run.rows for run in runs)])[:-1].tolist()
             assert sum(run.rows for run in runs) == layout.rank_rows
 
+    def test_fused_rows_are_those_that_are_traced_one_by_one(self, layout):
+        tensors = checkpoint(layout)
+        fused = arrays.fuse(layout, tensors)
+        for rank, row in np.ndindex(fused.shape[:2]):
+            found = fusion.trace_row(layout, rank, row)
+            assert np.array_equal(fused[rank, row], tensors[found.tensor][found.tensor_row])
+
     def test_fuse_and_back_is_the_identity(self, layout):
         tensors = checkpoint(layout)
         back = arrays.unfuse(layout, arrays.fuse(layout, tensors))

@@ -1,12 +1,18 @@
 """``process_weights_after_loading`` per backend: maxima, reciprocals, alphas, and where one bad slot spreads."""
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nvfp4viz.checkpoint import canonical
 from nvfp4viz.errors import ServingError
 from nvfp4viz.serving import load_parameters, process_weights_after_loading
-from nvfp4viz.serving.scales import ONE_MAXIMUM, close
+from nvfp4viz.serving.loader import LayerParameters
+from nvfp4viz.serving.scales import ONE_MAXIMUM, close, process_weights_after_loading_reference
+from nvfp4viz.serving.selection import MOE
 
 LAYER_WIDE = (
     "vllm-flashinfer-trtllm", "vllm-flashinfer-cutedsl", "vllm-flashinfer-cutedsl-batched", "vllm-flashinfer-cutlass",
@@ -17,6 +23,45 @@ LAYER_WIDE = (
 def convert(checkpoint, backend, layer=0, **options):
     parameters, _ = load_parameters(checkpoint, canonical(checkpoint))
     return parameters[layer], process_weights_after_loading(parameters[layer], backend, **options)
+
+
+BACKENDS = [row.id for row in MOE]
+# Without -0: which zero is the larger is open, and one over it is an infinity of either sign.
+EDGES = np.float32([0, np.nan, np.inf, -np.inf, 1e-45, 1e-38, 3.4e38, 1, 1e-8, 2e-8, 1.00001])
+
+
+def same_bits(a, b):
+    if not isinstance(a, np.ndarray):
+        assert a == b
+        return
+    assert (a.dtype, a.shape) == (b.dtype, b.shape)
+    # a NaN has no sign or payload that anybody defines
+    a, b = (np.where(np.isnan(x), np.float32(np.nan), x) for x in (a, b))
+    assert a.tobytes() == b.tobytes()
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.sampled_from([row.id for row in MOE]), st.integers(1, 5), st.booleans(), st.floats(0, 1), st.integers(0, 2**32)
+)
+def test_expert_by_expert_gives_the_same_bits(backend, experts, per_token, share, seed):
+    rng = np.random.default_rng(seed)
+
+    def some(*shape):
+        values = rng.lognormal(-5, 2, shape)
+        return np.where(rng.random(shape) < share / 2, rng.choice(EDGES, shape), values).astype(np.float32)
+
+    none = np.zeros((experts, 0, 0), np.uint8)
+    pairs = some(experts, 2)
+    pairs[rng.random(experts) < 0.5, 1] = pairs[0, 0]
+    parameters = LayerParameters(3, none, none, some(experts, 2), pairs, none, none, some(experts), some(experts), {})
+    if rng.integers(2):
+        pairs[:], parameters.w2_input_scale[:] = pairs[0, 0], parameters.w2_input_scale[0]
+    options = {"per_token": per_token, "a16": True}
+    fast = process_weights_after_loading(parameters, backend, **options)
+    slow = process_weights_after_loading_reference(parameters, backend, **options)
+    for field in fields(fast):
+        same_bits(getattr(fast, field.name), getattr(slow, field.name))
 
 
 def test_cutlass_takes_the_larger_shard_of_each_expert(make_checkpoint):
