@@ -103,13 +103,14 @@ def pick(page: Lesson) -> None:
         st.selectbox(
             page.t("tensor.checkpoint"), SAMPLE_IDS, format_func=sample_title, **page.view.widget("checkpoint")
         )
-    st.segmented_control(
-        page.t("tensor.of"),
-        OF if opened.view.moe_layers else OF[1:],
-        required=True,
-        format_func=lambda name: page.t(f"tensor.{name}"),
-        **page.view.widget("of"),
-    )
+    if opened.view.moe_layers:
+        st.segmented_control(
+            page.t("tensor.of"),
+            OF,
+            required=True,
+            format_func=lambda name: page.t(f"tensor.{name}"),
+            **page.view.widget("of"),
+        )
     if page.view["of"] == "other":
         names, own = opened.names, page.view["tensor"]
         names = names if own is None or own in names else (*names, own)
@@ -227,6 +228,8 @@ def show(page: Lesson, stage: st.delta_generator.DeltaGenerator) -> None:
     n, k = found.shape
     page.finding("tensor.is", name=name, stored=found.stored, n=str(n), k=str(k))
     if errors_of is None:
+        with stage:
+            page.prose("tensor.unmeasured", values=f"{part.size:,}")
         return
     page.prose(f"tensor.seen.{_kind(part)}", **_places(part))
     if found.stored in ("NVFP4", "MXFP4"):
