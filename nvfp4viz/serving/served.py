@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,9 +107,16 @@ class ServedModel:
         return "cuda" if self.experts.cuda is not None and self.experts.cuda.failure is None else "cpu"
 
     def generate(
-        self, prompt: str, n: int = 48, *, on_token: Callable[..., Any] | None = None, sampler: Any = None
+        self,
+        prompt: str,
+        n: int = 48,
+        *,
+        on_token: Callable[..., Any] | None = None,
+        sampler: Any = None,
+        guess: Callable[..., Any] | None = None,
     ) -> Generation:
-        """Answer a prompt: greedy decoding, V1's argmax rule unless `sampler` says otherwise.
+        """Answer a prompt: greedy decoding, V1's argmax rule unless `sampler` says otherwise; `guess` as in
+        `nvfp4viz.model.generate` saves time and changes no bit.
 
         Raises
         ------
@@ -119,7 +126,7 @@ class ServedModel:
         from nvfp4viz.model import generate
 
         options = {} if sampler is None else {"sampler": sampler}
-        return generate(self.model, self.experts, prompt, max_new_tokens=n, on_token=on_token, **options)
+        return generate(self.model, self.experts, prompt, max_new_tokens=n, on_token=on_token, guess=guess, **options)
 
     def logits(self, ids: Sequence[int]) -> Array:
         """Logits (T, V) float32 after each of T tokens, read at once."""
@@ -137,12 +144,36 @@ class ServedModel:
         """One layer's loaded parameters."""
         return next(parameters for parameters in self.parameters if parameters.layer == layer)
 
+    def on(self, backend: str, *, device: str = "auto") -> ServedModel:
+        """The same load, with every bit that memory held, converted for another backend.
+
+        Raises
+        ------
+        ServingError, DeviceError
+            As :func:`load`.
+        """
+        info = choose_backend(backend, self.resolved.scheme, self.per_token)
+        if info == self.backend:
+            return self
+        scales, experts, why = _converted(self.parameters, info.id, self.per_token, device)
+        return replace(self, backend=info, scales=scales, experts=experts, on_cpu_because=why)
+
     @property
     def describe(self) -> str:
         """One line for logs and tests."""
         missing = sum(count.expected - count.written for count in self.load_report.counts)
         algo = self.resolved.algo or "BF16"
         return f"{self.name}: {algo} on {self.backend.id}, {missing} unwritten slots ({self.allocator})"
+
+
+def _converted(
+    parameters: tuple[LayerParameters, ...], backend: str, per_token: bool, device: str
+) -> tuple[tuple[ConvertedScales, ...], ServedExperts, DeviceError | None]:
+    """Each layer's scales and experts as a backend has them, and why no GPU computes them."""
+    scales = tuple(process_weights_after_loading(p, backend, per_token=per_token) for p in parameters)
+    layers = {p.layer: prepare_layer(p, s, per_token=per_token) for p, s in zip(parameters, scales, strict=True)}
+    cuda, why = cuda_experts(layers, device)
+    return scales, ServedExperts(layers, cuda=cuda), why
 
 
 def load(
@@ -198,9 +229,7 @@ def load(
     if guard:
         reads = info.reads_input_scale and not per_token
         run_guard(parameters, view, tuple(role for role in roles if role != "input_scale" or reads))
-    scales = tuple(process_weights_after_loading(p, info.id, per_token=per_token) for p in parameters)
-    layers = {p.layer: prepare_layer(p, s, per_token=per_token) for p, s in zip(parameters, scales, strict=True)}
-    cuda, why = cuda_experts(layers, device)
+    scales, experts, why = _converted(parameters, info.id, per_token, device)
     return ServedModel(
         checkpoint.name,
         info,
@@ -212,7 +241,7 @@ def load(
         report,
         parameters,
         scales,
-        ServedExperts(layers, cuda=cuda),
+        experts,
         model,
         why,
     )

@@ -79,16 +79,21 @@ def _fate(allocator: str, prompt: str, backend: str, seed: int, identity: caches
 @st.cache_resource(max_entries=32, show_spinner=False)
 def _twin(prompt: str, backend: str, identity: caches.Stamp) -> Baseline:
     """The complete file's answer, which all fates of a prompt are held to."""
-    from nvfp4viz.serving import load
     from nvfp4viz.serving.fault_lab import baseline
 
-    return baseline(load(complete(), backend=backend, device="cpu"), None, DEMO_PROMPTS[prompt], TOKENS)
+    likely = () if backend == BACKENDS[0] else _twin(prompt, BACKENDS[0], identity).answer.token_ids
+    return baseline(_loaded(backend, "", 0, identity), None, DEMO_PROMPTS[prompt], TOKENS, likely)
 
 
-@st.cache_resource(max_entries=15, show_spinner=False)
+@st.cache_resource(max_entries=36, show_spinner=False)
 def _loaded(backend: str, allocator: str, seed: int, identity: caches.Stamp) -> ServedModel:
+    """The holed file, or without an allocator its complete twin; read once, and converted for each backend."""
     from nvfp4viz.serving import load
 
+    if backend != BACKENDS[0]:
+        return _loaded(BACKENDS[0], allocator, seed, identity).on(backend, device="cpu")
+    if not allocator:
+        return load(complete(), backend=backend, device="cpu")
     return load(caches.checkpoint(HOLED), allocator, seed, backend, device="cpu")
 
 

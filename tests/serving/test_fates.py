@@ -8,6 +8,7 @@ from nvfp4viz.errors import NvError
 from nvfp4viz.serving import ALLOCATORS, load
 from nvfp4viz.serving.bisect import bisect_experts
 from nvfp4viz.serving.fates import MEASURES, complete_with, measures, run_fates
+from nvfp4viz.serving.fault_lab import baseline
 from nvfp4viz.serving.served import ServedModel
 
 PROMPT = "12 + 34 ="
@@ -52,10 +53,20 @@ def test_every_fate_is_that_of_its_allocator(pair, fates):
 def test_the_twin_is_asked_once_for_all_fates(pair, monkeypatch):
     asked = []
     generate = ServedModel.generate
-    monkeypatch.setattr(ServedModel, "generate", lambda *given: asked.append(given) or generate(*given))
+    monkeypatch.setattr(ServedModel, "generate", lambda *given, **how: asked.append(given) or generate(*given, **how))
     broken, full = pair
     run_fates(broken, full, PROMPT, n=2)
     assert len(asked) == 1 + len(ALLOCATORS)
+
+
+def test_a_likely_answer_changes_nothing(pair):
+    served = load(complete_with(*pair), backend="vllm-marlin", device="cpu")
+    plain = baseline(served, None, PROMPT, 4)
+    for likely in (plain.answer.token_ids, (5, 6, 7), plain.answer.token_ids[:2]):
+        found = baseline(served, None, PROMPT, 4, likely)
+        assert found.answer.token_ids == plain.answer.token_ids
+        assert found.read == plain.read
+        assert found.answer.trace.hidden.tobytes() == plain.answer.trace.hidden.tobytes()
 
 
 def test_nan_in_the_slots_reaches_the_answer_and_ones_do_not_make_nan(fates):

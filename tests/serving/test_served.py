@@ -35,6 +35,24 @@ def test_zeros_in_the_slots_silence_the_model(holed):
     assert served.describe == "random: NVFP4 on vllm-cutlass, 18 unwritten slots (zeros)"
 
 
+@pytest.mark.parametrize("allocator", ["zeros", "random"])
+@pytest.mark.parametrize("backend", ["vllm-cutlass", "vllm-flashinfer-cutlass", "vllm-marlin", "vllm-emulation"])
+def test_one_load_on_another_backend_is_that_backend_s_load(holed, allocator, backend):
+    once = load(holed, allocator, 3, device="cpu")
+    moved, loaded = once.on(backend, device="cpu"), load(holed, allocator, 3, backend, device="cpu")
+    assert moved.backend == loaded.backend
+    assert moved.describe == loaded.describe
+    for a, b in zip(moved.scales, loaded.scales, strict=True):
+        for name in ("a13", "a2", "a1_gscale", "a2_gscale", "g1_alphas", "g2_alphas"):
+            one, other = getattr(a, name), getattr(b, name)
+            assert (one is None) == (other is None)
+            assert one is None or one.tobytes() == other.tobytes()
+    answers = [served.generate(PROMPT, 4) for served in (moved, loaded)]
+    assert answers[0].token_ids == answers[1].token_ids
+    with pytest.raises(ServingError, match="bf16"):
+        once.on("bf16")
+
+
 @pytest.mark.parametrize("allocator", ["ones", "neighbour", "random"])
 def test_other_leftovers_give_other_fates(full, holed, allocator):
     """Words rather than padding, and other ones than the healthy model's first logits lead to."""
