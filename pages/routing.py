@@ -51,6 +51,7 @@ page.foot(
         "k": router_parts.TOP,
         "groups": router_parts.GROUPS,
         "kept": router_parts.TOP_GROUPS,
+        "image": router_parts.IMAGE_LO,
     },
     data={
         "routes": lambda: figures.map_rows({"used": parts.used_of(page), "calibration": parts.seen()}),

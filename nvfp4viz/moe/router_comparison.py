@@ -13,7 +13,8 @@ from nvfp4viz.moe import routers
 from nvfp4viz.moe.routers import Scored
 
 Array = npt.NDArray[Any]
-ROUTERS = ("softmax", "sigmoid", "grouped", "sqrtsoftplus", "hash", "gemma4")
+ROUTERS = ("softmax", "sigmoid", "grouped", "grouped_torch", "sqrtsoftplus", "hash", "gemma4")
+"""``grouped`` is vLLM's kernel, ``grouped_torch`` the same router by torch's operations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +26,13 @@ class Picked:
     ids, weights
         The chosen experts, best first, and their weights.
     scores, compared : (E,) float32
-        As in `Scored`; ``compared`` is NaN throughout where nothing was compared (hash).
+        As in `Scored`; ``compared`` is NaN throughout where a table was asked (hash).
     last_in, first_out
         The chosen expert that came in last, and the best of the others; −1 where no comparison decided.
     tied
         Whether these two were equal, so that the lower id decided.
     groups
-        Kept groups (grouped router).
+        Kept groups (grouped routers).
     fell_back
         Whether a number that is not finite kept the router from choosing at all.
     """
@@ -58,6 +59,7 @@ def compare_routers(
     groups: int,
     top_groups: int,
     scaling: float = 1.0,
+    image_sentinel_lo: int = 0,
 ) -> dict[str, Picked]:
     """The same logits ``(E,)`` through every router; the bias goes to those that have one.
 
@@ -67,17 +69,22 @@ def compare_routers(
         The token's id and the hash router's table ``(vocabulary, k)``.
     scaling
         ``routed_scaling_factor`` of all routers but Gemma 4's, which has none.
+    image_sentinel_lo
+        First of five token ids that stand for places of an image and ask no table but the scores, with the same bias;
+        0: none do.
     """
     x = np.asarray(logits, np.float32)[None]
     b = np.asarray(bias, np.float32)
+    in_groups: dict[str, Any] = {"groups": groups, "top_groups": top_groups, "bias": b, "scaling": scaling}
     made: dict[str, Callable[[], Scored]] = {
         "softmax": lambda: routers.route_softmax(x, top_k, scaling=scaling),
         "sigmoid": lambda: routers.route_sigmoid(x, top_k, bias=b, scaling=scaling),
-        "grouped": lambda: routers.route_grouped(
-            x, top_k, groups=groups, top_groups=top_groups, bias=b, scaling=scaling
-        ),
+        "grouped": lambda: routers.route_grouped(x, top_k, **in_groups),
+        "grouped_torch": lambda: routers.route_grouped(x, top_k, **in_groups, kernel="torch"),
         "sqrtsoftplus": lambda: routers.route_sqrt_softplus(x, top_k, bias=b, scaling=scaling),
-        "hash": lambda: routers.route_hash(x, [token], table, scaling=scaling),
+        "hash": lambda: routers.route_hash(
+            x, np.array([token]), table, scaling=scaling, bias_vl=b, image_sentinel_lo=image_sentinel_lo
+        ),
         "gemma4": lambda: routers.route_gemma4_logits(x, top_k),
     }
     return {name: _picked(name, made[name](), groups) for name in ROUTERS}
@@ -92,11 +99,14 @@ def _picked(name: str, scored: Scored, groups: int) -> Picked:
     fell_back = (
         (name == "softmax" and not scores.any())
         or (name == "grouped" and not np.isfinite(compared[ids]).all())
+        or (name == "grouped_torch" and np.isnan(compared[ids]).any())
         or (name == "gemma4" and np.isnan(weights).any())
     )
-    kept = tuple(sorted({at // size for at in np.flatnonzero(np.isfinite(compared)).tolist()}))
+    left = ~np.isneginf(compared) if name == "grouped_torch" else np.isfinite(compared)
+    kept = tuple(sorted({at // size for at in np.flatnonzero(left).tolist()}))
     others = [expert for expert in range(len(compared)) if expert not in ids]
-    decided = name != "hash" and not fell_back and bool(others)
+    asked_table = name == "hash" and bool(np.isnan(compared).all())
+    decided = not asked_table and not fell_back and bool(others)
     last = ids[-1] if decided else -1
     out = max(others, key=lambda expert: (compared[expert], -expert)) if decided else -1
     return Picked(
@@ -108,6 +118,6 @@ def _picked(name: str, scored: Scored, groups: int) -> Picked:
         last,
         out,
         decided and bool(compared[last] == compared[out]),
-        kept if name == "grouped" else (),
+        kept if name.startswith("grouped") else (),
         bool(fell_back),
     )

@@ -11,6 +11,7 @@ import streamlit as st
 from nvfp4viz.errors import InputError, NvError
 from nvfp4viz.figures import routers as figures
 from nvfp4viz.moe.router_comparison import ROUTERS, Picked, compare_routers
+from nvfp4viz.moe.routers import FUSED_MOST, IMAGE_SENTINELS, is_image
 from nvfp4viz.ui import errors, predict
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.lesson import Lesson
@@ -20,6 +21,8 @@ from nvfp4viz.ui.values import parse_values
 PAGE = "routing"
 EXPERTS, TOP, GROUPS, TOP_GROUPS, VOCABULARY = 8, 3, 4, 2, 16
 LOGITS = (2.0, -1.0, 0.5, 1.5, -0.5, 1.0, 0.0, -2.0)
+IMAGE_LO = VOCABULARY - IMAGE_SENTINELS
+"""The last ids of the made-up vocabulary stand for places of an image."""
 MOST_BIAS = float(np.finfo(np.float32).max)
 BIAS = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.75, 0.0)
 PRESETS = {
@@ -50,6 +53,7 @@ def picked_of(page: Lesson) -> dict[str, Picked]:
         groups=GROUPS,
         top_groups=TOP_GROUPS,
         scaling=view["scaling"],
+        image_sentinel_lo=IMAGE_LO,
     )
 
 
@@ -102,7 +106,16 @@ def routers_part(page: Lesson) -> None:
     )
     st.markdown("\n".join(f"- {line}" for line in each))
     if _ask_nan(page):
-        page.prose("routers.text", version="0.33.0", top=TOP, kept=TOP_GROUPS, groups=GROUPS)
+        page.prose(
+            "routers.text",
+            version="0.33.0",
+            top=TOP,
+            kept=TOP_GROUPS,
+            groups=GROUPS,
+            most=FUSED_MOST,
+            image=IMAGE_LO,
+            last=VOCABULARY - 1,
+        )
 
 
 def _ask_nan(page: Lesson) -> bool:
@@ -110,19 +123,22 @@ def _ask_nan(page: Lesson) -> bool:
     made = compare_routers(PRESETS["nan"], TOP, bias=BIAS, token=0, table=TABLE, groups=GROUPS, top_groups=TOP_GROUPS)
     bad = next(at for at, value in enumerate(PRESETS["nan"]) if math.isnan(value))
     poisoned = tuple(name for name, one in made.items() if any(math.isnan(weight) for weight in one.weights))
-    answers = {(): "none", ("gemma4",): "gemma4", ROUTERS: "every"}
+    answers = {(): "none", ("gemma4",): "gemma4", ("grouped_torch", "gemma4"): "both", ROUTERS: "every"}
     return predict.ask(
         f"{PAGE}.predict.nan",
-        ("none", "softmax", "gemma4", "every"),
+        ("none", "softmax", "gemma4", "both", "every"),
         answer=answers[poisoned],
         bad=bad,
         first=_ids(made["softmax"].ids),
         gemma=_ids(made["gemma4"].ids),
+        torch=_ids(made["grouped_torch"].ids),
+        fused=_ids(made["grouped"].ids),
     )
 
 
 def _why(page: Lesson, one: Picked) -> str:
-    said = page.t(f"why.{one.router}", groups=_ids(one.groups), token=page.view["token"])
+    image = one.router == "hash" and is_image(page.view["token"], IMAGE_LO)
+    said = page.t(f"why.{'image' if image else one.router}", groups=_ids(one.groups), token=page.view["token"])
     if one.fell_back:
         return page.t("why.both", said=said, decided=page.t(f"why.fell.{one.router}"))
     if one.last_in < 0:

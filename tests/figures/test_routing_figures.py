@@ -7,14 +7,14 @@ from nvfp4viz.figures import planner as plan_figures
 from nvfp4viz.figures import routers, routing
 from nvfp4viz.model import planner
 from nvfp4viz.model.routing_log import RoutingLog
-from nvfp4viz.moe.router_comparison import compare_routers
+from nvfp4viz.moe.router_comparison import ROUTERS, compare_routers
 from sample_checkpoints import ROUTING
 
 THEMES = ["light", "dark"]
 LANGUAGES = ["en", "zh"]
 TABLE = np.array([[5, 1, 0]])
 LOGITS = [2.0, -1.0, 0.5, 1.5, float("nan"), 1.0, 0.0, -2.0]
-NAMES = {name: name for name in ("softmax", "sigmoid", "grouped", "sqrtsoftplus", "hash", "gemma4")}
+NAMES = {name: name for name in ROUTERS}
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ class TestFigures:
         figure = routers.routers_figure(picked, NAMES, LOGITS, [0.0] * 8, 4, theme=theme, lang=lang)
         bars = [trace for trace in figure.data if trace.type == "bar"]
         assert len(bars[0].x) + len(bars[1].x) == 3 * len(picked)
-        assert len(bars[1].x) == 3  # Gemma 4's, hatched
+        assert len(bars[1].x) == 6  # Gemma 4's and those of torch, hatched
         assert bars[1].marker.pattern.shape == "/"
         texts = [trace for trace in figure.data if trace.type == "scatter"]
         assert set(texts[1].text) == {"N"}

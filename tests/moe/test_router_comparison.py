@@ -21,6 +21,8 @@ def test_every_router_answers():
     assert picked["sigmoid"].ids == (6, 0, 3)
     assert picked["grouped"].groups == (1, 3)
     assert set(picked["grouped"].ids) <= {2, 3, 6, 7}
+    assert picked["grouped_torch"].groups == (1, 3)
+    assert picked["grouped_torch"].ids == picked["grouped"].ids
     assert picked["hash"].ids == (5, 1, 0)
     assert _compare(token=1)["hash"].ids == (2, 3, 4)
 
@@ -39,6 +41,27 @@ def test_what_decided_is_named():
     tied = _compare([1.0] * 8, [0.0] * 8)
     assert all(one.tied for name, one in tied.items() if name != "hash")
     assert tied["softmax"].first_out == 3
+
+
+def test_a_place_of_an_image_is_routed_by_its_scores():
+    picked = _compare(token=1, image_sentinel_lo=1)
+    assert picked["hash"].ids == picked["sqrtsoftplus"].ids != _compare(token=1)["hash"].ids
+    assert picked["hash"].weights == picked["sqrtsoftplus"].weights
+    assert (picked["hash"].last_in, picked["hash"].first_out) == (
+        picked["sqrtsoftplus"].last_in, picked["sqrtsoftplus"].first_out,
+    )  # fmt: skip
+
+
+def test_a_nan_is_out_in_the_kernel_and_first_in_torch():
+    logits = list(LOGITS)
+    logits[4] = float("nan")
+    picked = _compare(logits)
+    assert not picked["grouped"].fell_back
+    assert 4 not in picked["grouped"].ids
+    assert picked["grouped_torch"].fell_back
+    assert picked["grouped_torch"].ids[0] == 4
+    assert 2 in picked["grouped_torch"].groups
+    assert np.isnan(picked["grouped_torch"].weights).all()
 
 
 def test_a_softmax_of_all_and_a_softmax_of_the_chosen_agree_after_renormalising():

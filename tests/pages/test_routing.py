@@ -182,13 +182,24 @@ def test_every_preset_goes_through_every_router(open_page, lang, preset):
     at = open_page(PAGE, lang=lang, part="routers", logits=logits)
     picked = compare_routers(
         router_parts.PRESETS[preset], 3, bias=router_parts.BIAS, token=5, table=router_parts.TABLE,
-        groups=router_parts.GROUPS, top_groups=router_parts.TOP_GROUPS,
+        groups=router_parts.GROUPS, top_groups=router_parts.TOP_GROUPS, image_sentinel_lo=router_parts.IMAGE_LO,
     )  # fmt: skip
     lines = [line for line in texts(at).splitlines() if line.startswith("- **")]
     assert len(lines) == len(ROUTERS)
     for line, one in zip(lines, picked.values(), strict=True):
         assert ", ".join(map(str, one.ids)) in line
         assert all(("NaN" if np.isnan(weight) else f"{weight:.4g}") in line for weight in one.weights)
+
+
+def test_a_place_of_an_image_asks_no_table(open_page):
+    lines = {}
+    for token in ("10", "11", "15"):
+        said = texts(open_page(PAGE, part="routers", token=token)).splitlines()
+        lines[token] = next(line for line in said if line.startswith("- **hash**"))
+    assert "Row 10 of the table" in lines["10"]
+    for token in ("11", "15"):
+        assert f"Id {token} stands for a place of an image" in lines[token]
+        assert "**hash** chooses 6, 0, 3" in lines[token]  # as √softplus with that bias does
 
 
 def test_a_preset_is_taken(open_page):
@@ -253,7 +264,7 @@ def test_one_s_own_logits_are_taken_and_bad_ones_refused(open_page):
     at = open_page(PAGE, part="routers")
     at.text_input(key=f"{PAGE}.own_logits").set_value("0, 0, 0, 0, 0, 0, 0, nan")
     clean(at.button(key=f"{PAGE}.apply").click().run())
-    assert "Expert 7" in texts(at) or "softmax, Gemma 4" in texts(at)
+    assert "no longer a choice for: softmax, grouped (torch), Gemma 4" in texts(at)
     assert np.isnan(at.session_state[f"{PAGE}.logits"][7])
     at.text_input(key=f"{PAGE}.own_logits").set_value("1, 2, three")
     clean(at.button(key=f"{PAGE}.apply").click().run())

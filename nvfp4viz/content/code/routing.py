@@ -16,6 +16,6 @@ checks = check_planner({$text: log}, $pilot, $target)
 print("the interval held in", sum(check.held for check in checks), "of", len(checks), "runs of this text")
 
 # one token through every router
-picked = compare_routers($logits, $k, bias=$bias, token=$token, table=np.array($table), groups=$groups, top_groups=$kept, scaling=$scaling)
+picked = compare_routers($logits, $k, bias=$bias, token=$token, table=np.array($table), groups=$groups, top_groups=$kept, scaling=$scaling, image_sentinel_lo=$image)
 for name, one in picked.items():
     print(f"{name}: {one.ids}", [f"{weight:.4g}" for weight in one.weights])

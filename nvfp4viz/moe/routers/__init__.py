@@ -26,11 +26,12 @@ which a warp adds may differ from it by units in the last place.
 """
 
 from nvfp4viz.moe.routers.choice import Scored
-from nvfp4viz.moe.routers.sigmoid import route_grouped, route_sigmoid, sigmoid, sigmoid_tanh
+from nvfp4viz.moe.routers.sigmoid import FUSED_MOST, route_grouped, route_sigmoid, sigmoid, sigmoid_tanh
 from nvfp4viz.moe.routers.softmax import route_gemma4_logits, route_softmax
 from nvfp4viz.moe.routers.softplus import IMAGE_SENTINELS, is_image, route_hash, route_sqrt_softplus, sqrt_softplus
 
 __all__ = [
+    "FUSED_MOST",
     "IMAGE_SENTINELS",
     "Scored",
     "is_image",

@@ -28,6 +28,8 @@ from nvfp4viz.moe.routers.choice import (
 from nvfp4viz.moe.routing import top_k_stable
 
 Kernel = Literal["fused", "torch"]
+FUSED_MOST = 32
+"""vLLM's kernel takes no more groups than this, and no larger k."""
 HALF = np.float32(0.5)
 GROUP_EPSILON = np.float32(1e-20)
 
