@@ -1,0 +1,292 @@
+"""What a reader waits for after touching a control, on every page: from the input to the last change of the picture.
+
+Measured inside Chromium (`watch.js`): from the gesture's last input event to the frame after the page's last change,
+with Streamlit at rest.  Controls are found on the page, part by part, so that a page's new control is measured too;
+what components of ours answer by themselves stands beside it.  Sliders and steppers go on to values that nobody has asked
+for; choices come back to values that are cached.  Needs Chromium; it shares the machine's cores with the server.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Error as PlaywrightError
+from playwright.sync_api import sync_playwright
+
+from benchmarks import harness
+from benchmarks.bench_pages import ADDRESSES, CHROMIUM, MAIN_FIGURES, PLOT, paint
+from nvfp4viz.figures.words import words
+from tests.e2e.conftest import FLAGS, Server, drawn
+
+FIGURE_GOAL, LOCAL_GOAL = 0.250, 0.010
+REPEATS, WARM = 5, 2
+MOST = 4
+"""Controls a page, beside the choice of its part and what its components do."""
+WATCH = Path(__file__).with_name("watch.js")
+PARTS = "[class*=st-key-parts] [role=radio]"
+
+Act = Callable[[Any, int], None]
+"""A gesture; told how often it has been made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """Something to touch.
+
+    ``local`` where a component shows it before the server answers; ``answered`` where the picture waits for the answer,
+    and not the link alone.
+    """
+
+    name: str
+    act: Act
+    local: bool = False
+    answered: bool = True
+
+
+# ------------------------------------------------------------------ Streamlit's own
+
+
+def _label(box: Any) -> str:
+    text = box.locator("label, [data-testid=stWidgetLabel]").first
+    return text.text_content().strip() if text.count() else "?"
+
+
+def _choice(box: Any, options: Any) -> Act:
+    count = options.count()
+    return lambda page, lap: options.nth((lap + 1) % min(count, 3)).click()
+
+
+def _slider(box: Any) -> Act:
+    thumb = box.locator("input[type=range]").first
+
+    def act(page: Any, lap: int) -> None:
+        if not lap:
+            thumb.focus()
+        value, most = int(thumb.input_value()), int(thumb.get_attribute("max"))
+        # On and on, to what nobody has asked for; back from the end.
+        act.way = 1 if value == 0 else -1 if value == most else act.way
+        thumb.press("ArrowRight" if act.way > 0 else "ArrowLeft")
+
+    act.way = 1
+    return act
+
+
+def _number(box: Any) -> Act:
+    up, down = (box.get_by_test_id(f"stNumberInputStep{way}") for way in ("Up", "Down"))
+    return lambda page, lap: (up if up.is_enabled() and (lap < 8 or not down.is_enabled()) else down).click()
+
+
+def _select(box: Any) -> Act:
+    def act(page: Any, lap: int) -> None:
+        box.get_by_role("button", name="Open").click()
+        page.locator("[role=option]").nth((lap + 1) % 2).click()
+
+    return act
+
+
+def streamlit_controls(page: Any) -> Iterator[Control]:
+    """One of each kind that the part shows."""
+    main = page.locator("[data-testid=stMain]")
+    kinds: tuple[tuple[str, Callable[[Any], Act | None]], ...] = (
+        ("stSlider", _slider),
+        ("stNumberInput", _number),
+        ("stButtonGroup", lambda box: _choice(box, box.locator("[role=radio]"))),
+        ("stSelectbox", _select),
+        ("stRadio", lambda box: _choice(box, box.locator("label:has(input)"))),
+    )
+    for kind, make in kinds:
+        boxes = main.get_by_test_id(kind).filter(visible=True)
+        for index in range(boxes.count()):
+            box = boxes.nth(index)
+            inside = box.evaluate("box => box.closest('[class*=st-key-parts], .st-key-topbar') !== null")
+            if inside or (kind == "stButtonGroup" and box.locator("[role=radio]").count() < 2):
+                continue
+            yield Control(f"{kind.removeprefix('st').lower()} {_label(box)!r}", make(box))
+            break
+
+
+# ------------------------------------------------------------------ components
+
+
+def _click(selector: str, count: int = 3) -> Act:
+    return lambda page, lap: page.locator(selector).filter(visible=True).nth(lap % count).click()
+
+
+def _press(selector: str, *keys: str) -> Act:
+    def act(page: Any, lap: int) -> None:
+        target = page.locator(selector).first
+        if not lap:
+            target.focus()
+        page.keyboard.press(keys[lap % len(keys)])
+
+    return act
+
+
+def _drag(selector: str) -> Act:
+    """Across the middle of an element, in small steps."""
+
+    def act(page: Any, lap: int) -> None:
+        box = page.locator(selector).nth(5).bounding_box()
+        x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        page.mouse.move(x, y)
+        page.mouse.down()
+        page.mouse.move(x, y + (20 + 3 * lap) * (-1) ** lap, steps=5)
+        page.mouse.up()
+
+    return act
+
+
+def _spot(selector: str) -> Act:
+    """A click at another place of a picture each time."""
+
+    def act(page: Any, lap: int) -> None:
+        box = page.locator(selector).first.bounding_box()
+        page.mouse.click(box["x"] + 60 + 24 * (lap % 12), box["y"] + min(40, box["height"] / 2))
+
+    return act
+
+
+COMPONENTS: dict[str, tuple[str, tuple[Control, ...]]] = {
+    "e2m1": ("", (Control("click a bit", _click(".editor .bit", 4), True, False),)),
+    "two_level_scaling": (
+        "?step=0",
+        (
+            Control("a bar by keyboard", _press(".lab [data-bar='0']", "ArrowUp"), True),
+            Control("drag a bar", _drag(".lab .grip"), True),
+            Control("a step", _click(".lab .step", 4), True, False),
+        ),
+    ),
+    "tensor_core": ("", (Control("a rule", _click(".lab .step", 4), True, False),)),
+    "dataflow": ("", (Control("a step", _click(".lab .step", 4), True, False),)),
+    "mega_kernel": ("", (Control("a cell", _click(".map .cell", 5), True, False),)),
+    "explorer": ("", (Control("a cell of the map", _spot(".field canvas")),)),
+}
+"""By page: the link's settings, and gestures in a component of the part that opens."""
+
+
+# ------------------------------------------------------------------ the clock
+
+
+def skip_questions(page: Any) -> None:
+    """Every prediction of the part is passed, one after the other."""
+    skip = page.get_by_role("button", name=words("en", "ui.predict.skip"))
+    while skip.filter(visible=True).count():
+        before = skip.count()
+        skip.first.click()
+        page.wait_for_function(
+            "([name, before]) => [...document.querySelectorAll('button')].filter("
+            "button => button.textContent.includes(name)).length < before",
+            arg=[words("en", "ui.predict.skip"), before],
+        )
+        drawn(page)
+
+
+def waited(page: Any, act: Act, lap: int) -> tuple[float, float | None]:
+    """Seconds until the picture rests, and until a component first answered (None if none did)."""
+    page.evaluate("watch.arm()")
+    act(page, lap)
+    page.wait_for_function("watch.settled()", polling=50)
+    seen = page.evaluate("({...watch})")
+    if not seen["figure"] or seen["painted"] < seen["input"]:
+        raise LookupError("nothing on the page changed")
+    local = (seen["local"] - seen["input"]) / 1e3 if seen["local"] else None
+    return (seen["painted"] - seen["input"]) / 1e3, local
+
+
+def measure_control(page: Any, control: Control, repeats: int) -> dict[str, list[float]]:
+    whole, local = [], []
+    for lap in range(WARM + repeats):
+        seconds, first = waited(page, control.act, lap)
+        if lap >= WARM:
+            whole.append(seconds)
+            if control.local and first is not None:
+                local.append(first)
+    return ({"": whole} if control.answered else {}) | ({", in the browser": local} if local else {})
+
+
+def measure_page(page: Any, url: str, id: str, repeats: int) -> dict[str, list[float]]:
+    """Every measure of one page by name."""
+    query, own = COMPONENTS.get(id, ("", ()))
+    paint(page, url + query, MAIN_FIGURES.get(id, PLOT))
+    times: dict[str, list[float]] = {}
+
+    def take(where: str, control: Control) -> None:
+        try:
+            found = measure_control(page, control, repeats)
+        except (
+            Exception
+        ) as problem:  # one control must not cost the whole run; it stands in the log, and not in the table
+            print(f"{id}, {where}{control.name}: not measured: {problem}", file=sys.stderr)
+            page.keyboard.press("Escape")
+            drawn(page)
+            return
+        times.update({f"{id}, {where}{control.name}{ending}": values for ending, values in found.items()})
+
+    skip_questions(page)
+    for control in own:
+        take("", control)
+    parts = page.locator(PARTS)
+    names = [text.strip() for text in parts.all_text_contents()]
+    taken = 0
+    for index in range(max(1, len(names))):
+        if names:
+            if parts.nth(index).get_attribute("aria-checked") != "true":
+                waited(page, lambda page, lap, index=index: parts.nth(index).click(), 0)
+            skip_questions(page)
+        for control in list(streamlit_controls(page))[: 2 if names else MOST]:
+            if taken < MOST:
+                take(f"{names[index]}: " if names else "", control)
+                taken += 1
+    if len(names) > 1:
+        take("", Control("another part", _choice(page, parts)))
+    return times
+
+
+def measure(quick: bool, only: tuple[str, ...] = ()) -> list[harness.Section]:
+    repeats = 1 if quick else REPEATS
+    times: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        server = Server(Path(folder))
+        try:
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+            for id, address in ADDRESSES.items():
+                if only and id not in only:
+                    continue
+                context = browser.new_context(viewport={"width": 1280, "height": 900}, locale="en-US")
+                context.add_init_script(path=WATCH)
+                page = context.new_page()
+                page.set_default_timeout(15_000)
+                times |= measure_page(page, f"{server.url}/{address}", id, repeats)
+                context.close()
+        finally:
+            server.stop()
+    goals = [
+        harness.Goal(
+            f"{name}, seconds",
+            statistics.median(values),
+            LOCAL_GOAL if name.endswith("in the browser") else FIGURE_GOAL,
+            at_most=True,
+        )
+        for name, values in times.items()
+    ]
+    return [
+        harness.Section(
+            "Interactions",
+            "From a gesture's last event to the frame after the page's last change; *in the browser*: to a component's "
+            f"first change. Medians of {repeats} after {WARM} to warm up.",
+            harness.rows_from(times),
+            "",
+            goals,
+        )
+    ]
+
+
+if __name__ == "__main__":
+    pages = tuple(sys.argv.pop(sys.argv.index(name)) for name in list(sys.argv[1:]) if name in ADDRESSES)
+    harness.main(lambda quick: measure(quick, pages))

@@ -1,0 +1,52 @@
+// What a reader waits for after an input: when the picture last changed, as the browser itself saw it.  Loaded before every page.
+(() => {
+  const IGNORED = "[data-testid=stHeader], [data-testid=stStatusWidget], [data-testid=stDecoration]";
+  const watch = (window.watch = { input: 0, changed: 0, painted: 0, local: 0, runs: 0, figure: 0 });
+  watch.arm = () => Object.assign(watch, { input: 0, changed: 0, painted: 0, local: 0, runs: 0, figure: 0 });
+  // Quiet for a quarter of a second, Streamlit at rest, and the last change on the screen.
+  watch.settled = () =>
+    watch.input > 0 &&
+    document.querySelector("[data-testid=stApp]")?.dataset.testScriptState === "notRunning" &&
+    watch.painted >= watch.changed &&
+    performance.now() - Math.max(watch.changed, watch.input) > 250;
+  for (const kind of ["pointerdown", "pointermove", "pointerup", "click", "keydown"]) {
+    window.addEventListener(
+      kind,
+      (event) => {
+        if (kind === "pointermove" && !event.buttons) return;
+        // From the last event of a gesture on: that is when the reader begins to wait.
+        watch.input = event.timeStamp;
+        watch.local = 0;
+      },
+      true,
+    );
+  }
+  const hosts = function* (element) {
+    for (let at = element; at; at = at.getRootNode().host) yield at;
+  };
+  function seen(records) {
+    const now = performance.now();
+    let counts = false;
+    for (const { target, attributeName } of records) {
+      const element = target.nodeType === 1 ? target : target.parentElement;
+      const chain = [...hosts(element)];
+      if (chain.some((at) => at.closest?.(IGNORED))) continue;
+      counts = true;
+      if (attributeName === "data-test-script-state") watch.runs += element.dataset.testScriptState === "running" ? 1 : 0;
+      else if (chain.some((at) => at.closest?.("[data-testid=stMain]"))) watch.figure += 1;
+      if (chain.length > 1 && !watch.local) watch.local = now;
+    }
+    if (!counts) return;
+    watch.changed = now;
+    requestAnimationFrame(() => setTimeout(() => (watch.painted = performance.now())));
+  }
+  const observe = (root) =>
+    new MutationObserver(seen).observe(root, { subtree: true, childList: true, attributes: true, characterData: true });
+  observe(document);
+  const attach = Element.prototype.attachShadow;
+  Element.prototype.attachShadow = function (options) {
+    const root = attach.call(this, options);
+    observe(root);
+    return root;
+  };
+})();
