@@ -2,8 +2,8 @@
 
 Measured inside Chromium (`watch.js`): from the gesture's last input event to the frame after the page's last change,
 with Streamlit at rest.  Controls are found on the page, part by part, so that a page's new control is measured too;
-what components of ours answer by themselves stands beside it.  Sliders and steppers go on to values that nobody has asked
-for; choices come back to values that are cached.  Needs Chromium; it shares the machine's cores with the server.
+what components of ours answer by themselves stands beside it.  Sliders and steppers go on to values that nobody has
+asked for; choices come back to values that are cached.  Needs Chromium; it shares the machine's cores with the server.
 """
 
 from __future__ import annotations
@@ -219,10 +219,8 @@ def measure_page(page: Any, url: str, id: str, repeats: int) -> dict[str, list[f
     def take(where: str, control: Control) -> None:
         try:
             found = measure_control(page, control, repeats)
-        except (
-            Exception
-        ) as problem:  # one control must not cost the whole run; it stands in the log, and not in the table
-            print(f"{id}, {where}{control.name}: not measured: {problem}", file=sys.stderr)
+        except (LookupError, PlaywrightError) as problem:  # one control must not cost the run: the log names it
+            print(f"{id}, {where}{control.name}: NOT MEASURED: {str(problem).splitlines()[0]}", file=sys.stderr)
             page.keyboard.press("Escape")
             drawn(page)
             return
