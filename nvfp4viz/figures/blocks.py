@@ -100,8 +100,11 @@ def _products(x: GroupedTensor, w: GroupedTensor, m: int, n: int) -> tuple[float
     return tuple((decode_e2m1(x.codes[m]) * decode_e2m1(w.codes[n])).tolist())
 
 
-def inner_figure(record: InnerSum, along: Along, *, theme: Theme, lang: str) -> go.Figure:
-    """The products of the codes along K, and below them a box for every scale that stands in the sum."""
+def inner_figure(
+    record: InnerSum, along: Along, *, shown: Sequence[Along] = GROUPINGS, theme: Theme, lang: str
+) -> go.Figure:
+    """The products of the codes along K, and below them a box for every scale that stands in the sum: a lane for each
+    grouping in ``shown``."""
     ink, scale = surface(theme), role("block_scale", theme)
     label = {name: words(lang, f"figures.blocks.{name}") for name in (*GROUPINGS, "products", "k_axis")}
     figure = go.Figure(
@@ -113,7 +116,7 @@ def inner_figure(record: InnerSum, along: Along, *, theme: Theme, lang: str) -> 
             showlegend=False,
         )
     )
-    for lane, name in enumerate(GROUPINGS):
+    for lane, name in enumerate(shown):
         runs = record.runs[name]
         figure.add_trace(
             go.Bar(
@@ -136,7 +139,8 @@ def inner_figure(record: InnerSum, along: Along, *, theme: Theme, lang: str) -> 
                 showlegend=False,
             )
         )
-    names = [f"{label[name]}: {len(record.runs[name])}" for name in GROUPINGS]
+    names = [f"{label[name]}: {len(record.runs[name])}" for name in shown]
+    high = 0.38 * len(shown) / len(GROUPINGS)
     layout = base_layout(
         theme,
         height=420,
@@ -149,11 +153,11 @@ def inner_figure(record: InnerSum, along: Along, *, theme: Theme, lang: str) -> 
             "range": [-0.8, INNER_K - 0.2],
             "anchor": "y2",
         },
-        yaxis={"title": label["products"], "domain": [0.44, 1]},
+        yaxis={"title": label["products"], "domain": [high + 0.06, 1]},
         yaxis2={
-            "domain": [0, 0.38],
-            "range": [-3, 0],
-            "tickvals": [-0.5, -1.5, -2.5],
+            "domain": [0, high],
+            "range": [-len(shown), 0],
+            "tickvals": [-lane - 0.5 for lane in range(len(shown))],
             "ticktext": names,
             "showgrid": False,
             "zeroline": False,

@@ -53,6 +53,8 @@ STYLES = {
     "a": ("sign", "/"),
 }
 """Parts borrow the colours of the bit roles, which no figure of this page has; a letter and a hatch double them."""
+WIDTH = 0.84
+"""Of a column; the rest is the gap to the next."""
 WRITTEN = 5
 """Up to this many columns, runs carry their heads; beyond it only their letter."""
 
@@ -98,7 +100,8 @@ def rows_figure(
                 x=[_place(at) for at, _ in mine],
                 base=[run.first / totals[at] for at, run in mine],
                 y=[run.rows / totals[at] for at, run in mine],
-                width=0.84,
+                width=WIDTH,
+                zorder=1,
                 name=part.name,
                 marker={"color": shade.fill, "pattern": pattern, "line": {"color": ink.page, "width": 1}},
                 text=[_label(part, run) if len(columns) <= WRITTEN else part.name for _, run in mine],
@@ -111,7 +114,7 @@ def rows_figure(
             )
         )
     if follow is not None:
-        figure.add_trace(_path(layout, follow, theme, lang))
+        figure.add_traces(_path(layout, follow, theme, lang))
     short = "" if len(columns) <= WRITTEN else "_short"
     names = [words(lang, f"figures.fusion.checkpoint{short}")]
     names += [words(lang, f"figures.fusion.rank{short}", rank=rank) for rank in range(layout.tp)]
@@ -126,7 +129,7 @@ def rows_figure(
                 "ticktext": [f"{name}<br>{rows:,}" for name, rows in zip(names, totals, strict=True)]
                 if not short
                 else names,
-                "range": [-0.5, _place(layout.tp) + 0.5],
+                "range": [-0.62, _place(layout.tp) + 0.5],
                 "showgrid": False,
                 "zeroline": False,
                 "ticks": "",
@@ -178,26 +181,31 @@ def _hover(part: Part, run: Run, column: int, lang: str) -> str:
     )
 
 
-def _path(layout: FusedLayout, follow: tuple[int, int], theme: Theme, lang: str) -> go.Scatter:
-    """The followed row in the checkpoint and on every rank that has it, joined by a line."""
+def _path(layout: FusedLayout, follow: tuple[int, int], theme: Theme, lang: str) -> tuple[go.Scatter, go.Scatter]:
+    """The followed row in the checkpoint and on every rank that has it: a line behind the columns, whose labels it
+    would otherwise strike through, and a mark on each column that has the row."""
     row = trace_row(layout, *follow)
     _, start = find_row(layout.whole, row.part, row.part_row)[0]
     copies = find_row(layout, row.part, row.part_row)
-    return go.Scatter(
-        # At the left of each column, clear of the labels.
-        x=[_place(at) - 0.32 for at in (0, *(1 + rank for rank, _ in copies))],
-        y=[(start + 0.5) / layout.whole.rank_rows, *((at + 0.5) / layout.rank_rows for _, at in copies)],
-        mode="lines+markers",
-        line={"color": surface(theme).ink, "width": 2, "dash": "dot"},
-        marker={
-            "symbol": "circle",
-            "size": 11,
-            "color": role("route", theme).fill,
-            "line": {"color": surface(theme).ink, "width": 2},
-        },
-        name=words(lang, "figures.fusion.followed"),
-        hoverinfo="skip",
-        cliponaxis=False,
+    # At the left edge of each column, clear of the labels.
+    x = [_place(at) - WIDTH / 2 for at in (0, *(1 + rank for rank, _ in copies))]
+    y = [(start + 0.5) / layout.whole.rank_rows, *((at + 0.5) / layout.rank_rows for _, at in copies)]
+    same: dict[str, Any] = {"x": x, "y": y, "hoverinfo": "skip", "cliponaxis": False}
+    ink = surface(theme).ink
+    return (
+        go.Scatter(mode="lines", line={"color": ink, "width": 2, "dash": "dot"}, zorder=0, showlegend=False, **same),
+        go.Scatter(
+            mode="markers",
+            marker={
+                "symbol": "circle",
+                "size": 11,
+                "color": role("route", theme).fill,
+                "line": {"color": ink, "width": 2},
+            },
+            name=words(lang, "figures.fusion.followed"),
+            zorder=2,
+            **same,
+        ),
     )
 
 

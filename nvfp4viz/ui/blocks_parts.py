@@ -33,8 +33,9 @@ _CHARACTERS = 96
 
 
 def inner_part(page: Lesson) -> None:
-    """One output: its products along K, and the scales that stand in its sum."""
+    """One output: its products along K and the scales in its sum; the other groupings' once they are asked for."""
     view = page.view
+    revealed = _how_many_scales(page)
     stage, side = page.stage()
     with side:
         st.segmented_control(
@@ -59,12 +60,19 @@ def inner_part(page: Lesson) -> None:
         page.glossary("block_scale", "partial_sum", "gemm")
     with stage:
         page.figure(
-            figures.inner_figure(record, view["along"], theme=theme(), lang=lang()),
+            figures.inner_figure(
+                record,
+                view["along"],
+                shown=grouping.GROUPINGS if revealed else (view["along"],),
+                theme=theme(),
+                lang=lang(),
+            ),
             alt=page.t("inner.alt"),
-            finding=figures.describe_inner(record, lang()),
+            finding=figures.describe_inner(record, lang()) if revealed else page.t("inner.before"),
             rows=lambda: figures.run_rows(record, view["along"]),
         )
-    page.prose("inner.text", block=BLOCK)
+    if revealed:
+        page.prose("inner.text", block=BLOCK)
     if len(runs) <= BLOCK:
         page.table(
             ("run", ">dot", ">scale", ">term"),
@@ -73,6 +81,22 @@ def inner_part(page: Lesson) -> None:
                 for r in runs
             ],
         )
+
+
+def _how_many_scales(page: Lesson) -> bool:
+    """Asked: how many scales stand in one output's sum if neighbours in a column share them?"""
+    runs = figures.inner_sum(page.view["m"], page.view["n"]).runs
+    count = {along: len(found) for along, found in runs.items()}
+    answers = {count["k"]: "same", count["tile"]: "some", figures.INNER_K: "each"}
+    return predict.ask(
+        f"{PAGE}.predict.scales",
+        ("same", "some", "each"),
+        answer=answers[count["rows"]],
+        block=BLOCK,
+        products=figures.INNER_K,
+        long=figures.INNER_K // count["tile"],
+        **count,
+    )
 
 
 # ------------------------------------------------------------------ what it costs

@@ -25,6 +25,8 @@ FOLLOWED = (1, 1100)
 """Rank and row that are followed at first: a row of k."""
 ASKED = ("qwen3_next", 4)
 """Model and ranks that the question about cutting is about."""
+ASKED_HEADS = ("qwen3_30b", 8)
+"""Those of the question about heads: more ranks than key-value heads, and twice what the figure opens with."""
 
 
 def rank_count(default: int) -> state.Param:
@@ -155,7 +157,29 @@ def rows_part(page: Lesson, sizes: str, models: Sequence[str], terms: Sequence[s
 def qkv_part(page: Lesson) -> None:
     """QKV under grouped-query attention."""
     rows_part(page, "attn", tuple(figures.ATTENTION), ("fused_projection", "gqa", "tensor_parallel"))
-    page.prose("qkv.text", version="0.33.0")
+    if _how_many_rows(page):
+        page.prose("qkv.text", version="0.33.0")
+
+
+def _how_many_rows(page: Lesson) -> bool:
+    """Asked: what do all ranks hold together when there are fewer key-value heads than ranks?"""
+    model, tp = ASKED_HEADS
+    heads, kv_heads, _ = figures.ATTENTION[model]
+    layout = figures.attention_of(model, tp)
+    held = tp * layout.rank_rows
+    return predict.ask(
+        f"{PAGE}.predict.rows",
+        ("same", "more", "refused"),
+        answer="more" if held > layout.whole.rank_rows else "same",
+        model=figures.MODELS[model],
+        heads=heads,
+        kv=kv_heads,
+        ranks=tp,
+        whole=f"{layout.whole.rank_rows:,}",
+        held=f"{held:,}",
+        extra=f"{held - layout.whole.rank_rows:,}",
+        copies=max(map(layout.copies, layout.parts)),
+    )
 
 
 def w13_part(page: Lesson) -> None:

@@ -11,6 +11,7 @@ from nvfp4viz.formats import (
     E2M1,
     check_tensor_map,
     decode_e2m1,
+    decode_e4m3,
     interleave_gate_up,
     interleaved_row,
     offset_128x4,
@@ -51,9 +52,28 @@ def bytes_part(page: Lesson) -> None:
         page.finding("bytes.seen", codes=BOX_CODES, packed=len(packed), padded=BOX_CODES, gap=BOX_CODES - len(packed))
         page.prose("bytes.text", codes=ATOM_CODES, atom=ATOM_BYTES, gap=GAP_BYTES)
         page.glossary("tma", "shared_memory")
+    page.heading("widen.heading")
+    if _which_change(page):
+        _widened(page)
     page.heading("align.heading")
     align(page)
-    page.heading("widen.heading")
+
+
+def _which_change(page: Lesson) -> bool:
+    """Asked: which codes change their value when the tensor core takes them for E4M3?"""
+    codes = np.arange(16, dtype=np.uint8)
+    changed = int((decode_e4m3(widen_e2m1(codes)) != decode_e2m1(codes)).sum())
+    return predict.ask(
+        f"{PAGE}.predict.widen",
+        ("none", "half", "most"),
+        answer="none" if not changed else "half" if changed == 2 else "most",
+        count=len(codes),
+        changed=changed,
+        half=exact(E2M1.min_subnormal),
+    )
+
+
+def _widened(page: Lesson) -> None:
     page.table(
         ("code", ">code_bits", ">value", ">byte", ">byte_bits"),
         [

@@ -102,21 +102,21 @@ def _table(
 ) -> None:
     """Measured beside counted, and of what is more the part that has a name."""
     page.table(
-        ("way", ">counted", ">measured", ">above", "work"),
+        ("way", ">counted", ">measured", ">above"),
         [
             (
                 page.t(f"way.{way}"),
                 _kib(counted[way]),
                 _kib(measured[way]),
                 f"+{percent(round(measured[way] / counted[way] - 1, 4))}",
-                page.t(
-                    f"work.{way}",
-                    above=_kib(measured[way] - counted[way]),
-                    work=_kib(online.work_space(shape, way)),
-                ),
             )
             for way in online.WAYS
         ],
+    )
+    page.prose(
+        "memory.work",
+        **{f"{way}_above": _kib(measured[way] - counted[way]) for way in online.WAYS},
+        **{f"{way}_work": _kib(online.work_space(shape, way)) for way in online.WAYS},
     )
 
 

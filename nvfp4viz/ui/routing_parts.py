@@ -29,6 +29,8 @@ TEXTS = (*corpus.DOMAINS, "all")
 PILOTS, TARGETS = (16.0, 32.0, 64.0, 128.0), (256.0, 512.0, 1024.0)
 ASKED = ("news", 64, 512)
 """Which plan the question is about: text, documents recorded, documents in all."""
+A_THIRD = 1 / 3
+"""What the question about kinds of text calls a large share of routes."""
 RECENT, NAMED = 5, 6
 """Documents that the table of closed holes shows, and slots that it names of each."""
 
@@ -123,9 +125,34 @@ def map_part(page: Lesson) -> None:
             finding=figures.describe_maps(used, seen(), lang()),
             rows=lambda: figures.map_rows({"used": used, "calibration": seen()}),
         )
-    page.heading("map.every")
-    page.table(("text", ">used", ">blind_slots", ">blind_share", ">prompt_share"), [_text_row(page, t) for t in TEXTS])
     page.prose("map.text_below", documents=f"{log_of('news').documents:,}", calibrated=log_of("calibration").documents)
+    page.heading("map.every")
+    if _how_many_kinds(page):
+        page.table(
+            ("text", ">used", ">blind_slots", ">blind_share", ">prompt_share"), [_text_row(page, t) for t in TEXTS]
+        )
+
+
+def _how_many_kinds(page: Lesson) -> bool:
+    """Asked: how many other kinds of text go where a calibration on news never went?"""
+    shares = {}
+    for text in corpus.DOMAINS:
+        if text != corpus.CALIBRATION_DOMAIN:
+            used = log_of(text).totals()
+            shares[text] = figures.blind_routes(used, seen())[0] / int(used.sum())
+    many = [text for text, share in shares.items() if share > A_THIRD]
+    said = {text: f"{page.t(f'text.{text}')} {percent(round(share, 4))}" for text, share in shares.items()}
+    return predict.ask(
+        f"{PAGE}.predict.kinds",
+        ("none", "some", "most", "all"),
+        answer="all" if len(many) == len(shares) else "none" if not many else "some" if len(many) < 3 else "most",
+        documents=f"{log_of('calibration').documents:,}",
+        kinds=len(shares),
+        names=page.t("joint").join(page.t(f"text.{text}") for text in shares),
+        count=len(many),
+        many=page.t("joint").join(said[text] for text in many),
+        few=page.t("joint").join(said[text] for text in shares if text not in many),
+    )
 
 
 def _own_prompt(page: Lesson) -> str:

@@ -7,7 +7,7 @@ from nvfp4viz.ui.fusion_parts import PARTS
 
 from .conftest import overflow, skip_question, violations
 
-ASKING = ("deltanet", "scale", "kinds")
+ASKING = ("qkv", "deltanet", "scale", "kinds")
 
 
 def reveal(page, part, lang="en"):

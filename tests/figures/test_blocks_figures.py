@@ -67,6 +67,12 @@ class TestFigures:
         assert all(str(number) in said for number in (4, 16, 64))
         assert len(blocks.run_rows(inner, along)) == len(inner.runs[along])
 
+    def test_one_grouping_alone_leaves_the_others_out(self, inner, theme, lang):
+        figure = blocks.inner_figure(inner, "tile", shown=("tile",), theme=theme, lang=lang).to_dict()
+        _, lane = figure["data"]
+        assert len(lane["x"]) == len(inner.runs["tile"])
+        assert [name.endswith(": 16") for name in figure["layout"]["yaxis2"]["ticktext"]] == [True]
+
     def test_error(self, found, theme, lang):
         bars = blocks.error_figure(found, theme=theme, lang=lang).to_dict()["data"]
         for one, bar in zip(found, bars, strict=True):

@@ -63,6 +63,17 @@ class TestRows:
         assert drawn["y"][1:] == [(place + 0.5) / layout.rank_rows for _, place in copies]
         assert drawn["marker"]["color"] == role("route", theme).fill
 
+    def test_the_line_passes_behind_the_columns_and_the_marks_stand_on_their_edges(self, layout, theme, lang):
+        """A line over the columns would strike through their labels."""
+        at = layout.tp - 1, layout.rank_rows - 1
+        *columns, line, marks = fusion.rows_figure(layout, theme=theme, lang=lang, follow=at).to_dict()["data"]
+        assert line["zorder"] < min(column["zorder"] for column in columns)
+        assert marks["zorder"] > max(column["zorder"] for column in columns)
+        assert line["x"] == marks["x"]
+        lefts = {place - column["width"] / 2 for column in columns for place in column["x"]}
+        assert set(marks["x"]) <= lefts
+        assert (line["mode"], marks["mode"]) == ("lines", "markers")
+
     def test_it_is_said_and_tabled(self, layout, theme, lang):
         said = fusion.describe_rows(layout, lang)
         assert f"{layout.rank_rows:,}" in said

@@ -12,7 +12,7 @@ from .conftest import clean, shown_code_output, texts
 PAGE = "blocks"
 LANGUAGES = ["en", "zh"]
 TITLES = {"en": "Blocks in a GEMM", "zh": "GEMM 里的块"}
-BEST = f"{PAGE}.predict.best"
+BEST, SCALES = f"{PAGE}.predict.best", f"{PAGE}.predict.scales"
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
@@ -60,7 +60,17 @@ def test_it_opens_where_the_sentence_is_seen(open_page):
     at = open_page(PAGE)
     assert len(at.get("plotly_chart")) == 1
     assert "This output needs **4** multiplications by scales for 64 products" in texts(at)
+
+
+def test_the_other_directions_are_asked_for_before_they_are_shown(open_page):
+    at = open_page(PAGE)
+    assert "Along the rows" not in texts(at)
+    at.radio(key=f"predict.asked.{SCALES}").set_value("same").run()
+    clean(at)
+    assert "Your guess: 4 times, as before" in texts(at)
+    assert "64 times. Along a column every step of k leads into another block" in texts(at)
     assert "Along K there are 4, in tiles 16, along the rows 64" in texts(at)
+    assert "Along the rows, neighbours in one *column* share a scale" in texts(at)
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)

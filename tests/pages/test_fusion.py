@@ -12,7 +12,7 @@ from .conftest import clean, shown_code_output, texts
 PAGE = "fusion"
 LANGUAGES = ["en", "zh"]
 TITLES = {"en": "Fusion", "zh": "融合"}
-CUT, MAXIMUM, BITS = (f"{PAGE}.predict.{name}" for name in ("cut", "maximum", "bits"))
+CUT, MAXIMUM, BITS, ROWS = (f"{PAGE}.predict.{name}" for name in ("cut", "maximum", "bits", "rows"))
 QUESTIONS = {"deltanet": CUT, "scale": MAXIMUM, "kinds": BITS}
 FIGURES = {"qkv": 1, "w13": 1, "deltanet": 2, "scale": 1, "kinds": 0, "unchanged": 0}
 
@@ -95,6 +95,23 @@ def test_the_order_of_the_backends_is_named(open_page):
     at = open_page(PAGE, part="w13", ffn="tiny_moe", tp="16", rank="15", row="7")
     assert "is row 63 of **up**: `up_proj`, row 63" in texts(at)
     assert "| `FLASHINFER_CUTEDSL` |" in texts(at)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_heads_on_several_ranks_are_asked_for_before_they_are_told(open_page, lang):
+    at = open_page(PAGE, lang=lang)
+    assert "vLLM" not in texts(at)
+    if lang == "en":
+        clean(at.radio(key=f"predict.asked.{ROWS}").set_value("same").run())
+        assert "Your guess: as many as the checkpoint, 5,120" in texts(at)
+    else:
+        skip(at, ROWS)
+    layout = figures.attention_of("qwen3_30b", 8)
+    held = 8 * layout.rank_rows
+    assert held == sum(run.rows for run in layout.runs) > layout.whole.rank_rows
+    assert ("6,144, which are 1,024 more" if lang == "en" else "6,144 行，多出 1,024 行") in texts(at)
+    assert (held, held - layout.whole.rank_rows) == (6144, 1024)
+    assert "vLLM" in texts(at)
 
 
 def test_what_can_be_cut_is_asked_before_it_is_shown(open_page):

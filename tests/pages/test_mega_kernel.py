@@ -14,7 +14,7 @@ from .conftest import clean, shown_code_output, texts
 PAGE = "mega_kernel"
 LANGUAGES = ["en", "zh"]
 TITLES = {"en": "Mega-kernel", "zh": "巨型内核（mega-kernel）"}
-ROWS, NAN, MOST = (f"{PAGE}.predict.{name}" for name in ("rows", "nan", "most"))
+ROWS, NAN, MOST, WIDEN = (f"{PAGE}.predict.{name}" for name in ("rows", "nan", "most", "widen"))
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
@@ -91,8 +91,13 @@ def test_the_usual_tensor_is_accepted_and_a_narrow_one_refused_with_its_reason(o
     assert "**Accepted.**" in texts(clean(at))
 
 
-def test_all_sixteen_codes_are_widened_in_the_table(open_page):
+def test_all_sixteen_codes_are_widened_in_the_table_once_it_was_asked_what_changes(open_page):
     at = open_page(PAGE)
+    assert "| 0x30 |" not in texts(at)
+    at.radio(key=f"predict.asked.{WIDEN}").set_value("half").run()
+    clean(at)
+    assert "Your guess: two: ±0.5" in texts(at)
+    assert "0 of 16. E4M3 has every value that E2M1 has" in texts(at)
     for code, byte in enumerate(widen_e2m1(range(16)).tolist()):
         assert decode_e4m3([byte])[0] == decode_e2m1([code])[0]
         bits = f"{byte:08b}"

@@ -15,7 +15,7 @@ from .conftest import clean, shown_code_output, texts
 PAGE = "routing"
 LANGUAGES = ["en", "zh"]
 TITLES = {"en": "Routing", "zh": "路由"}
-PLAN, NAN = f"{PAGE}.predict.plan", f"{PAGE}.predict.nan"
+PLAN, NAN, KINDS = (f"{PAGE}.predict.{name}" for name in ("plan", "nan", "kinds"))
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
@@ -65,6 +65,29 @@ def test_it_opens_on_a_prompt_that_calibration_did_not_foresee(open_page):
     assert f"**{routes} of {int(used.sum())} routes**" in texts(at)
     assert f"at {slots} slots" in texts(at)
     assert f"{int((routing_parts.seen() == 0).sum())} of 256 slots without a token" in texts(at)
+
+
+def test_other_kinds_of_text_are_asked_for_before_they_are_listed(open_page):
+    at = open_page(PAGE)
+    assert "| Text |" not in texts(at)
+    at.radio(key=f"predict.asked.{KINDS}").set_value("all").run()
+    clean(at)
+    shares = {}
+    for text in set(corpus.DOMAINS) - {corpus.CALIBRATION_DOMAIN}:
+        used = routing_parts.log_of(text).totals()
+        shares[text] = figures.blind_routes(used, routing_parts.seen())[0] / used.sum()
+    assert {text for text, share in shares.items() if share > 1 / 3} == {"arithmetic", "json", "logs"}
+    seen = texts(at)
+    assert f"3 of 5: arithmetic {100 * shares['arithmetic']:.2f} %, JSON {100 * shares['json']:.2f} %" in seen
+    assert "Your guess: all 5" in seen
+    assert "| Text |" in seen
+
+
+def test_every_kind_has_its_row_once_the_question_is_passed(open_page):
+    at = open_page(PAGE)
+    at = clean(at.button(key=f"predict.skip.{KINDS}").click().run())
+    table = next(text.value for text in at.markdown if text.value.startswith("| Text |"))
+    assert len(table.splitlines()) == 2 + len(routing_parts.TEXTS)
 
 
 def test_a_news_prompt_goes_where_calibration_was(open_page):
