@@ -5,7 +5,9 @@ events, all candidates in turn in one process.  Every candidate runs twice and t
 left unwritten in L2 (50 MB on an H200) would be written at its expense, which costs 3 to 9 µs.  A kernel's rate counts
 what it must read and write once; *of copy* is that rate over the rate of torch's own copy of a tensor of the same size.
 A second table holds every kernel against a copy that moves as many bytes as the kernel must: a shorter one, timed in
-the same rounds.
+the same rounds.  A third decodes as many packed bytes as the first table's kernels read: dequantise reads a quarter of
+what it writes, so that 8192 x 16384 is 75 MB of its input.  There its own kernel, compiled to move the same bytes and
+compute nothing, says what the memory allows.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from benchmarks.bench_gpu_moe import PAUSE
 from benchmarks.harness import Goal, Row, Section, installed, main
 
 ROWS, COLUMNS = 8192, 16384
+LONG = 65536  # columns whose packed codes are 268 MB
 EXPERTS = 128
 RING = 6  # inputs of a candidate
 PACKED = 9 / 16  # bytes written for an NVFP4 element: a nibble and a sixteenth of a scale
@@ -54,7 +57,10 @@ def measure(quick: bool = False) -> list[Section]:
     gpu = ", ".join(found.name for found in device.describe_device().gpus)
     shape = (256, 2048) if quick else (ROWS, COLUMNS)
     repeats = 3 if quick else 40
-    return [*_bandwidth(shape, repeats, gpu), _rivals(shape, repeats, gpu), _launches(quick), _resources()]
+    decoding = [
+        _decoding((shape[0], columns), repeats, gpu) for columns in ((shape[1], LONG) if not quick else shape[1:])
+    ]
+    return [*_bandwidth(shape, repeats, gpu), *decoding, _rivals(shape, repeats, gpu), _launches(quick), _resources()]
 
 
 def steady_times(candidates: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
@@ -192,6 +198,52 @@ def _bandwidth(shape: tuple[int, int], repeats: int, gpu: str) -> list[Section]:
     ]
 
 
+def _decoding(shape: tuple[int, int], repeats: int, gpu: str) -> Section:
+    """Dequantise to BF16 beside a copy of its output, a copy of as many bytes, and its own loads and stores alone."""
+    import torch
+
+    from nvfp4viz.device import ops
+    from nvfp4viz.device.load import kernel
+    from nvfp4viz.device.ops.dequantize import THREADS, UNITS
+
+    elements, ring = shape[0] * shape[1], RING if shape[1] < LONG else 3
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    packed, scales = [], []
+    for _ in range(ring):
+        random = {"dtype": torch.uint8, "device": "cuda", "generator": generator}
+        packed.append(torch.randint(0, 256, (shape[0], shape[1] // 2), **random))
+        scales.append(torch.randint(0, 0x7F, (shape[0], shape[1] // 16), **random))
+    inputs = list(zip(packed, scales, strict=True))
+    wide = _inputs(shape, torch.bfloat16, ring)
+    out, both = torch.empty_like(wide[0]), round((2 + PACKED) * elements)
+    turn, turn_flat = itertools.cycle(wide), itertools.cycle([x.view(torch.uint8).reshape(-1) for x in wide])
+    out_flat = out.view(torch.uint8).reshape(-1)
+    stored = itertools.cycle([ops.DeviceQuantized(*pair, 448.0, "vllm-cuda", shape) for pair in inputs])
+    moving, only = itertools.cycle(inputs), kernel("dequantize.cu", "nv_dequantize_bf16_flat", ("NV_MOVE_ONLY",))
+    units, how = elements // 8, (None, np.float32(448), np.int32(0), np.int32(4), np.int32(0))
+    times = steady_times(
+        {
+            "copy bf16": lambda: out.copy_(next(turn)),
+            f"copy that moves {both:,} bytes": lambda: out_flat[: both // 2].copy_(next(turn_flat)[: both // 2]),
+            "dequantise to bf16": lambda: ops.dequantize(next(stored)),
+            "its loads and stores, nothing computed": lambda: only(
+                -(-units // (UNITS * THREADS)), THREADS, (*next(moving), out, np.uint64(units), *how)
+            ),
+        },
+        repeats,
+    )
+    counted = {name: 4 * elements if name == "copy bf16" else both for name in times}
+    rates = {name: counted[name] / statistics.median(values) / 1e9 for name, values in times.items()}
+    base = rates["copy bf16"]
+    found = [Row(n, statistics.median(v), min(v), max(v), rates[n], rates[n] / base) for n, v in times.items()]
+    read = round(PACKED * elements / 1e6)
+    goal = Goal(f"dequantise to bf16 from {read} MB, of copy", rates["dequantise to bf16"] / base, 0.95)
+    note = (
+        f"{gpu}; {shape[0]} x {shape[1]}, {read} MB of codes and scales, {ring} inputs in a ring, medians of {repeats}."
+    )
+    return Section(f"Dequantise, {read} MB of input", note, found, "copy", [goal])
+
+
 def _rivals(shape: tuple[int, int], repeats: int, gpu: str) -> Section:
     """`ieee` at G = 1 by torch.compile, and torchao's own function, on the same tensors; their bytes are ours."""
     import torch
@@ -287,7 +339,8 @@ def _resources() -> Section:
         ("quantize.cu", "nv_quantize_bf16_ieee_linear", 256),
         ("quantize.cu", "nv_quantize_bf16_vllm_linear", 256),
         ("quantize.cu", "nv_quantize_bf16_vllm_swizzled", 256),
-        ("dequantize.cu", "nv_dequantize_bf16_flat", 256),
+        ("quantize.cu", "nv_quantize_bf16_vllm_placed", 256),
+        ("dequantize.cu", "nv_dequantize_bf16_flat", 512),
         ("activation_quantize.cu", "nv_activation_quantize_vllm_linear_shared", 512),
     ):
         found = kernel(source, name)

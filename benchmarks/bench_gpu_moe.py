@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 
-from benchmarks.harness import Goal, Row, Section, main
+from benchmarks.harness import Goal, Row, Section, interleave, main, rows_from
 
 EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 128, 8, 2816, 704
 TOKENS = (64, 512, 4096)
@@ -30,7 +30,7 @@ def measure(quick: bool = False) -> list[Section]:
     gpu = ", ".join(found.name for found in device.describe_device().gpus)
     layer = Layer(EXPERTS if not quick else 8)
     sections = [_section(layer, tokens, gpu, 3 if quick else 30) for tokens in (TOKENS if not quick else (64,))]
-    return [*sections, _kernels()]
+    return [*sections, _routing(layer, 5 if quick else 200), _kernels()]
 
 
 class Layer:
@@ -138,6 +138,23 @@ def _section(layer: Layer, tokens: int, gpu: str, repeats: int) -> Section:
     )
     title = f"MoE layer W4A16, {tokens} tokens"
     return Section(title, note, rows, f"layer, {METHODS[0]}", goals)
+
+
+def _routing(layer: Layer, repeats: int) -> Section:
+    """`ops.permute` as Python sees it, waiting for the GPU: without its look at the ids, and with it (the default)."""
+    x, ids, _ = layer.inputs(512)
+
+    def permuted(validate: bool) -> Callable[[], object]:
+        def call() -> None:
+            layer.ops.permute(x, ids, layer.experts, validate=validate)
+            layer.torch.cuda.synchronize()
+
+        return call
+
+    candidates = {"permute, ids trusted": permuted(False), "permute, ids looked at": permuted(True)}
+    rows = rows_from(interleave(candidates, repeats, warm=3), baseline="permute, ids trusted")
+    note = f"Wall time until the GPU is done, 512 tokens to {layer.experts} experts, top {TOP_K}; medians of {repeats}."
+    return Section("Routing", note, rows, "ids trusted")
 
 
 def _bytes(layer: Layer, name: str, rows: int, met: int) -> int | None:

@@ -6,8 +6,6 @@
 
 #include "recipes.cuh"
 
-#define NV_DEVICE static __device__ __forceinline__
-
 #if defined(__CUDA_ARCH__)
 #define NV_ROLLED _Pragma("unroll 1")
 #else
@@ -174,9 +172,24 @@ struct Globals {
 
 // ------------------------------------------------------------------------------------------ scales in memory
 
-// Byte offset of scale (row, column) in the 128x4 layout; `tiles` is the number of columns over 4, rounded up.
-NV_DEVICE u64 offset_128x4(int row, int column, int tiles) {
-  return ((u64)(row >> 7) * tiles + (column >> 2)) * 512 + ((row & 31) << 4) + (((row >> 5) & 3) << 2) + (column & 3);
+// Where a row goes in a 128x4 layout whose ranges have tiles of their own (ranges.cu): its row there, with the top bit set
+// where it is the last of the rows r, r + 32, r + 64 and r + 96 of its tile, which share 16 bytes for every four columns.
+const u32 kLastOfPiece = 0x80000000u;
+
+// Four scales of such a row, from `column` on, and after the last of a piece the piece's padding.
+NV_DEVICE void store_placed(u8* scales, u32 place, int column, int tiles, u32 word) {
+  const int row = (int)(place & ~kLastOfPiece), quarter = (row >> 5) & 3;
+  u32* to = reinterpret_cast<u32*>(scales + offset_128x4(row, column, tiles));
+  if (!(place & kLastOfPiece) || quarter == 3) {
+    *to = word;
+  } else if (quarter == 0) {
+    *reinterpret_cast<uint4*>(to) = make_uint4(word, 0, 0, 0);
+  } else if (quarter == 2) {
+    *reinterpret_cast<uint2*>(to) = make_uint2(word, 0);
+  } else {
+    *to = word;
+    *reinterpret_cast<uint2*>(to + 1) = make_uint2(0, 0);
+  }
 }
 
 // In the 128x4 kernels a warp takes a strip of the layout: 8 columns of the rows r, r + 32, r + 64 and r + 96 of a tile of 128,

@@ -4,8 +4,11 @@
 //   nv_dequantize_{bf16,f32}_flat                 one decode scale, linear block scales
 //   nv_dequantize_{bf16,f32}_{linear,swizzled}    one decode scale for all, for every row, or for every range of rows
 //
-// A store is 16 bytes a lane, so a warp writes whole lines: 8 codes to BF16, 4 codes to float32.  nv_dequantize_bf16_flat reads
-// 16 bytes a lane too, and lanes exchange them; elsewhere a thread reads four units, each as it will be stored.
+// A store is 16 bytes a lane, so a warp writes whole lines: 8 codes to BF16, 4 codes to float32.  A thread takes two such units and
+// reads each as it will be stored, 4 bytes or 2 a lane.  Reading 16 bytes a lane and exchanging them is slower on an H200 (89.0 µs
+// against 86.4 for 8192 x 16384): what matters there is to read little ahead, so that writes are not cut up by reads.
+//
+// NV_MOVE_ONLY    define to move the same bytes and compute nothing: what the memory allows (benchmarks/bench_gpu.py).
 
 #include "blocks.cuh"
 
@@ -133,7 +136,46 @@ NV_DEVICE uint4 decode(u32 codes, float multiplier, bool unsigned_zero) {
   return is_finite(multiplier) ? Out::store(y) : Out::store_rare(y);
 }
 
-const int kUnits = 4;
+// Codes are read once and values written once: neither is kept in the first cache.
+NV_DEVICE u32 read_once(const u32* from) {
+#if defined(__CUDA_ARCH__)
+  u32 codes;
+  asm("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(codes) : "l"(from));
+  return codes;
+#else
+  return *from;
+#endif
+}
+NV_DEVICE u32 read_once(const u16* from) {
+#if defined(__CUDA_ARCH__)
+  u16 codes;
+  asm("ld.global.nc.L1::no_allocate.u16 %0, [%1];" : "=h"(codes) : "l"(from));
+  return codes;
+#else
+  return *from;
+#endif
+}
+NV_DEVICE void write_once(uint4* to, uint4 values) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(values.x), "r"(values.y),
+               "r"(values.z), "r"(values.w)
+               : "memory");
+#else
+  *to = values;
+#endif
+}
+
+// One unit from its codes and the scale byte of its block.
+template <class Out>
+NV_DEVICE uint4 unit_of(u32 codes, u32 byte, float global, const Decoder& decoder) {
+#if defined(NV_MOVE_ONLY)
+  return make_uint4(codes, byte, codes, byte);
+#else
+  return decode<Out>(codes, decoder.multiplier(byte, global), decoder.unsigned_zero);
+#endif
+}
+
+const int kUnits = 2;
 
 template <class Out>
 NV_DEVICE void dequantize_flat(const void* packed, const u8* scales, uint4* out, u64 units, Globals globals, Decoder decoder) {
@@ -144,45 +186,17 @@ NV_DEVICE void dequantize_flat(const void* packed, const u8* scales, uint4* out,
   NV_UNROLL
   for (int i = 0; i < kUnits; ++i) {
     const u64 unit = first + i * blockDim.x;
-    if (unit < units) codes[i] = __ldg(static_cast<const Packed*>(packed) + unit), bytes[i] = __ldg(scales + (unit >> shift));
+    if (unit < units) codes[i] = read_once(static_cast<const Packed*>(packed) + unit), bytes[i] = __ldg(scales + (unit >> shift));
   }
   const float global = decoder.global(globals.of(0));
   NV_UNROLL
   for (int i = 0; i < kUnits; ++i) {
     const u64 unit = first + i * blockDim.x;
-    if (unit < units) out[unit] = decode<Out>(codes[i], decoder.multiplier(bytes[i], global), decoder.unsigned_zero);
+    if (unit < units) write_once(out + unit, unit_of<Out>(codes[i], bytes[i], global, decoder));
   }
 }
 
-// To BF16: a lane reads the codes of four units at once and the scales of their blocks; lanes then exchange them, so that each
-// store of a warp is 512 bytes in a row.  A warp that meets the end takes unit after unit.
-NV_DEVICE void dequantize_wide(const uint4* packed, const u8* scales, uint4* out, u64 units, Globals globals, Decoder decoder) {
-  const int lane = threadIdx.x & 31;
-  const u64 quad = (u64)blockIdx.x * blockDim.x + threadIdx.x, first = 4 * (quad - lane);
-  const bool two_blocks = decoder.block_shift == 4;  // in 32 codes; else one
-  if (first + 128 > units) {
-    const float global = decoder.global(globals.of(0));
-    for (u64 unit = first + lane; unit < units; unit += 32) {
-      const float multiplier = decoder.multiplier(__ldg(scales + (two_blocks ? unit >> 1 : unit >> 2)), global);
-      out[unit] = decode<ToBf16>(__ldg(reinterpret_cast<const u32*>(packed) + unit), multiplier, decoder.unsigned_zero);
-    }
-    return;
-  }
-  const uint4 codes = __ldg(packed + quad);
-  const u32 bytes = two_blocks ? __ldg(reinterpret_cast<const u16*>(scales) + quad) : 0x101u * __ldg(scales + quad);
-  const float global = decoder.global(globals.of(0));
-  NV_UNROLL
-  for (int j = 0; j < 4; ++j) {
-    const int from = 8 * j + (lane >> 2);
-    const u32 x = __shfl_sync(0xFFFFFFFFu, codes.x, from), y = __shfl_sync(0xFFFFFFFFu, codes.y, from);
-    const u32 z = __shfl_sync(0xFFFFFFFFu, codes.z, from), w = __shfl_sync(0xFFFFFFFFu, codes.w, from);
-    const u32 mine = lane & 2 ? (lane & 1 ? w : z) : (lane & 1 ? y : x);
-    const u32 byte = __shfl_sync(0xFFFFFFFFu, bytes, from) >> (lane & 2 ? 8 : 0) & 0xFFu;
-    out[first + 32 * j + lane] = decode<ToBf16>(mine, decoder.multiplier(byte, global), decoder.unsigned_zero);
-  }
-}
-
-// Grid (units of a row / (4 blockDim.x), rows / blockDim.y).
+// Grid (units of a row / (2 blockDim.x), rows / blockDim.y).
 template <class Out, bool kSwizzled>
 NV_DEVICE void dequantize_rows(const void* packed, const u8* scales, uint4* out, int rows, int units, Globals globals, Decoder decoder) {
   typedef typename Out::Packed Packed;
@@ -197,7 +211,7 @@ NV_DEVICE void dequantize_rows(const void* packed, const u8* scales, uint4* out,
   for (int i = 0; i < kUnits; ++i) {
     const int unit = first + i * blockDim.x, column = unit >> shift;
     if (unit < units) {
-      codes[i] = __ldg(static_cast<const Packed*>(packed) + start + unit);
+      codes[i] = read_once(static_cast<const Packed*>(packed) + start + unit);
       bytes[i] = __ldg(scales + (kSwizzled ? offset_128x4(row, column, tiles) : (u64)row * columns + column));
     }
   }
@@ -205,14 +219,14 @@ NV_DEVICE void dequantize_rows(const void* packed, const u8* scales, uint4* out,
   NV_UNROLL
   for (int i = 0; i < kUnits; ++i) {
     const int unit = first + i * blockDim.x;
-    if (unit < units) out[start + unit] = decode<Out>(codes[i], decoder.multiplier(bytes[i], global), decoder.unsigned_zero);
+    if (unit < units) write_once(out + start + unit, unit_of<Out>(codes[i], bytes[i], global, decoder));
   }
 }
 
 }  // namespace nv
 
 #define NV_DEQUANTIZE_ROWS(dtype, Out, layout, swizzled)                                                             \
-  extern "C" __global__ void __launch_bounds__(256) nv_dequantize_##dtype##_##layout(                                \
+  extern "C" __global__ void __launch_bounds__(512) nv_dequantize_##dtype##_##layout(                                \
       const void* __restrict__ packed, const nv::u8* __restrict__ scales, uint4* __restrict__ out, int rows,         \
       int units, const float* __restrict__ global_scales, float global_scale, const int* __restrict__ offsets,       \
       int ranges, int kind, int decoding, int block_shift, int unsigned_zero) {                                      \
@@ -221,16 +235,16 @@ NV_DEVICE void dequantize_rows(const void* packed, const u8* scales, uint4* out,
                                            {decoding, block_shift, unsigned_zero != 0});                             \
   }
 
-#define NV_DEQUANTIZE(dtype, Out, flat)                                                                              \
-  extern "C" __global__ void __launch_bounds__(256) nv_dequantize_##dtype##_flat(                                    \
-      const uint4* __restrict__ packed, const nv::u8* __restrict__ scales, uint4* __restrict__ out, nv::u64 units,   \
+#define NV_DEQUANTIZE(dtype, Out)                                                                                    \
+  extern "C" __global__ void __launch_bounds__(512) nv_dequantize_##dtype##_flat(                                    \
+      const void* __restrict__ packed, const nv::u8* __restrict__ scales, uint4* __restrict__ out, nv::u64 units,    \
       const float* __restrict__ global_scales, float global_scale, int decoding, int block_shift,                    \
       int unsigned_zero) {                                                                                           \
-    nv::flat(packed, scales, out, units, {global_scales, global_scale, 0, 0, nv::kOne},                              \
-             {decoding, block_shift, unsigned_zero != 0});                                                           \
+    nv::dequantize_flat<nv::Out>(packed, scales, out, units, {global_scales, global_scale, 0, 0, nv::kOne},          \
+                                 {decoding, block_shift, unsigned_zero != 0});                                       \
   }                                                                                                                  \
   NV_DEQUANTIZE_ROWS(dtype, Out, linear, false)                                                                      \
   NV_DEQUANTIZE_ROWS(dtype, Out, swizzled, true)
 
-NV_DEQUANTIZE(bf16, ToBf16, dequantize_wide)
-NV_DEQUANTIZE(f32, ToF32, dequantize_flat<nv::ToF32>)
+NV_DEQUANTIZE(bf16, ToBf16)
+NV_DEQUANTIZE(f32, ToF32)

@@ -38,14 +38,14 @@ struct Shape {
 
 // Where a code lies in its 16-bit half of a word: place r of four.  Two are masked out as they are or after one shift;
 // the 16 bits do not allow that for more, so two have their sign apart.  Even k in the low half, odd k in the high one.
-NV_DEV unsigned place_code(unsigned code, int r) {
+NV_DEVICE unsigned place_code(unsigned code, int r) {
   const unsigned sign = code >> 3 & 1u, size = code & 7u;
   const int sign_at[4] = {15, 11, 9, 10}, size_at[4] = {6, 3, 0, 12};
   return sign << sign_at[r] | size << size_at[r];
 }
 
 // Four pairs of BF16, the A fragment of m16n8k16, from one word.  Value * 2^-126.
-NV_DEV void spread_codes(unsigned (&pairs)[4], unsigned word) {
+NV_DEVICE void spread_codes(unsigned (&pairs)[4], unsigned word) {
   pairs[0] = word & 0x81C081C0u;
   pairs[1] = ((word << 3) & 0x01C001C0u) | ((word << 4) & 0x80008000u);
   pairs[2] = (word << 6) & 0x81C081C0u;
@@ -54,14 +54,14 @@ NV_DEV void spread_codes(unsigned (&pairs)[4], unsigned word) {
 
 // The scales of rows g (low half) and g+8 (high half) in k-block `block` of a piece as a pair of BF16, times 2^118.
 // x holds blocks 0 and 1, y blocks 2 and 3; each of them rows g, g in its low half and g+8, g+8 in its high half.
-NV_DEV unsigned lift_scales(const uint2& scales, int block) {
+NV_DEVICE unsigned lift_scales(const uint2& scales, int block) {
   const unsigned two = block < 2 ? scales.x : scales.y;
   const unsigned small = (block % 2 ? two >> 4 : two << 4) & 0x07F007F0u;
   return multiply_bf16x2(multiply_bf16x2(small, 0x7F007F00u), 0x77007700u);  // * 2^127 * 2^111
 }
 
 // The A fragment of one 16x16 piece of the weight, times 2^-8.
-NV_DEV void widen(unsigned (&fragment)[4], unsigned word, const uint2& scales, int block) {
+NV_DEVICE void widen(unsigned (&fragment)[4], unsigned word, const uint2& scales, int block) {
   const unsigned lifted = lift_scales(scales, block);
   const unsigned for_g = pick_bytes(lifted, 0u, 0x1010u), for_g8 = pick_bytes(lifted, 0u, 0x3232u);
   spread_codes(fragment, word);
@@ -71,7 +71,7 @@ NV_DEV void widen(unsigned (&fragment)[4], unsigned word, const uint2& scales, i
   fragment[3] = multiply_bf16x2(fragment[3], for_g8);
 }
 
-NV_DEV unsigned component(const uint4& word, int i) {
+NV_DEVICE unsigned component(const uint4& word, int i) {
   return i == 0 ? word.x : i == 1 ? word.y : i == 2 ? word.z : word.w;
 }
 
@@ -106,7 +106,7 @@ struct Feed {
   const u16* x;         // of the thread's first row; the next one is 16 rows away
   int tile_stride, row_stride, tiles_left, rows_left, k_left;
 
-  NV_DEV Feed(const GroupedW4A16& p, const Tile& tile) {
+  NV_DEVICE Feed(const GroupedW4A16& p, const Tile& tile) {
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
     const int steps = (p.k + kStep - 1) / kStep, tiles = (p.n + 15) / 16;
     const int first = (static_cast<int>(blockIdx.x) * kWarps + thread / 32) * S::kRowTiles;
@@ -122,7 +122,7 @@ struct Feed {
     x = p.x + static_cast<long long>(tile.first) * p.k + (rows_left > 0 ? thread / 8 * p.k : 0) + thread % 8 * 8;
   }
 
-  NV_DEV void fill(Stage<S>& stage, int step) const {
+  NV_DEVICE void fill(Stage<S>& stage, int step) const {
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
 #pragma unroll
     for (int m = 0; m < S::kRowTiles; ++m) {
@@ -144,7 +144,7 @@ template <class S>
 using Sums = float[S::kRowTiles][S::kTokenTiles][4];
 
 template <class S>
-NV_DEV void multiply_stage(Sums<S>& acc, const Stage<S>& stage, int token_tiles) {
+NV_DEVICE void multiply_stage(Sums<S>& acc, const Stage<S>& stage, int token_tiles) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   uint4 words[S::kRowTiles];
   uint2 scales[S::kRowTiles];
@@ -177,7 +177,7 @@ NV_DEV void multiply_stage(Sums<S>& acc, const Stage<S>& stage, int token_tiles)
 // Scale, round, and turn the block's outputs round in shared memory: a lane holds neighbouring tokens, memory wants
 // neighbouring features.
 template <class S>
-NV_DEV void store(const Sums<S>& acc, u16* turned, const GroupedW4A16& p, const Tile& tile) {
+NV_DEVICE void store(const Sums<S>& acc, u16* turned, const GroupedW4A16& p, const Tile& tile) {
   constexpr int kFeatures = S::kFeatures, kPitch = kFeatures + 8;  // 16 bytes more, against bank conflicts
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int first = static_cast<int>(blockIdx.x) * kFeatures;
@@ -209,7 +209,7 @@ NV_DEV void store(const Sums<S>& acc, u16* turned, const GroupedW4A16& p, const 
 }
 
 template <class S>
-NV_DEV void grouped_w4a16(const GroupedW4A16& p, void* shared) {
+NV_DEVICE void grouped_w4a16(const GroupedW4A16& p, void* shared) {
   static_assert(S::kTokens * (S::kFeatures + 8) * 2 <= kStages * static_cast<int>(sizeof(Stage<S>)), "no room to turn");
   Stage<S>* stages = static_cast<Stage<S>*>(shared);
   const Tile tile = find_tile(p.offsets, p.experts, S::kTokens, static_cast<int>(blockIdx.y));
@@ -242,7 +242,7 @@ NV_DEV void grouped_w4a16(const GroupedW4A16& p, void* shared) {
 // ----------------------------------------------------------------------------------------------- preparation
 
 // One warp packs 16 rows x 64 k of one expert.
-NV_DEV void prepack(const u8* packed, const u8* scales, uint4* words, uint2* lifted,
+NV_DEVICE void prepack(const u8* packed, const u8* scales, uint4* words, uint2* lifted,
                     u8* row_nan, int experts, int n, int k) {
   const int steps = (k + kStep - 1) / kStep, tiles = (n + 15) / 16;
   const long long at = (static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
@@ -279,7 +279,7 @@ NV_DEV void prepack(const u8* packed, const u8* scales, uint4* words, uint2* lif
 }
 
 // For a product that was made with the bare weight: times the decode scale, in place.
-NV_DEV void scale_rows(u16* out, const float* decode, const int* offsets, int rows, int experts, int n) {
+NV_DEVICE void scale_rows(u16* out, const float* decode, const int* offsets, int rows, int experts, int n) {
   constexpr int kRows = 64;
   const Tile tile = find_tile(offsets, experts, kRows, static_cast<int>(blockIdx.y));
   const int columns = static_cast<int>(blockDim.x) * 8, first = static_cast<int>(blockIdx.x) * columns;
@@ -306,7 +306,7 @@ NV_DEV void scale_rows(u16* out, const float* decode, const int* offsets, int ro
 }
 
 // One warp writes 16 rows x 64 k of the weight as the GEMM multiplies them: code * scale in BF16, exact.
-NV_DEV void widen_all(const uint4* words, const uint2* scales, u16* out, int experts, int n, int k) {
+NV_DEVICE void widen_all(const uint4* words, const uint2* scales, u16* out, int experts, int n, int k) {
   const int steps = (k + kStep - 1) / kStep, tiles = (n + 15) / 16;
   const long long at = (static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
   if (at >= static_cast<long long>(experts) * tiles * steps) return;

@@ -25,7 +25,7 @@ constexpr int kTileRows = 16 * kRowTiles, kWarpColumns = 8 * kColumnTiles;
 #if defined(NV_HW_MMA)
 // d += A * B on the tensor core.
 template <MmaKind kKind>
-NV_DEV void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], unsigned a_scales,
+NV_DEVICE void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], unsigned a_scales,
                 unsigned b_scales) {
   if constexpr (kKind == kNvfp4) {
     asm volatile(
@@ -76,7 +76,7 @@ NV_OUTLINE float4 mma_soft(float4 sums, uint4 a, uint2 b, unsigned a_scales, uns
 }
 
 template <MmaKind kKind>
-NV_DEV void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], unsigned a_scales, unsigned b_scales) {
+NV_DEVICE void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], unsigned a_scales, unsigned b_scales) {
   const uint4 rows{a[0], a[1], a[2], a[3]};
   const float4 sums = mma_soft<kKind>(float4{d[0], d[1], d[2], d[3]}, rows, uint2{b[0], b[1]}, a_scales, b_scales);
   d[0] = sums.x, d[1] = sums.y, d[2] = sums.z, d[3] = sums.w;
@@ -94,15 +94,12 @@ struct WordOf<2> {
 
 // The scale word of one row: the 4 (NVFP4) or 2 (MXFP4) scales of a step; zeros past the end of K.
 template <MmaKind kKind, bool kSwizzled>
-NV_DEV unsigned scale_word(const unsigned char* scales, long long row, int step, int columns) {
+NV_DEVICE unsigned scale_word(const unsigned char* scales, long long row, int step, int columns) {
   constexpr int kCount = kKind == kNvfp4 ? 4 : 2;
   using Word = typename WordOf<kCount>::Type;
   const int column = step * kCount, valid = columns - column;
   long long at = row * columns + column;
-  if constexpr (kSwizzled) {
-    const long long tiles = (columns + 3) / 4;
-    at = ((row >> 7) * tiles + (column >> 2)) * 512 + (row & 31) * 16 + ((row >> 5) & 3) * 4 + (column & 3);
-  }
+  if constexpr (kSwizzled) at = static_cast<long long>(offset_128x4(row, column, (columns + 3) / 4));
   if (kSwizzled || columns % kCount == 0) {  // aligned, and a swizzled row is padded: what lies there may be anything
     const unsigned word = *reinterpret_cast<const Word*>(scales + at);
     return valid >= kCount ? word : word & ((1u << (8 * valid)) - 1);
@@ -115,7 +112,7 @@ NV_DEV unsigned scale_word(const unsigned char* scales, long long row, int step,
 }
 
 // One word of 8 codes; zeros past the end of K or for a row that is not there.
-NV_DEV unsigned code_word(const unsigned char* packed, long long row, int k, int size_k, bool present) {
+NV_DEVICE unsigned code_word(const unsigned char* packed, long long row, int k, int size_k, bool present) {
   if (!present || k >= size_k) return 0;
   return *reinterpret_cast<const unsigned*>(packed + row * (size_k / 2) + k / 2);
 }
@@ -129,7 +126,7 @@ struct GroupedW4A4 {
 };
 
 template <MmaKind kKind, bool kSwizzled, bool kBf16>
-NV_DEV void grouped_w4a4(const GroupedW4A4& p) {
+NV_DEVICE void grouped_w4a4(const GroupedW4A4& p) {
   const Tile tile = find_tile(p.offsets, p.experts, kTileRows, static_cast<int>(blockIdx.y));
   if (tile.rows == 0) {
     constexpr int kColumns = kWarps * kWarpColumns;
@@ -209,7 +206,7 @@ NV_DEV void grouped_w4a4(const GroupedW4A4& p) {
 
 // One instruction on each of many tiles with accumulators of their own: what the self-test compares between policies.
 template <MmaKind kKind>
-NV_DEV void mma_tiles(const unsigned* a, const unsigned* a_scales, const unsigned* b, const unsigned* b_scales,
+NV_DEVICE void mma_tiles(const unsigned* a, const unsigned* a_scales, const unsigned* b, const unsigned* b_scales,
                       const float* c, float* out, int tiles) {
   const int tile = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / 32);
   const int lane = static_cast<int>(threadIdx.x & 31), g = lane / 4, q = lane % 4;

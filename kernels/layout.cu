@@ -1,17 +1,15 @@
 // Orders of bytes that tensor cores and their kernels ask for.  Nothing here computes; NumPy's truth is
 // nvfp4viz/formats/layout.py.
 //
-// 128x4: scale (row, column) of a matrix with ceil(columns/4) column tiles lies at
-//   ((row / 128) * column_tiles + column / 4) * 512 + (row % 32) * 16 + (row / 32 % 4) * 4 + column % 4,
-// so 16 neighbouring bytes are rows r, r+32, r+64, r+96 at four columns: what one lane moves here at a time.
+// 128x4 is offset_128x4 of nvfp4_math.cuh: 16 neighbouring bytes are rows r, r+32, r+64, r+96 at four columns, what one lane
+// moves here at a time.
 #include "nvfp4_math.cuh"
-
 #include "warp.cuh"
 
 namespace nv {
 
 // Four scales of one row from `column` on; zeros where there is none.
-NV_DEV unsigned read4(const u8* row, int column, int columns, bool present) {
+NV_DEVICE unsigned read4(const u8* row, int column, int columns, bool present) {
   if (!present) return 0;
   if (columns % 4 == 0) return *reinterpret_cast<const unsigned*>(row + column);
   unsigned word = 0;
@@ -21,7 +19,7 @@ NV_DEV unsigned read4(const u8* row, int column, int columns, bool present) {
   return word;
 }
 
-NV_DEV void write4(u8* row, int column, int columns, unsigned word) {
+NV_DEVICE void write4(u8* row, int column, int columns, unsigned word) {
   if (columns % 4 == 0) {
     *reinterpret_cast<unsigned*>(row + column) = word;
     return;
@@ -32,7 +30,7 @@ NV_DEV void write4(u8* row, int column, int columns, unsigned word) {
 }
 
 // The 128-row tile of this block, from each range's offsets, or from `rows` rows in each of `ranges` where null.
-NV_DEV Tile row_tile(const int* offsets, int ranges, int rows) {
+NV_DEVICE Tile row_tile(const int* offsets, int ranges, int rows) {
   const int index = static_cast<int>(blockIdx.y);
   if (offsets) return find_tile(offsets, ranges, 128, index);
   const int tiles = (rows + 127) / 128, range = index / tiles, first = index % tiles * 128;
@@ -41,12 +39,12 @@ NV_DEV Tile row_tile(const int* offsets, int ranges, int rows) {
 }
 
 template <bool kInto>
-NV_DEV void swizzle(const u8* from, u8* to, const int* offsets, int ranges, int rows, int columns) {
+NV_DEVICE void swizzle(const u8* from, u8* to, const int* offsets, int ranges, int rows, int columns) {
   const Tile tile = row_tile(offsets, ranges, rows);
   const int column_tiles = (columns + 3) / 4, lane = static_cast<int>(threadIdx.x % 32);
   const int column_tile = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / 32);
   if (tile.rows == 0 || column_tile >= column_tiles) return;
-  const long long piece = (static_cast<long long>(blockIdx.y) * column_tiles + column_tile) * 32 + lane;
+  const u64 piece = offset_128x4(128LL * blockIdx.y + lane, 4 * column_tile, column_tiles) / 16;
   if constexpr (kInto) {
     unsigned word[4];
 #pragma unroll
@@ -84,7 +82,7 @@ extern "C" __global__ void nv_unswizzle_128x4(const nv::u8* flat, nv::u8* scales
 // Rows of gate, then rows of up -> `group` of each in turn.  `row_words` 16-byte (or, `_bytes`, single-byte) pieces a
 // row; grid (pieces of a row / 128 up, rows, matrices), block 128.
 template <class Piece>
-NV_DEV void interleave(const Piece* from, Piece* to, int rows, int row_pieces, int group) {
+NV_DEVICE void interleave(const Piece* from, Piece* to, int rows, int row_pieces, int group) {
   const int piece = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), row = static_cast<int>(blockIdx.y);
   if (piece >= row_pieces) return;
   const int half = row >= rows / 2, within = row - half * (rows / 2);

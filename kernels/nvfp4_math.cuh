@@ -17,8 +17,10 @@
 
 #if defined(__CUDACC__)
 #define NV_HD __host__ __device__ __forceinline__
+#define NV_DEVICE __device__ __forceinline__
 #else
 #define NV_HD inline
+#define NV_DEVICE inline
 #endif
 
 #if defined(__CUDA_ARCH__) && !defined(NV_FORCE_SOFT)
@@ -373,6 +375,14 @@ NV_HD float rcp_approx_ftz(float x, const i8* table) {
 #else
   return rcp_table_ftz(x, table);
 #endif
+}
+
+// ------------------------------------------------------------------------------- scales in memory
+
+// Byte offset of scale (row, column) in the 128x4 layout; `tiles` is the number of columns over 4, rounded up.
+template <class Row>
+NV_HD u64 offset_128x4(Row row, int column, int tiles) {
+  return ((u64)(row >> 7) * tiles + (column >> 2)) * 512 + ((row & 31) << 4) + (((row >> 5) & 3) << 2) + (column & 3);
 }
 
 }  // namespace nv

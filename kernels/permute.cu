@@ -17,7 +17,7 @@ namespace nv {
 constexpr int kChunk = 1024;  // routes that one warp looks at
 
 // The expert of route i as this rank numbers it; -1 where it is not here.
-NV_DEV int local_expert(const int* ids, const int* expert_map, int i) {
+NV_DEVICE int local_expert(const int* ids, const int* expert_map, int i) {
   const int id = ids[i];
   return expert_map && id >= 0 ? expert_map[id] : id;
 }

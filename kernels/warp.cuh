@@ -7,11 +7,9 @@
 #include "nvfp4_math.cuh"
 
 #ifdef __CUDACC__
-#define NV_DEV __device__ __forceinline__
 #define NV_OUTLINE __device__ __noinline__
 #define NV_SHARED_MEMORY(TYPE, NAME) extern __shared__ TYPE NAME[]
 #else
-#define NV_DEV inline
 #define NV_OUTLINE inline
 #endif
 
@@ -22,7 +20,7 @@ constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 // ------------------------------------------------------------------------------------------------- copies
 
 // 16 bytes from global to shared memory; zeros instead where `valid` is false (then nothing is read).
-NV_DEV void copy16_async(void* shared, const void* global, bool valid) {
+NV_DEVICE void copy16_async(void* shared, const void* global, bool valid) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(global), "r"(valid ? 16 : 0) : "memory");
@@ -32,7 +30,7 @@ NV_DEV void copy16_async(void* shared, const void* global, bool valid) {
 }
 
 // Close the group of copies issued since the last call.
-NV_DEV void close_copies() {
+NV_DEVICE void close_copies() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
@@ -40,7 +38,7 @@ NV_DEV void close_copies() {
 
 // Wait until at most `kOpen` groups of this thread are still under way.
 template <int kOpen>
-NV_DEV void wait_copies() {
+NV_DEVICE void wait_copies() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(kOpen) : "memory");
 #endif
@@ -50,7 +48,7 @@ NV_DEV void wait_copies() {
 
 // Four 8x8 matrices of 16-bit elements: lane 8i+r names row r of matrix i (16 bytes in shared memory); register i of
 // lane l receives columns 2(l%4), 2(l%4)+1 of row l/4 of matrix i.
-NV_DEV void load_matrices(unsigned (&registers)[4], const void* row) {
+NV_DEVICE void load_matrices(unsigned (&registers)[4], const void* row) {
 #ifdef __CUDA_ARCH__
   const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -66,11 +64,11 @@ NV_DEV void load_matrices(unsigned (&registers)[4], const void* row) {
 #endif
 }
 
-NV_DEV float bf16_low(unsigned pair) { return value(pair << 16); }
-NV_DEV float bf16_high(unsigned pair) { return value(pair & 0xFFFF0000u); }
+NV_DEVICE float bf16_low(unsigned pair) { return value(pair << 16); }
+NV_DEVICE float bf16_high(unsigned pair) { return value(pair & 0xFFFF0000u); }
 
 // Products of two pairs, each rounded to BF16; subnormal numbers count.
-NV_DEV unsigned multiply_bf16x2(unsigned a, unsigned b) {
+NV_DEVICE unsigned multiply_bf16x2(unsigned a, unsigned b) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   unsigned product;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));  // + (-0): changes nothing
@@ -108,7 +106,7 @@ NV_OUTLINE float4 mma_bf16_soft(float4 sums, uint4 a, uint2 b) {
 
 // d += A (16x16, row major) * B (16x8, column major), BF16 with f32 sums.  With g = lane/4, p = lane%4:
 // a = rows g, g+8, g, g+8 at k 2p, 2p, 2p+8, 2p+8; b = column g at k 2p, 2p+8; d = (g, 2p), (g, 2p+1), (g+8, ...).
-NV_DEV void mma_bf16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+NV_DEVICE void mma_bf16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
@@ -128,20 +126,26 @@ struct Tile {
   int expert, first, rows;
 };
 
+// Sum of `value` over the lanes up to this one, itself included.
+NV_DEVICE int sum_to_lane(int value) {
+  const int lane = static_cast<int>(threadIdx.x & 31);
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(kAllLanes, value, step);
+    if (lane >= step) value += other;
+  }
+  return value;
+}
+
 // The tile of number `index` when every expert's range offsets[e] … offsets[e+1] is cut into tiles of `height` rows.
 // All lanes of a warp ask together and get the same answer; `rows` is 0 past the last tile.
-NV_DEV Tile find_tile(const int* offsets, int experts, int height, int index) {
+NV_DEVICE Tile find_tile(const int* offsets, int experts, int height, int index) {
   const int lane = static_cast<int>(threadIdx.x & 31);
   int before = 0;  // tiles of the experts already passed
   for (int base = 0; base < experts; base += 32) {
     const int e = base + lane;
     const int first = e < experts ? offsets[e] : 0, last = e < experts ? offsets[e + 1] : 0;
     const int tiles = (last - first + height - 1) / height;
-    int sum = tiles;  // inclusive prefix sum over the lanes
-    for (int step = 1; step < 32; step *= 2) {
-      const int other = __shfl_up_sync(kAllLanes, sum, step);
-      if (lane >= step) sum += other;
-    }
+    const int sum = sum_to_lane(tiles);
     const int start = before + sum - tiles;
     const bool mine = index >= start && index < start + tiles;
     const unsigned who = __ballot_sync(kAllLanes, mine);
@@ -159,7 +163,7 @@ NV_DEV Tile find_tile(const int* offsets, int experts, int height, int index) {
 // Rows behind the last expert's belong to nobody.  The blocks of the grid's last row, which never have a tile, write
 // zeros there: `columns` of them from `column` on.
 template <class T>
-NV_DEV void clear_rows(T* out, int first, int rows, int n, int column, int columns) {
+NV_DEVICE void clear_rows(T* out, int first, int rows, int n, int column, int columns) {
   if (blockIdx.y != gridDim.y - 1) return;
   for (int row = first; row < rows; ++row)
     for (int i = static_cast<int>(threadIdx.x); i < columns && column + i < n; i += static_cast<int>(blockDim.x))

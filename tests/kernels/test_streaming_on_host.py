@@ -23,7 +23,7 @@ pytestmark = pytest.mark.host
 torch = pytest.importorskip("torch", reason="the ops work on torch's tensors")
 MODULES = ("quantize", "dequantize", "amax", "activation", "groups")
 MACRO = {  # kernels that macros name
-    "quantize.cu": ("nv_quantize_{}_{}_{}", ("bf16", "f16", "f32"), ("ieee", "vllm"), ("linear", "swizzled")),
+    "quantize.cu": ("nv_quantize_{}_{}_{}", ("bf16", "f16", "f32"), ("ieee", "vllm"), ("linear", "swizzled", "placed")),
     "quantize_mx.cu": (
         "nv_quantize_mx_{}_{}_{}", ("bf16", "f16", "f32"),
         ("ocp_floor", "vllm_even", "flashinfer_ceil", "deepgemm_ceil"), ("flat", "swizzled"),

@@ -53,8 +53,7 @@ EXPECTED = [
     (r"quantize_mx\.cu:.*_deepgemm_ceil_.*", {"pack UE8M0", "16-byte load", NO_LOCAL}),  # its ties are not the unit's
     (r"quantize_mx\.cu:.*", {"pack E2M1", "16-byte load", NO_LOCAL}),
     (r"activation_quantize\.cu:.*", {"pack E2M1", "pack E4M3", "16-byte load", NO_LOCAL}),
-    (r"dequantize\.cu:nv_dequantize_bf16_flat", {"unpack E2M1", *WIDE, NO_LOCAL}),
-    (r"dequantize\.cu:.*", {"unpack E2M1", "16-byte store", NO_LOCAL}),
+    (r"dequantize\.cu:.*", {"unpack E2M1", "16-byte store", NO_LOCAL}),  # 4 bytes of codes become 16
     (r"amax\.cu:.*", {"16-byte load", NO_LOCAL}),
     (r"layout\.cu:nv_interleave_gate_up", {*WIDE, NO_LOCAL}),
     (r"layout\.cu:nv_swizzle_128x4", {"16-byte store", NO_LOCAL}),
@@ -78,11 +77,11 @@ EXPECTED = [
 MOST_NARROW = [
     (r"quantize\.cu:.*_linear", 3),  # the row's global scale, and the search for its range
     (r"quantize\.cu:.*_swizzled", 4),
+    (r"quantize\.cu:.*_placed", 3),  # the row's place and global scale
     (r"quantize_mx\.cu:.*", 0),
     (r"activation_quantize\.cu:.*_shared", 2),
     (r"activation_quantize\.cu:.*_global", 50),  # 48 gates from the table, one by one
     (r"amax\.cu:.*", 1),  # the element that is left over, or the search for the row's range
-    (r"dequantize\.cu:nv_dequantize_bf16_flat", 10),  # scales, and the piece at the end
     (r"layout\.cu:nv_interleave_gate_up", 0),
     (r"layout\.cu:nv_unswizzle_128x4", 2),
     (r"permute\.cu:nv_gather_rows", 1),  # where the row comes from

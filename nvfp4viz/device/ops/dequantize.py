@@ -9,7 +9,7 @@ from nvfp4viz.device.load import kernel
 from nvfp4viz.device.ops.checks import check, check_multiple
 from nvfp4viz.device.ops.groups import ONE, SPREAD_FROM, aligned, check_scales, empty
 from nvfp4viz.device.ops.layout import unswizzle
-from nvfp4viz.device.ops.quantize import THREADS, DeviceQuantized, row_grid, scale_shape
+from nvfp4viz.device.ops.quantize import DeviceQuantized, row_grid, scale_shape
 from nvfp4viz.errors import FormatError
 from nvfp4viz.quant.recipes import find_recipe
 
@@ -17,7 +17,7 @@ __all__ = ["dequantize"]
 
 OUT = {torch.bfloat16: ("bf16", 8), torch.float32: ("f32", 4)}
 """Name in the kernels, and codes that make 16 bytes."""
-UNITS = 4  # of 16 bytes, a thread
+UNITS, THREADS = 2, 512  # units of 16 bytes a thread, threads a block
 
 
 def decoding(recipe: str) -> int:
@@ -70,13 +70,12 @@ def dequantize(q: DeviceQuantized, dtype: torch.dtype = torch.bfloat16) -> torch
     packed = aligned(op, q.packed)
     if layout == "linear" and given.kind == ONE:
         run = kernel("dequantize.cu", f"nv_dequantize_{name}_flat")
-        whole = aligned(op, scales)  # read two bytes at a time
-        arguments = (packed, whole, out, np.uint64(rows * units), given.scales, given.one, *how)
+        arguments = (packed, scales, out, np.uint64(rows * units), given.scales, given.one, *how)
         run(-(-rows * units // (UNITS * THREADS)), THREADS, arguments)
     else:
         if rows * columns >= SPREAD_FROM:
             given = given.spread(op, rows)
-        grid, threads = row_grid(rows, units, UNITS)
+        grid, threads = row_grid(rows, units, UNITS, THREADS)
         run = kernel("dequantize.cu", f"nv_dequantize_{name}_{layout}")
         run(grid, threads, (packed, scales, out, np.int32(rows), np.int32(units), *given.arguments(), *how))
     return out

@@ -21,6 +21,8 @@ ONE, PER_ROW, PER_RANGE = 0, 1, 2
 SPREAD_FROM = 1 << 14
 """Blocks of a matrix from which it pays to spread the scales of ranges over the rows before quantising."""
 THREADS = 256
+TILE_SHARES = 4
+"""Blocks of threads that write zeros into one tile of a layout."""
 
 GlobalScale = float | np.float32 | torch.Tensor
 
@@ -54,23 +56,40 @@ class Scales:
         """The same scales, one for each row where there was one for each range."""
         if self.kind != PER_RANGE:
             return self
-        return self._spread(op, rows, 0)[0]
+        return self._spread(op, rows)
 
     def spread_and_place(self, op: str, rows: int, tiles: int) -> tuple[Scales, torch.Tensor]:
         """As `spread`, and where each tile of a 128x4 layout comes from, (tiles, 2) int32: first row and count."""
-        given, sources = self._spread(op, rows, tiles)
-        assert sources is not None
-        return given, sources
+        sources = empty(op, (tiles, 2), torch.int32, _device_of(self.offsets))
+        return self._spread(op, rows, tiles, sources=sources), sources
 
-    def _spread(self, op: str, rows: int, tiles: int) -> tuple[Scales, torch.Tensor | None]:
-        assert self.offsets is not None
-        device, by_range = self.offsets.device, self.kind == PER_RANGE
+    def spread_over_tiles(self, op: str, rows: int, tiles: int, flat: torch.Tensor) -> tuple[Scales, torch.Tensor]:
+        """As `spread`, and where each row's block scales go in a 128x4 layout, (rows,) int32: see ``kLastOfPiece``.
+
+        In ``flat``, that layout, what no row's piece reaches becomes 0.
+        """
+        places = empty(op, (rows,), torch.int32, flat.device)
+        return self._spread(op, rows, tiles, places=places, flat=flat), places
+
+    def _spread(
+        self,
+        op: str,
+        rows: int,
+        tiles: int = 0,
+        sources: torch.Tensor | None = None,
+        places: torch.Tensor | None = None,
+        flat: torch.Tensor | None = None,
+    ) -> Scales:
+        device, by_range = _device_of(self.offsets), self.kind == PER_RANGE
         of_row = empty(op, (rows,), torch.float32, device) if by_range else None
-        sources = empty(op, (tiles, 2), torch.int32, device) if tiles else None
-        sizes = (np.int32(self.ranges), np.int32(rows))
-        arguments = (self.offsets, *sizes, self.scales if by_range else None, of_row, sources, np.int32(tiles))
-        kernel("ranges.cu", "nv_spread_ranges")(-(-max(rows, tiles) // THREADS), THREADS, arguments, 8 * self.ranges)
-        return (replace(self, kind=PER_ROW, scales=of_row) if by_range else self), sources
+        across = 0 if flat is None else flat.numel() // (512 * tiles)
+        grid = (-(-max(rows, tiles) // THREADS), 1) if flat is None else (max(-(-rows // THREADS), tiles), TILE_SHARES)
+        arguments = (
+            *(self.offsets, np.int32(self.ranges), np.int32(rows), self.scales if by_range else None, of_row),
+            *(sources, places, flat, np.int32(tiles), np.int32(across)),
+        )
+        kernel("ranges.cu", "nv_spread_ranges")(grid, THREADS, arguments, 12 * self.ranges)
+        return replace(self, kind=PER_ROW, scales=of_row) if by_range else self
 
 
 def place(linear: torch.Tensor, flat: torch.Tensor, sources: torch.Tensor) -> None:
@@ -142,6 +161,11 @@ def aligned(op: str, x: torch.Tensor) -> torch.Tensor:
         ``ops.memory``
     """
     return x if x.data_ptr() % 16 == 0 else empty(op, tuple(x.shape), x.dtype, x.device).copy_(x)
+
+
+def _device_of(offsets: torch.Tensor | None) -> torch.device:
+    assert offsets is not None, "only ranges are spread"
+    return offsets.device
 
 
 def _seen(tensor: torch.Tensor) -> str:

@@ -127,10 +127,12 @@ def quantize(
     defines, table = (SOFT, reciprocals(x.device)) if soft else ((), None)
     name = f"{DTYPES[x.dtype]}_{RECIPE_KERNELS[recipe]}"
     blocks, sizes = rows * columns, (np.int32(rows), np.int32(columns))
-    written, sources, tiled = scales, None, layout == "swizzled"
-    if tiled and offsets is not None and rows:  # row by row first: see ranges.cu
+    written, sources, places, tiled = scales, None, None, layout == "swizzled"
+    if tiled and offsets is not None and rows and found.scheme == "mxfp4":  # row by row first: see ranges.cu
         given, sources = given.spread_and_place(op, rows, most_tiles(rows, offsets))
         written, tiled = empty(op, (rows, columns), torch.uint8, x.device), False
+    elif tiled and offsets is not None and rows:
+        given, places = given.spread_over_tiles(op, rows, most_tiles(rows, offsets), scales)
     if found.scheme == "mxfp4":
         if tiled:
             run = kernel("quantize_mx.cu", f"nv_quantize_mx_{name}_swizzled", defines)
@@ -139,9 +141,13 @@ def quantize(
             run = kernel("quantize_mx.cu", f"nv_quantize_mx_{name}_flat", defines)
             run(-(-blocks // THREADS_MX), THREADS_MX, (x, packed, written, np.uint64(blocks), table))
     elif tiled:
-        run = kernel("quantize.cu", f"nv_quantize_{name}_swizzled", defines)
         scale = (given.scales, given.one, np.int32(given.kind))
-        run(strip_grid(rows, columns), THREADS, (x, packed, scales, *sizes, *scale, table))
+        if places is None:
+            run = kernel("quantize.cu", f"nv_quantize_{name}_swizzled", defines)
+            run(strip_grid(rows, columns), THREADS, (x, packed, scales, *sizes, *scale, table))
+        else:
+            run = kernel("quantize.cu", f"nv_quantize_{name}_placed", defines)
+            run(*pair_grid(rows, columns), (x, packed, scales, *sizes, *scale, table, places))
     else:
         if blocks >= SPREAD_FROM:
             given = given.spread(op, rows)
@@ -175,16 +181,29 @@ def strip_grid(rows: int, columns: int) -> tuple[int, int, int]:
     return _grid(-(-_padded(columns) // 32), -(-rows // TILE_ROWS) * 4)
 
 
-def row_grid(rows: int, columns: int, each: int) -> tuple[tuple[int, int, int], tuple[int, int]]:
+def pair_grid(rows: int, columns: int) -> tuple[tuple[int, int, int], tuple[int, int]]:
+    """Grid and block for kernels whose warps take 32 columns of two rows.
+
+    >>> pair_grid(101, 176), pair_grid(101, 44), pair_grid(8192, 1024)
+    (((1, 51, 1), (192, 1)), ((1, 13, 1), (64, 4)), ((4, 4096, 1), (256, 1)))
+    """
+    strips = -(-columns // 32)
+    across = -(-strips // (THREADS // 32))
+    wide = -(-strips // across)
+    high = max(1, THREADS // 32 // wide)
+    return _grid(across, -(-rows // (2 * high))), (32 * wide, high)
+
+
+def row_grid(rows: int, columns: int, each: int, most: int = THREADS) -> tuple[tuple[int, int, int], tuple[int, int]]:
     """Grid and block for kernels whose threads take ``each`` columns of one row, ``blockDim.x`` apart.
 
     >>> row_grid(100, 176, 2), row_grid(100000, 1024, 2)
     (((1, 50, 1), (88, 2)), ((2, 50000, 2), (256, 1)))
     """
     threads = -(-columns // each)
-    across = -(-threads // THREADS)
+    across = -(-threads // most)
     x = -(-threads // across)
-    y = max(1, THREADS // x)
+    y = max(1, most // x)
     return _grid(across, -(-rows // y)), (x, y)
 
 
