@@ -50,6 +50,19 @@ def fused_silu(gate: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         return activated
 
 
+def gelu_tanh_scalar(gate: np.float32) -> np.float32:
+    """`gelu_tanh` of one number."""
+    inner = SQRT_2_OVER_PI * (gate + CUBIC * gate * gate * gate)  # float32: one rounding an operation
+    tanh = np.float32(np.tanh(np.float64(inner)))
+    return np.float32(HALF * gate * (ONE + tanh))
+
+
+def fused_silu_scalar(gate: np.float32) -> np.float32:
+    """`fused_silu` of one number."""
+    wide = np.float64(gate)
+    return np.float32(wide / (1.0 + np.exp(-wide)))
+
+
 def gelu_tanh_and_mul(x: Array) -> Array:
     """``gelu_tanh(gate) * up`` of ``x (T, 2I)`` BF16, gate first; ``(T, I)`` BF16.
 

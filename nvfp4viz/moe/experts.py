@@ -29,7 +29,7 @@ Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 Activation = Literal["gelu_tanh", "silu"]
-Path = Literal["auto", "numpy", "numba"]
+Path = Literal["auto", "numpy", "numba", "reference"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +181,13 @@ def run_w4a4_experts(
     expert_map
         Local id of each global expert, −1 for an expert of another rank.
     path
-        As `nvfp4viz.quant.mma_matmul`; the bits are equal.
+        As `nvfp4viz.quant.mma_matmul`; ``"reference"`` goes number by number, about half a second a route of the
+        smallest layer, and always records.  The bits are equal.
     """
+    if path == "reference":
+        from nvfp4viz.moe.experts_reference import run
+
+        return run(x, routing, experts, expert_map)
     n1, n, k = experts.w13_packed.shape[1], experts.w2_packed.shape[2] * 2, x.shape[1]
     plan = plan_dispatch(routing.ids, experts.count, n1=n1, n=n, k=k, expert_map=expert_map)
     row_expert = plan.row_expert

@@ -21,6 +21,7 @@ from nvfp4viz.formats import (
     ue8m0_place,
     utccp_row,
 )
+from nvfp4viz.moe.activation import fused_silu_scalar
 from nvfp4viz.moe.dataflow import round_bf16_scalar, sum_routes_scalar, widen_bf16_scalar
 from nvfp4viz.moe.mega_kernel import E4M3_MAX, GROUP, INVERSE_448, STAGING_FLOOR, MegaExperts, MegaRun, stage_tokens
 from nvfp4viz.quant import mma_step_k32_reference
@@ -66,8 +67,7 @@ def clamp_pair(gate: np.float32, up: np.float32, limit: float) -> tuple[np.float
 
 def swiglu(gate: np.float32, up: np.float32) -> np.float32:
     """``silu(gate) · up``: the quotient in float64, rounded; then a product in f32."""
-    wide = np.float64(gate)
-    return F(F(wide / (1.0 + np.exp(-wide))) * up)
+    return F(fused_silu_scalar(gate) * up)
 
 
 def product(codes: U8, scales: U8, weight: U8, words: U32, row: int) -> np.float32:

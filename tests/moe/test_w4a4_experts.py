@@ -1,4 +1,4 @@
-"""The CUTLASS path against a slow restatement of its nine steps, one scalar at a time."""
+"""The CUTLASS path: its nine steps number by number and at once, and what each of them does."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from nvfp4viz.moe import W4A4Experts, run_w4a4_experts
-from nvfp4viz.moe.activation import gelu_tanh_and_mul
-from nvfp4viz.quant import mma_step_reference, quantize
+from nvfp4viz.moe.activation import fused_silu, fused_silu_scalar, gelu_tanh, gelu_tanh_scalar
 
 EXPERTS, HIDDEN, INTERMEDIATE = 5, 128, 64
 BF16 = ml_dtypes.bfloat16
@@ -38,53 +37,88 @@ def route(tokens, top_k, seed=1):
     return rng.standard_normal((tokens, HIDDEN)).astype(BF16), SimpleNamespace(ids=ids, weights=weights)
 
 
-def codes_of(packed):
-    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(-1)
+def bits_of(array):
+    """Bits to compare: a NaN of f32 has no sign or payload that anybody defines, nor one of BF16 between the GEMMs."""
+    wide = array.astype(np.float32) if array.dtype == BF16 else array
+    if wide.dtype == np.float32:
+        wide = np.where(np.isnan(wide), np.float32(np.nan), wide)
+    return wide.tobytes()
 
 
-def gemm_row(x, gscale, alpha, packed, scales):
-    """One row through quantisation, the seven rules in 64-element steps, and the epilogue."""
-    q = quantize(x, recipe="vllm-cuda", global_scale=gscale, path="reference")
-    out = []
-    for n in range(len(packed)):
-        acc = np.float32(0)
-        b_codes = codes_of(packed[n])
-        for k in range(0, len(x), 64):
-            codes, blocks = slice(k, k + 64), slice(k // 16, k // 16 + 4)
-            acc = mma_step_reference(q.codes()[codes], b_codes[codes], q.scales[blocks], scales[n, blocks], acc)
-        out.append(BF16(np.float32(alpha * acc)))
-    return np.array(out)
+def same_record(fast, slow):
+    """Two records, field by field to the last bit."""
+    for field in dataclasses.fields(fast):
+        a, b = getattr(fast, field.name), getattr(slow, field.name)
+        if dataclasses.is_dataclass(a):
+            same_record(a, b)
+        elif isinstance(a, np.ndarray):
+            assert (a.dtype, a.shape) == (b.dtype, b.shape), field.name
+            assert bits_of(a) == bits_of(b), field.name
+        else:
+            assert a == b, field.name
 
 
-def slow_layer(x, routing, layer):
-    out = np.empty(x.shape, BF16)
-    for t in range(len(x)):
-        total = np.zeros(HIDDEN, np.float32)
-        for expert, weight in zip(routing.ids[t], routing.weights[t], strict=True):
-            c1 = gemm_row(
-                x[t],
-                layer.a1_gscale[expert],
-                layer.g1_alphas[expert],
-                layer.w13_packed[expert],
-                layer.w13_scales[expert],
-            )
-            c2 = gelu_tanh_and_mul(c1[None])[0]
-            c3 = gemm_row(
-                c2, layer.a2_gscale[expert], layer.g2_alphas[expert], layer.w2_packed[expert], layer.w2_scales[expert]
-            )
-            product = c3.astype(np.float32) * np.float32(BF16(weight))
-            total = total + product.astype(BF16).astype(np.float32)
-        out[t] = total.astype(BF16)
-    return out
-
-
-def test_nine_steps_agree_with_scalars():
+def layer_of(kind):
+    """A layer, its input and routes; each kind breaks something else."""
     layer = make_layer()
-    x, routing = route(3, 2)
+    x, routing = route(2, 2)
     x[1, 32:48] = 0
-    out = run_w4a4_experts(x, routing, layer).out
-    assert (out.view(np.uint16) == slow_layer(x, routing, layer).view(np.uint16)).all()
-    assert np.unique(out.astype(np.float32)).size > 100
+    if kind == "silu":
+        return dataclasses.replace(layer, activation="silu"), x, routing
+    if kind == "per token":
+        ones = np.ones(EXPERTS, np.float32)
+        x[0] = 0  # a row of zeros has a decode scale of 0
+        return dataclasses.replace(layer, a1_gscale=ones, a2_gscale=ones, per_token=True), x, routing
+    if kind == "missing input scales":
+        gscale, alphas = layer.a1_gscale.copy(), layer.g1_alphas.copy()
+        gscale[routing.ids[1, 0]], alphas[routing.ids[1, 0]] = np.inf, 0
+        return dataclasses.replace(layer, a1_gscale=gscale, g1_alphas=alphas), x, routing
+    if kind == "NaN":
+        x[0, 5], x[1, 7] = np.nan, np.inf
+        scales = layer.w2_scales.copy()
+        scales[routing.ids[1, 0], 3, 2] = 0x7F
+        return dataclasses.replace(layer, w2_scales=scales), x, routing
+    return layer, x, routing
+
+
+@pytest.mark.parametrize("kind", ["healthy", "silu", "per token", "missing input scales", "NaN"])
+def test_nine_steps_are_the_same_bits_number_by_number(kind):
+    layer, x, routing = layer_of(kind)
+    fast = run_w4a4_experts(x, routing, layer, record=True)
+    slow = run_w4a4_experts(x, routing, layer, path="reference")
+    same_record(fast, slow)
+    assert fast.out.tobytes() == slow.out.tobytes()  # the last NaN is canonical
+    assert np.unique(fast.out.astype(np.float32)).size > 50
+    assert bool(fast.nan_experts) == (kind not in ("healthy", "silu"))
+
+
+def test_one_rank_s_experts_are_the_same_bits_number_by_number():
+    layer = make_layer(6)
+    x, routing = route(2, 3)
+    mine = {field.name: getattr(layer, field.name) for field in dataclasses.fields(layer)}
+    mine = W4A4Experts(**{name: v[[1, 3, 4]] if isinstance(v, np.ndarray) else v for name, v in mine.items()})
+    here = np.array([-1, 0, -1, 1, 2])
+    fast = run_w4a4_experts(x, routing, mine, record=True, expert_map=here)
+    same_record(fast, run_w4a4_experts(x, routing, mine, expert_map=here, path="reference"))
+    assert fast.trace.dispatch.rows < 6
+
+
+def test_sizes_that_no_step_of_64_divides_are_filled_up_alike():
+    rng = np.random.default_rng(9)
+    made = [rng.integers(0x20, 0x60, shape, np.uint8) for shape in ((1, 32, 48), (1, 32, 6), (1, 96, 8), (1, 96, 1))]
+    ones = np.ones(1, np.float32)
+    layer = W4A4Experts(*made, a1_gscale=64 * ones, a2_gscale=ones, g1_alphas=ones / 256, g2_alphas=ones / 256)
+    routing = SimpleNamespace(ids=np.zeros((1, 1), np.int32), weights=np.ones((1, 1), np.float32))
+    x = rng.standard_normal((1, 96)).astype(BF16)
+    same_record(run_w4a4_experts(x, routing, layer, record=True), run_w4a4_experts(x, routing, layer, path="reference"))
+
+
+@pytest.mark.parametrize(("whole", "alone"), [(gelu_tanh, gelu_tanh_scalar), (fused_silu, fused_silu_scalar)])
+def test_every_gate_is_activated_alike_alone(whole, alone):
+    gates = np.arange(2**16, dtype=np.uint16).view(BF16).astype(np.float32)
+    with np.errstate(all="ignore"):
+        one_by_one = np.array([alone(gate) for gate in gates], np.float32)
+    assert bits_of(whole(gates)) == bits_of(one_by_one)
 
 
 def test_numpy_and_numba_give_the_same_bits():
@@ -183,6 +217,8 @@ def test_no_tokens():
     result = run_w4a4_experts(np.zeros((0, HIDDEN), BF16), routing, layer)
     assert result.out.shape == (0, HIDDEN)
     assert result.nan_experts == ()
+    slow = run_w4a4_experts(np.zeros((0, HIDDEN), BF16), routing, layer, path="reference")
+    assert (slow.out.shape, slow.nan_experts) == ((0, HIDDEN), ())
 
 
 def test_silu_is_fused_and_rounds_once():
