@@ -12,12 +12,14 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from nvfp4viz.audit.containers import fingerprint
-from nvfp4viz.audit.report import Value, json_value
+from nvfp4viz.audit.report import Value, json_values
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, canonical, inspect
 from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG
 
+Floats = npt.NDArray[np.float32]
 SCHEMA = "nvfp4viz.diff/1"
 SCALARS = ("input_scale", "weight_scale_2")
 _SECTIONS = ("quantization_config", "compression_config")
@@ -91,8 +93,14 @@ class Diff(msgspec.Struct, frozen=True):
     config: tuple[ChangedSetting, ...]
 
 
-def diff(a: str | Path | Checkpoint, b: str | Path | Checkpoint) -> Diff:
+def diff(
+    a: str | Path | Checkpoint,
+    b: str | Path | Checkpoint,
+    views: tuple[CanonicalView, CanonicalView] | None = None,
+) -> Diff:
     """Compare two checkpoints; sources as for `nvfp4viz.audit.audit`.
+
+    ``views`` are the two's, where somebody has them already.
 
     Raises
     ------
@@ -100,7 +108,7 @@ def diff(a: str | Path | Checkpoint, b: str | Path | Checkpoint) -> Diff:
         ``source.*``, and ``checkpoint.unreadable`` where a shard ends before a scale that its header promises.
     """
     first, second = (item if isinstance(item, Checkpoint) else inspect(item) for item in (a, b))
-    views = canonical(first), canonical(second)
+    views = views or (canonical(first), canonical(second))
     only_a = tuple(name for name in first.tensors.names if name not in second.tensors)
     only_b = tuple(name for name in second.tensors.names if name not in first.tensors)
     types = tuple(_types(first, second))
@@ -143,19 +151,21 @@ def _values(a: Checkpoint, b: Checkpoint, views: tuple[CanonicalView, CanonicalV
     there = set(_scalar_names(b))
     shared = [name for name in names if name in there]
     old, new = a.scalars(shared), b.scalars(shared)
-    for at in np.flatnonzero(old.view(np.uint32) != new.view(np.uint32)).tolist():
+    changed = np.flatnonzero(old.view(np.uint32) != new.view(np.uint32))
+    for at, numbers in zip(changed.tolist(), _numbers(old[changed], new[changed]), strict=True):
         slot = views[0].locate(shared[at])
         whole = slot is not None and views[0].is_whole(slot.layer)
         where = (
             (None,) * 4 if slot is None else (slot.layer, None if whole else slot.expert, slot.projection, slot.role)
         )
-        yield _changed(shared[at], where, old[at], new[at])
+        yield ChangedValue(shared[at], *where, *numbers)
     vectors, others = _vectors(views[0]), _vectors(views[1])
     both = [name for name in vectors if name in others and a.tensors[name].shape == b.tensors[name].shape]
     for name, before, after in zip(both, a.vectors(both), b.vectors(both), strict=True):
-        for expert in np.flatnonzero(before.view(np.uint32) != after.view(np.uint32)).tolist():
-            layer, projection, role = vectors[name]
-            yield _changed(name, (layer, expert, projection, role), before[expert], after[expert])
+        changed = np.flatnonzero(before.view(np.uint32) != after.view(np.uint32))
+        layer, projection, role = vectors[name]
+        for expert, numbers in zip(changed.tolist(), _numbers(before[changed], after[changed]), strict=True):
+            yield ChangedValue(name, layer, expert, projection, role, *numbers)
 
 
 def _scalar_names(checkpoint: Checkpoint) -> list[str]:
@@ -176,10 +186,11 @@ def _vectors(view: CanonicalView) -> dict[str, tuple[int, str, str]]:
     }
 
 
-def _changed(name: str, where: tuple[Any, ...], old: np.float32, new: np.float32) -> ChangedValue:
-    usable = np.isfinite(old) and np.isfinite(new) and old != 0
-    ratio = json_value(np.float32(new / old)) if usable else None
-    return ChangedValue(name, *where, json_value(old), json_value(new), ratio if isinstance(ratio, float) else None)
+def _numbers(old: Floats, new: Floats) -> Iterator[tuple[Value, Value, float | None]]:
+    """Old, new and their ratio, which has a meaning between finite numbers alone."""
+    ratios = np.where(np.isfinite(old) & np.isfinite(new) & (old != 0), new / old, np.float32(np.nan))
+    for before, after, ratio in zip(json_values(old), json_values(new), json_values(ratios), strict=True):
+        yield before, after, ratio if isinstance(ratio, float) else None
 
 
 def _config(a: Checkpoint, b: Checkpoint) -> Iterator[ChangedSetting]:

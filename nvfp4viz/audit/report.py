@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from nvfp4viz.checkpoint.problems import SEVERITIES
 
@@ -184,6 +185,20 @@ def json_value(value: Any) -> Value:
     if math.isinf(number):
         return "inf" if number > 0 else "-inf"
     return float(str(value)) if isinstance(value, np.float32) else number
+
+
+def json_values(values: npt.NDArray[np.float32]) -> list[Value]:
+    """`json_value` of each of a vector, at a fraction of the time.
+
+    >>> json_values(np.array([2e-3, np.nan, -np.inf], np.float32))
+    [0.002, 'nan', '-inf']
+    """
+    finite = np.isfinite(values)
+    # NumPy writes float32 with its own shortest digits.
+    numbers: list[Value] = [float(text) for text in values.astype(str)]
+    for at in np.flatnonzero(~finite).tolist():
+        numbers[at] = json_value(values[at])
+    return numbers
 
 
 def worst(severities: list[str]) -> str:

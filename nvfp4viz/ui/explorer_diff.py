@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import streamlit as st
 
 from nvfp4viz.audit.diff import Diff, Side, diff, diff_to_json
+from nvfp4viz.audit.run import without_collector
 from nvfp4viz.errors import NvError
 from nvfp4viz.ui import caches, errors, explorer_source
 
@@ -63,13 +64,19 @@ def _side(letter: str, side: Side) -> tuple[str, ...]:
 
 def _diff(opened: Opened, other: Opened) -> Diff:
     """Compared once for as long as both stay what they are."""
-    pair = opened.identity, other.identity
-    return caches.kept("explorer.kept.diff", pair, lambda: diff(opened.audit.checkpoint, other.audit.checkpoint))
+    one, two = opened.audit, other.audit
+
+    def make() -> Diff:
+        with without_collector():
+            return diff(one.checkpoint, two.checkpoint, (one.view, two.view))
+
+    return caches.kept("explorer.kept.diff", (opened.identity, other.identity), make)
 
 
 def _rows(opened: Opened, other: Opened) -> list[Row]:
     def make() -> list[Row]:
-        return list(diff_rows(_diff(opened, other), opened.audit.view, other.audit.view))
+        with without_collector():
+            return list(diff_rows(_diff(opened, other), opened.audit.view, other.audit.view))
 
     return caches.kept("explorer.kept.rows", (opened.identity, other.identity), make)
 

@@ -7,6 +7,7 @@ import pytest
 
 from nvfp4viz import cli
 from nvfp4viz.audit.diff import diff, diff_to_json
+from nvfp4viz.audit.report import json_value, json_values
 from nvfp4viz.audit.terminal import diff_to_text
 from nvfp4viz.checkpoint import FAULTS, inject_tensors, tensor
 from tests.audit.layouts import LAYOUTS, bf16
@@ -115,3 +116,12 @@ def test_the_command(tmp_path, capsys):
     assert str(tmp_path) not in text
     assert [item["b"] for item in json.loads(text)["values"]] == ["nan"]
     assert cli.main(["diff", good, str(tmp_path / "void")]) == 2
+
+
+def test_many_numbers_are_said_as_each_is():
+    """Every kind of float32 by its bits: the vector's words are the single one's."""
+    bits = np.random.default_rng(0).integers(0, 2**32, 20_000, dtype=np.uint64).astype(np.uint32)
+    edges = np.array([0, 1, 0x80000000, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001, 0x00800000], np.uint32)
+    values = np.concatenate([bits, edges]).view(np.float32)
+    assert json_values(values) == [json_value(value) for value in values]
+    assert json_values(values[:0]) == []
