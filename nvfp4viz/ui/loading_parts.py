@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -242,7 +243,7 @@ def maxima_part(page: Lesson) -> None:
     expert = view["expert"]
     page.table(
         ("backend", "rule", ">before", ">read", ">encode", ">alpha", ">reached"),
-        [_spread_row(page, spread, expert) for spread in found],
+        _spread_table(page, found, expert),
     )
     trtllm = next(spread for spread in found if spread.scale_c is not None)
     assert trtllm.scale_c is not None
@@ -250,14 +251,21 @@ def maxima_part(page: Lesson) -> None:
     page.prose("maxima.open", version=VERSION)
 
 
-def _spread_row(page: Lesson, spread: Spread, expert: int) -> tuple[str, ...]:
-    """One backend's numbers for the chosen expert: a dash where it reads none, ``?`` where the facts do not say."""
-    is_open = spread.changed is None
-    without = "?" if is_open else "–"
+def _spread_table(page: Lesson, found: Sequence[Spread], expert: int) -> list[tuple[str, ...]]:
+    """The chosen expert's numbers, a row for neighbours that have the same: a dash where none is read, ``?`` where the
+    facts do not say."""
+    rows = []
+    for cells, alike in groupby(found, key=lambda spread: _spread_cells(page, spread, expert)):
+        rows.append((", ".join(spread.reading.name.removeprefix("vllm-") for spread in alike), *cells))
+    return rows
+
+
+def _spread_cells(page: Lesson, spread: Spread, expert: int) -> tuple[str, ...]:
+    without = "?" if spread.changed is None else "–"
     parts = [without if part is None else four(part[expert]) for part in (spread.before, spread.after, spread.gscale)]
     alpha = "?" if spread.alpha is None else four(spread.alpha[expert])
     reached = "?" if spread.reached is None else str(spread.reached)
-    return spread.reading.name, page.t(f"rule.{spread.reading.rule}"), *parts, alpha, reached
+    return page.t(f"rule.{spread.reading.rule}"), *parts, alpha, reached
 
 
 def _who_notices(page: Lesson) -> bool:

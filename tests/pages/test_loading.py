@@ -7,6 +7,7 @@ import pytest
 
 from nvfp4viz.ui.export import to_csv, to_json
 from nvfp4viz.ui.lesson import Lesson
+from nvfp4viz.ui.loading_config import CASES, EXAMPLES
 from nvfp4viz.ui.loading_parts import PARTS
 
 from .conftest import clean, shown_code_output, texts
@@ -104,6 +105,31 @@ def test_each_example_is_decided_on_its_line(open_page, example, promoted, line)
     seen = texts(revealed(open_page, "promotion", cfg=example))
     assert ("The rule fires" in seen) is promoted
     assert line in seen
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("case", CASES)
+def test_the_reported_cases_open_by_link_and_are_decided_as_reported(open_page, lang, case):
+    """The variants of vLLM #54189: only an absent key counts as null in every group."""
+    at = revealed(open_page, "promotion", lang, cfg=case)
+    assert at.query_params["cfg"] in (case, [case])
+    assert at.selectbox(key="loading.cfg").value == case
+    scheme = {"absent": "W4A16"}.get(case, "W4A4")
+    assert f"**{scheme}**" in texts(at)
+    assert "https://github.com/vllm-project/vllm/issues/54189" in texts(at)
+
+
+def test_the_cases_are_the_report_s():
+    """An absent key, two groups of which one is null, the sidecar alone, an empty object."""
+    configs = {name: EXAMPLES[name] for name in CASES}
+    (group,) = configs["absent"][0]["quantization_config"]["config_groups"].values()
+    assert "input_activations" not in group
+    first, second = configs["two_groups"][0]["quantization_config"]["config_groups"].values()
+    assert first["input_activations"] is None
+    assert second["input_activations"]
+    assert "quantization_config" not in configs["sidecar"][0]
+    assert configs["sidecar"][1]["quantization"]["quant_algo"] == "NVFP4"
+    assert configs["empty"][0]["quantization_config"]["config_groups"] == {}
 
 
 def test_what_a_reader_writes_is_traced_and_its_mistakes_are_named(open_page):
