@@ -26,6 +26,8 @@ Array = npt.NDArray[Any]
 Progress = Callable[[str, int, int], None]
 # Reads that lie closer than this are one read: a seek costs more than 4 KiB of data.  A source may say its own ``gap``.
 GAP = 4096
+# A file of at most this many bytes is read at once where all of its tensors are wanted.
+AT_ONCE = 1 << 26
 
 
 class Checkpoint:
@@ -148,8 +150,26 @@ class Checkpoint:
         return Tensor(entry.dtype, entry.shape, self.read_bytes(name))
 
     def read_tensors(self) -> dict[str, Tensor]:
-        """Everything.  For checkpoints that fit in memory."""
-        return {name: self.read_tensor(name) for name in self.tensors}
+        """Everything.  For checkpoints that fit in memory; a small file is read at once, and not tensor by tensor.
+
+        Raises
+        ------
+        CheckpointError
+            ``checkpoint.unreadable`` where a file ends before a tensor.
+        """
+        entries = list(self.tensors.values())
+        ends: dict[str, int] = {}
+        for entry in entries:
+            ends[entry.file] = max(ends.get(entry.file, 0), entry.end)
+        whole = {file: self._fetch(file, 0, end) for file, end in ends.items() if end <= AT_ONCE}
+        found = {}
+        for entry in entries:
+            data = whole.get(entry.file)
+            piece = self.read_bytes(entry.name) if data is None else data[entry.begin : entry.end]
+            if len(piece) != entry.nbytes:
+                raise CheckpointError("checkpoint.unreadable", tensor=printable(entry.name), file=printable(entry.file))
+            found[entry.name] = Tensor(entry.dtype, entry.shape, piece)
+        return found
 
     def read_scalar(self, name: str) -> np.float32:
         """A one-element F32 tensor (``[]``, ``[1]`` or ``[1, 1]``).

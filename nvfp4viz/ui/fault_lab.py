@@ -16,8 +16,9 @@ from nvfp4viz.figures.coverage import shown
 from nvfp4viz.model.corpus import DEMO_PROMPTS
 from nvfp4viz.serving.fault_lab import (
     FaultSpot,
+    baseline,
     break_checkpoint,
-    compare,
+    compare_to,
     count_block_scales,
     scale_use,
     sweep,
@@ -99,7 +100,9 @@ def _result(trial: Trial, identity: caches.Stamp) -> Result:
     broken = break_checkpoint(caches.checkpoint(BASE), trial.spot)
     healthy = caches.served(healthy_build(trial.backend))
     faulty = load(broken, allocator=ALLOCATOR, backend=trial.backend)
-    effect = compare(healthy, faulty, trial.spot, trial.prompt, TOKENS)
+    # The healthy answer is known: with its tokens at hand the healthy side is read at once, and no bit changes.
+    known = caches.generation(healthy_build(trial.backend), trial.prompt, TOKENS).generation.token_ids
+    effect = compare_to(baseline(healthy, trial.spot, trial.prompt, TOKENS, known), faulty)
     return Result(trial, effect, audit(broken))
 
 
