@@ -2,6 +2,7 @@
 
 import ast
 import re
+from pathlib import Path
 
 import pytest
 
@@ -15,19 +16,33 @@ def words_of(text: str) -> list[str]:
 
 
 # Written in Latin letters in both languages, and no terms of this field.
-EVERYDAY = words_of("CPU GPU JSON CSV HTML ZIP HTTP ASCII GB TB ETag NumPy PyTorch")
+EVERYDAY = words_of("CPU GPU JSON CSV HTML ZIP HTTP ASCII KiB GB TB ETag NumPy PyTorch")
 # Makers, models, chips, data sets, and implementations that a table on their page explains.
 PROPER = words_of(
     "NVIDIA AMD DeepSeek Qwen3 RTX DGX B200 H100 H200 A100 CNN DailyMail V1 V2 V3 V4 TRT CuteDSL SiTU DeltaNet"
 )
 # Bit patterns and units, written out where they stand; E8M0 is what safetensors calls UE8M0.
 PATTERNS = words_of("EEEE EE MMM TFLOP E8M0")
-# What headings and claims speak of in small letters; each must be found under one of the glossary's names.
+# Terms of the field that the pages speak of; each must be found under one of the glossary's names.  One that a text
+# brings in anew is added here; `test_words_that_recur_are_ordinary_or_explained` asks for it.
 SPOKEN = (
     *words_of("nibble mantissa exponent subnormal saturation swizzle calibration router expert token logits softmax"),
     *words_of("slot shard rank replica accumulator significand register target backend epilogue reciprocal"),
+    *words_of("dispatch combine all-reduce all-gather interleave padding Marlin Humming emulation sentinel sidecar"),
+    *words_of("warp lane nat rotary convolution recurrence checkpoint quantisation code tensor kernel launch thread"),
+    *words_of("multiprocessor allocator tile permute clamp weight activation layer export prompt vocabulary norm"),
+    *words_of("attention hole route hash sigmoid softplus batch latency throughput gloo cuBLAS recipe loss rounding"),
+    *words_of("overflow infinity twin block peer-max projection cast packing operand header compressed-tensors"),
+    *words_of("mega-kernel transformer driver instruction CuteDSL seed magnitude redundant Hopper Blackwell"),
+    *words_of("clipping head draft bandwidth float configuration"),
     *("block scale", "global scale", "residual stream", "grouped GEMM", "all-to-all", "load guard", "weight-only"),
+    *("tensor core", "tensor memory", "shared memory", "outlier channel", "partial sum", "correction bias"),
+    *("encode scale", "decode scale", "stochastic rounding", "state-space layer", "rotary embedding"),
 )
+# Everyday words of the pages' texts, and names that need no entry; a word in neither place has to be put into one.
+ORDINARY = frozenset((Path(__file__).parent / "ordinary_words.txt").read_text(encoding="utf-8").split())
+OFTEN = 3
+"""A word that stands so often in the texts of one page, or on two pages, is part of their language."""
 
 
 def acronyms(language: str) -> set[str]:
@@ -42,6 +57,62 @@ def acronyms(language: str) -> set[str]:
     return found
 
 
+def recurring() -> dict[str, set[str]]:
+    """Words in small letters that recur in the English texts, with their pages; code and placeholders left out."""
+    pages = {entry.id for entry in PAGES} - {"glossary"}
+    where: dict[str, list[str]] = {}
+    for key, text in catalogue("en").items():
+        page = key.split(".")[0]
+        if page in pages and not key.endswith(".where"):
+            prose = re.sub(r"`[^`]*`|\{[^}]*\}|https?://\S+", " ", text)
+            for word in re.findall(r"(?<![\w-])[A-Za-z][A-Za-z-]*[A-Za-z](?!\w)", prose):
+                where.setdefault(word.lower(), []).append(page)
+    return {word: set(found) for word, found in where.items() if len(found) >= OFTEN or len(set(found)) > 1}
+
+
+def roots(word: str) -> set[str]:
+    """A word, and what it may be a form of: plural, past, participle."""
+    found = {word}
+    for ending in ("s", "es", "d", "ed", "ing"):
+        if word.endswith(ending) and len(word) > len(ending) + 2:
+            found.add(word.removesuffix(ending))
+    return found | {root + "e" for root in set(found) if word.endswith("ing")}
+
+
+def explained_words() -> set[str]:
+    names = {name.lower() for name in called("en")}
+    return names | {word for name in names for word in re.split(r"[\s-]", name)}
+
+
+def test_words_that_recur_are_ordinary_or_explained():
+    """A new technical word fails here until it has an entry; a new everyday one until `ordinary_words.txt` has it."""
+    known = explained_words() | ORDINARY
+
+    def is_known(word: str) -> bool:
+        return bool(roots(word) & known) or ("-" in word and all(map(is_known, word.split("-"))))
+
+    unknown = {word: pages for word, pages in recurring().items() if not is_known(word)}
+    assert unknown == {}, "new words: a term needs an entry in the glossary, others a line in ordinary_words.txt"
+
+
+def test_no_term_is_called_an_ordinary_word():
+    """Such a line would keep the test above from noticing that the term's entry is gone."""
+    assert {term for term in SPOKEN if term.lower() in ORDINARY} == set()
+    assert sorted(ORDINARY) == list((Path(__file__).parent / "ordinary_words.txt").read_text(encoding="utf-8").split())
+
+
+@pytest.mark.parametrize("term", ["sentinel", "dispatch", "padding", "nat"])
+def test_a_term_without_its_entry_is_noticed(term, monkeypatch):
+    """The two tests above really fail: here with the entry of a term taken away."""
+    entry = next(one for one in glossary_terms.terms() if term in glossary_terms.names(one, "en")[0].lower().split())
+    others = tuple(one for one in glossary_terms.terms() if one != entry)
+    monkeypatch.setattr(glossary_terms, "terms", lambda: others)
+    with pytest.raises(AssertionError):
+        test_spoken_terms_stand_in_the_glossary(term)
+    with pytest.raises(AssertionError):
+        test_words_that_recur_are_ordinary_or_explained()
+
+
 def called(language: str) -> set[str]:
     return {name for term in glossary_terms.terms() for name in glossary_terms.names(term, language)}
 
@@ -50,7 +121,9 @@ def called(language: str) -> set[str]:
 def test_acronyms_of_both_languages_stand_in_the_glossary(language):
     spelled = acronyms("en") & acronyms("zh")
     known = {word for name in called(language) for word in re.split(r"[\s-]", name)}
-    assert spelled - known - {*EVERYDAY, *PROPER, *PATTERNS} == set()
+    # A backend of vLLM's is named after its kernels, in capitals throughout.
+    shouted = {word for word in spelled if word.isupper() and word.lower() in {name.lower() for name in known}}
+    assert spelled - known - shouted - {*EVERYDAY, *PROPER, *PATTERNS} == set()
 
 
 def test_what_is_exempt_occurs():
