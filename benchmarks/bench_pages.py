@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import struct
 import tempfile
 import time
 from collections.abc import Callable
@@ -141,6 +142,8 @@ def compare_generation(quick: bool) -> harness.Section:
 # 80 layers of 384 experts: 92,160 slots of a role, in 368,640 tensors.
 BIG = {"layers": 80, "experts": 384, "shards": 40}
 INTERACTION_GOAL = 0.3
+# Resident megabytes of the page with two such checkpoints open and compared: about 1 kB a tensor of each.
+MEMORY_GOAL = 1500
 
 
 def compare_interactions(quick: bool) -> harness.Section:
@@ -151,7 +154,11 @@ def compare_interactions(quick: bool) -> harness.Section:
     from nvfp4viz.ui.explorer_roots import VARIABLE
 
     with tempfile.TemporaryDirectory() as folder:
-        make(Path(folder) / "big", **({"layers": 2, "experts": 384, "shards": 1} if quick else BIG))
+        size = {"layers": 2, "experts": 384, "shards": 1} if quick else BIG
+        make(Path(folder) / "big", **size)
+        # Other scales throughout: a comparison has as many rows as there are scales.
+        make(Path(folder) / "other", seed=1, **size)
+        spoil(Path(folder) / "big")
         os.environ[VARIABLE] = folder
         page = AppTest.from_file(str(Path(__file__).parents[1] / "app.py"), default_timeout=300)
         page.query_params["lang"] = "en"
@@ -160,12 +167,22 @@ def compare_interactions(quick: bool) -> harness.Section:
         source = page.button_group(key="explorer.source")
         opening = timed(lambda: source.set_value("server").run())
         assert not page.exception
+        [severity] = [item.key for item in page.button_group if str(item.key).startswith("explorer.severity.")]
         turns = {
             "another role": ("explorer.role", ("weight_scale_2", "weight_scale", "input_scale")),
             "another GPU": ("explorer.gpu", ("sm_120", "sm_100", "any")),
             "another expert": ("expert", (5, 100, 383)),
             "another layer": ("layer", (3, 4)),
+            "another severity of findings": (severity, (["warn"], ["backend", "warn"], [])),
         }
+        compared = {
+            "words to look for among 184,320 differences": (
+                "explorer.compare.words",
+                ("down input_scale", "layers.5.", ""),
+            ),
+            "another tab and back, with the comparison": ("explorer.tabs", ("Findings", "Compare")),
+        }
+        repaired = {"another policy of repair (dry run)": ("policy", ("peer-max", "layer-max", "weight-only"))}
 
         def turn(key: str, value: object) -> None:
             page.session_state[key] = value
@@ -175,23 +192,57 @@ def compare_interactions(quick: bool) -> harness.Section:
             assert any("384" in metric.value for metric in page.metric)
 
         times: dict[str, list[float]] = {}
-        for lap in range(3 if quick else 9):
-            for name, (key, values) in turns.items():
-                value = values[lap % len(values)]
-                seconds = timed(lambda k=key, v=value: turn(k, v))
-                if lap > 1:
-                    times.setdefault(name, []).append(seconds)
+
+        def measured(turns: dict[str, tuple[str, tuple[object, ...]]]) -> None:
+            for lap in range(4 if quick else 9):
+                for name, (key, values) in turns.items():
+                    value = values[lap % len(values)]
+                    seconds = timed(lambda k=key, v=value: turn(k, v))
+                    if lap > 2:
+                        times.setdefault(name, []).append(seconds)
+
+        measured(turns)
+        turn("explorer.tabs", "Compare")
+        page.button_group(key="explorer.other.source").set_value("server").run()
+        second = page.selectbox(key="explorer.other.root")
+        [place] = [name for name in second.options if name.endswith("other")]
+        comparing = timed(lambda: second.set_value(place).run())
+        assert not page.exception
+        assert any("184,320" in text.value for text in page.markdown) or quick
+        measured(compared)
+        turn("explorer.tabs", "Repair")
+        measured(repaired)
+        memory = resident()
     goals = [
         harness.Goal(f"{name}, seconds", statistics.median(values), INTERACTION_GOAL, at_most=True)
         for name, values in times.items()
     ]
+    goals.append(harness.Goal("resident memory, both checkpoints open, MB", memory / 1e6, MEMORY_GOAL, at_most=True))
     return harness.Section(
         "Interactions in the Explorer on 92,160 slots",
-        f"Server time of one rerun (AppTest), findings open; opening the checkpoint took {opening:.1f} s.",
+        f"Server time of one rerun (AppTest); opening the checkpoint took {opening:.1f} s, opening a second one and "
+        f"comparing them {comparing:.1f} s, once each.",
         harness.rows_from(times),
         "",
         goals,
     )
+
+
+def spoil(folder: Path) -> None:
+    """A NaN and an outlier among the activation scales, so that there are findings and something to mend."""
+    from nvfp4viz.checkpoint import open_checkpoint
+
+    tensors = open_checkpoint(folder).tensors
+    for expert, value in ((5, "nan"), (100, 1e3)):
+        entry = tensors[f"model.layers.3.mlp.experts.{expert}.down_proj.input_scale"]
+        with (folder / entry.file).open("r+b") as file:
+            file.seek(entry.begin)
+            file.write(struct.pack("<f", float(value)))
+
+
+def resident() -> int:
+    """Bytes of this process in memory (Linux)."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 SAMPLES = {"holed export": "tiny-moe-nvfp4-holes", "full export": "tiny-moe-nvfp4-full"}

@@ -12,6 +12,7 @@ from nvfp4viz.audit.run import describe
 from nvfp4viz.audit.tables import BACKEND_COLUMNS, COVERAGE_COLUMNS, backend_rows, head_lines
 from nvfp4viz.audit.texts import report_words
 from nvfp4viz.checkpoint import printable
+from nvfp4viz.checkpoint.problems import as_written
 
 if TYPE_CHECKING:
     from nvfp4viz.audit.diff import ChangedValue, Diff
@@ -148,9 +149,8 @@ def diff_to_text(found: Diff, language: str = "en") -> str:
     section(word("diff.types", count=len(types)), types)
     section(word("diff.values", count=len(found.values)), [_value_line(item, word) for item in found.values])
     absent = word("diff.absent")
-    settings = [
-        f"{i.file} {i.field}: {absent if i.a is None else i.a} → {absent if i.b is None else i.b}" for i in found.config
-    ]
+    said = [[absent if value is None else as_written(value) for value in (i.a, i.b)] for i in found.config]
+    settings = [f"{i.file} {i.field}: {old} → {new}" for i, (old, new) in zip(found.config, said, strict=True)]
     section(word("diff.config", count=len(settings)), settings)
     return "\n".join(lines) + "\n"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -63,6 +64,15 @@ def problem(
 def from_error(code: str, file: str, error: CheckpointError) -> ContainerProblem:
     """What a source said of one of its files, as a problem with that error's own words."""
     return ContainerProblem(code, "error", file, error.code, {**error.params, "file": printable(file)})
+
+
+def as_written(value: object, limit: int = 160) -> str:
+    """A value of a JSON file as the file has it, for messages: a text keeps its quotes, so that "8" is not taken for 8.
+
+    >>> as_written("8"), as_written(8), as_written(None), as_written([True, 0.5])
+    ('"8"', '8', 'null', '[true,0.5]')
+    """
+    return printable(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str), limit)
 
 
 def printable(text: str, limit: int = 160) -> str:

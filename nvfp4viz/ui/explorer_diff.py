@@ -12,6 +12,7 @@ import streamlit as st
 
 from nvfp4viz.audit.diff import Diff, Side, diff, diff_to_json
 from nvfp4viz.audit.run import without_collector
+from nvfp4viz.checkpoint.problems import as_written
 from nvfp4viz.errors import NvError
 from nvfp4viz.ui import caches, errors, explorer_source
 
@@ -185,8 +186,8 @@ def _place(view: CanonicalView, name: str) -> dict[str, Any]:
 
 
 def said(value: Any) -> str:
-    """A setting as a cell says it."""
-    return "∅" if value is None else str(value)[:400]
+    """A setting as a cell says it, and as its file has it."""
+    return "∅" if value is None else as_written(value, 400)
 
 
 def filtered(rows: list[Row], kinds: tuple[str, ...], words: str) -> Iterator[Row]:

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from nvfp4viz import cli
+from nvfp4viz.audit import audit
 from nvfp4viz.audit.diff import diff, diff_to_json
 from nvfp4viz.audit.report import json_value, json_values
 from nvfp4viz.audit.terminal import diff_to_text
 from nvfp4viz.checkpoint import FAULTS, inject_tensors, tensor
+from nvfp4viz.ui.explorer_diff import said
 from tests.audit.layouts import LAYOUTS, bf16
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, opened, scalar, without
 
@@ -86,7 +88,7 @@ def test_keys_types_and_settings():
         assert "BF16 [2, 3] → F32 [3, 2]" in text
         assert "{" not in text
     assert "2 tensors only in a" in english
-    assert "absent → modelopt" in english
+    assert 'absent → "modelopt"' in english
     assert "只在 a 里的张量有 2 个" in chinese
 
 
@@ -125,3 +127,23 @@ def test_many_numbers_are_said_as_each_is():
     values = np.concatenate([bits, edges]).view(np.float32)
     assert json_values(values) == [json_value(value) for value in values]
     assert json_values(values[:0]) == []
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_a_setting_is_said_as_its_file_has_it(language):
+    """A text is no number, and true is no word: what looks alike without quotes would differ in nothing."""
+    pairs = {"group_size": ("16", 16), "kv_cache_quant_algo": ("null", None), "exclude_modules": (["a"], "['a']")}
+    one, two = ({**QUANT["quantization"], **{key: pair[side] for key, pair in pairs.items()}} for side in (0, 1))
+    found = diff(opened(base(), CONFIG, {"quantization": one}), opened(base(), CONFIG, {"quantization": two}))
+    text = diff_to_text(found, language)
+    assert 'group_size: "16" → 16' in text
+    assert 'exclude_modules: ["a"] → "[\'a\']"' in text
+    assert {said(item.a) for item in found.config} >= {'"16"', '["a"]', '"null"'}
+
+
+@pytest.mark.parametrize("value", ["8", True, 8.5, {"a": 1}, -1])
+def test_a_number_of_experts_that_is_none_is_quoted_as_it_stands(value):
+    config = CONFIG | {"num_experts": value}
+    found = [item for item in audit(opened(base(), config, QUANT)).findings if item.text == "config.invalid.experts"]
+    assert [item.params["value"] for item in found] == [json.dumps(value, separators=(",", ":"))]
+    assert f"num_experts {json.dumps(value, separators=(',', ':'))}," in found[0].message

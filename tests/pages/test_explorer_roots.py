@@ -12,10 +12,11 @@ from nvfp4viz.ui.explorer_report import MIMES, report_text
 from nvfp4viz.ui.explorer_roots import VARIABLE, offered
 from sample_checkpoints import ensure
 
-from .conftest import clean, texts
+from .conftest import clean, tab, texts
 
 LANGUAGES = ["en", "zh"]
 HOLES = "tiny-moe-nvfp4-holes"
+COMPARE = 5
 
 
 @pytest.fixture
@@ -85,3 +86,15 @@ def test_a_link_inside_a_checkpoint_that_leaves_it_is_refused(root):
     report = open_folder(folder).audit.report
     assert [item.text for item in report.findings if item.code.startswith("container.")] == ["source.outside-folder"]
     assert str(root.parent) not in str(report)
+
+
+def test_the_second_checkpoint_stays_chosen_while_another_tab_is_open(open_page, tmp_path, monkeypatch):
+    for name in ("one", "two"):
+        shutil.copytree(ensure("tiny-moe-nvfp4-holes"), tmp_path / "root" / name)
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "root"))
+    at = tab(open_page("explorer"), "explorer", COMPARE)
+    clean(at.button_group(key="explorer.other.source").set_value("server").run())
+    clean(at.selectbox(key="explorer.other.root").set_value("root/two").run())
+    at = tab(tab(at, "explorer", 0), "explorer", COMPARE)
+    assert at.session_state["explorer.other.source"] == "server"
+    assert at.selectbox(key="explorer.other.root").value == "root/two"

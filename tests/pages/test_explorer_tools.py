@@ -129,7 +129,7 @@ def test_the_comparison_is_made_once(open_page, monkeypatch):
     from nvfp4viz.ui import explorer_diff
 
     made = []
-    monkeypatch.setattr(explorer_diff, "diff", lambda a, b: made.append((a.name, b.name)) or diff(a, b))
+    monkeypatch.setattr(explorer_diff, "diff", lambda a, b, views: made.append((a.name, b.name)) or diff(a, b, views))
     at = tab(open_page("explorer"), "explorer", COMPARE)
     clean(at.run())
     assert made == [(HOLES, SOUND)]
