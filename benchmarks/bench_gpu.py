@@ -219,16 +219,14 @@ def _decoding(shape: tuple[int, int], repeats: int, gpu: str) -> Section:
     turn, turn_flat = itertools.cycle(wide), itertools.cycle([x.view(torch.uint8).reshape(-1) for x in wide])
     out_flat = out.view(torch.uint8).reshape(-1)
     stored = itertools.cycle([ops.DeviceQuantized(*pair, 448.0, "vllm-cuda", shape) for pair in inputs])
-    moving, only = itertools.cycle(inputs), kernel("dequantize.cu", "nv_dequantize_bf16_flat", ("NV_MOVE_ONLY",))
-    units, how = elements // 8, (None, np.float32(448), np.int32(0), np.int32(4), np.int32(0))
+    moving, only = itertools.cycle(inputs), kernel("dequantize.cu", "nv_dequantize_bf16_whole", ("NV_MOVE_ONLY",))
+    blocks, how = elements // (8 * UNITS * THREADS), (None, np.float32(448), np.int32(0))
     times = steady_times(
         {
             "copy bf16": lambda: out.copy_(next(turn)),
             f"copy that moves {both:,} bytes": lambda: out_flat[: both // 2].copy_(next(turn_flat)[: both // 2]),
             "dequantise to bf16": lambda: ops.dequantize(next(stored)),
-            "its loads and stores, nothing computed": lambda: only(
-                -(-units // (UNITS * THREADS)), THREADS, (*next(moving), out, np.uint64(units), *how)
-            ),
+            "its loads and stores, nothing computed": lambda: only(blocks, THREADS, (*next(moving), out, *how)),
         },
         repeats,
     )
@@ -340,7 +338,7 @@ def _resources() -> Section:
         ("quantize.cu", "nv_quantize_bf16_vllm_linear", 256),
         ("quantize.cu", "nv_quantize_bf16_vllm_swizzled", 256),
         ("quantize.cu", "nv_quantize_bf16_vllm_placed", 256),
-        ("dequantize.cu", "nv_dequantize_bf16_flat", 512),
+        ("dequantize.cu", "nv_dequantize_bf16_whole", 512),
         ("activation_quantize.cu", "nv_activation_quantize_vllm_linear_shared", 512),
     ):
         found = kernel(source, name)

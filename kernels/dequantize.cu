@@ -1,12 +1,14 @@
 // Packed E2M1 codes and block scales back to BF16 or float32: code * (block scale * decode scale), in this order, as
 // nvfp4viz/quant/decode.py has it.
 //
+//   nv_dequantize_{bf16,f32}_whole                one decode scale, linear block scales; NVFP4 alone, in whole blocks of threads
 //   nv_dequantize_{bf16,f32}_flat                 one decode scale, linear block scales
 //   nv_dequantize_{bf16,f32}_{linear,swizzled}    one decode scale for all, for every row, or for every range of rows
 //
 // A store is 16 bytes a lane, so a warp writes whole lines: 8 codes to BF16, 4 codes to float32.  A thread takes two such units and
-// reads each as it will be stored, 4 bytes or 2 a lane.  Reading 16 bytes a lane and exchanging them is slower on an H200 (89.0 µs
-// against 86.4 for 8192 x 16384): what matters there is to read little ahead, so that writes are not cut up by reads.
+// reads each as it will be stored, 4 bytes or 2 a lane.  Reading 16 bytes a lane and exchanging them is slower on an H200: what
+// matters there is to read little ahead, so that writes are not cut up by reads, and to begin at once, since a block of threads
+// lives for 3 µs: hence _whole, which has nothing to ask before its first load.
 //
 // NV_MOVE_ONLY    define to move the same bytes and compute nothing: what the memory allows (benchmarks/bench_gpu.py).
 
@@ -26,6 +28,9 @@ enum Decoding {
 struct Decoder {
   int decoding, block_shift;  // a block holds 2^block_shift elements
   bool unsigned_zero;         // ModelOpt reads code 8 as +0
+
+  // s times a number, in blocks of 16: what _whole is for.
+  NV_HD static Decoder nvfp4() { return {kDecodeScale, 4, false}; }
 
   NV_HD float multiplier(u32 byte, float global) const {
     if (decoding >= kMx) return byte == 255u && decoding == kMxInfinite ? value(kInf) : ue8m0_value(byte);
@@ -175,24 +180,27 @@ NV_DEVICE uint4 unit_of(u32 codes, u32 byte, float global, const Decoder& decode
 #endif
 }
 
-const int kUnits = 2;
+const int kUnits = 2, kThreads = 512;  // of a thread; of a block, where rows do not matter
 
-template <class Out>
-NV_DEVICE void dequantize_flat(const void* packed, const u8* scales, uint4* out, u64 units, Globals globals, Decoder decoder) {
-  typedef typename Out::Packed Packed;
+// `given` says what becomes of the stored global scale, `decoder` the rest.
+template <class Out, bool kWhole>
+NV_DEVICE void dequantize_flat(const void* packed, const u8* scales, uint4* out, u64 units, Globals globals, Decoder given) {
+  const Decoder decoder = kWhole ? Decoder::nvfp4() : given;
   const int shift = decoder.block_shift - (Out::kCodes == 8 ? 3 : 2);  // units in a block, as a power of two
-  const u64 first = (u64)blockIdx.x * (kUnits * blockDim.x) + threadIdx.x;
+  const u64 first = (u64)blockIdx.x * (kUnits * kThreads) + threadIdx.x;
   u32 codes[kUnits], bytes[kUnits];
   NV_UNROLL
   for (int i = 0; i < kUnits; ++i) {
-    const u64 unit = first + i * blockDim.x;
-    if (unit < units) codes[i] = read_once(static_cast<const Packed*>(packed) + unit), bytes[i] = __ldg(scales + (unit >> shift));
+    const u64 unit = first + i * kThreads;
+    if (!kWhole && unit >= units) continue;
+    codes[i] = read_once(static_cast<const typename Out::Packed*>(packed) + unit);
+    bytes[i] = __ldg(scales + (first >> shift) + ((i * kThreads) >> shift));
   }
-  const float global = decoder.global(globals.of(0));
+  const float global = given.global(globals.of(0));
   NV_UNROLL
   for (int i = 0; i < kUnits; ++i) {
-    const u64 unit = first + i * blockDim.x;
-    if (unit < units) write_once(out + unit, unit_of<Out>(codes[i], bytes[i], global, decoder));
+    const u64 unit = first + i * kThreads;
+    if (kWhole || unit < units) write_once(out + unit, unit_of<Out>(codes[i], bytes[i], global, decoder));
   }
 }
 
@@ -226,7 +234,7 @@ NV_DEVICE void dequantize_rows(const void* packed, const u8* scales, uint4* out,
 }  // namespace nv
 
 #define NV_DEQUANTIZE_ROWS(dtype, Out, layout, swizzled)                                                             \
-  extern "C" __global__ void __launch_bounds__(512) nv_dequantize_##dtype##_##layout(                                \
+  extern "C" __global__ void __launch_bounds__(256) nv_dequantize_##dtype##_##layout(                                \
       const void* __restrict__ packed, const nv::u8* __restrict__ scales, uint4* __restrict__ out, int rows,         \
       int units, const float* __restrict__ global_scales, float global_scale, const int* __restrict__ offsets,       \
       int ranges, int kind, int decoding, int block_shift, int unsigned_zero) {                                      \
@@ -236,12 +244,18 @@ NV_DEVICE void dequantize_rows(const void* packed, const u8* scales, uint4* out,
   }
 
 #define NV_DEQUANTIZE(dtype, Out)                                                                                    \
+  extern "C" __global__ void __launch_bounds__(512) nv_dequantize_##dtype##_whole(                                   \
+      const void* __restrict__ packed, const nv::u8* __restrict__ scales, uint4* __restrict__ out,                   \
+      const float* __restrict__ global_scales, float global_scale, int decoding) {                                   \
+    nv::dequantize_flat<nv::Out, true>(packed, scales, out, 0, {global_scales, global_scale, 0, 0, nv::kOne},        \
+                                       {decoding, 4, false});                                                        \
+  }                                                                                                                  \
   extern "C" __global__ void __launch_bounds__(512) nv_dequantize_##dtype##_flat(                                    \
       const void* __restrict__ packed, const nv::u8* __restrict__ scales, uint4* __restrict__ out, nv::u64 units,    \
       const float* __restrict__ global_scales, float global_scale, int decoding, int block_shift,                    \
       int unsigned_zero) {                                                                                           \
-    nv::dequantize_flat<nv::Out>(packed, scales, out, units, {global_scales, global_scale, 0, 0, nv::kOne},          \
-                                 {decoding, block_shift, unsigned_zero != 0});                                       \
+    nv::dequantize_flat<nv::Out, false>(packed, scales, out, units, {global_scales, global_scale, 0, 0, nv::kOne},   \
+                                        {decoding, block_shift, unsigned_zero != 0});                                \
   }                                                                                                                  \
   NV_DEQUANTIZE_ROWS(dtype, Out, linear, false)                                                                      \
   NV_DEQUANTIZE_ROWS(dtype, Out, swizzled, true)

@@ -28,7 +28,7 @@ MACRO = {  # kernels that macros name
         "nv_quantize_mx_{}_{}_{}", ("bf16", "f16", "f32"),
         ("ocp_floor", "vllm_even", "flashinfer_ceil", "deepgemm_ceil"), ("flat", "swizzled"),
     ),
-    "dequantize.cu": ("nv_dequantize_{}_{}", ("bf16", "f32"), ("flat", "linear", "swizzled")),
+    "dequantize.cu": ("nv_dequantize_{}_{}", ("bf16", "f32"), ("whole", "flat", "linear", "swizzled")),
     "amax.cu": ("nv_amax{}_{}", ("", "_rows"), ("bf16", "f16", "f32")),
     "activation_quantize.cu": (
         "nv_activation_quantize_{}_{}_{}", ("ieee", "vllm"), ("linear", "swizzled"), ("shared", "global"),

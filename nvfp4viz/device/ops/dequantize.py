@@ -17,7 +17,8 @@ __all__ = ["dequantize"]
 
 OUT = {torch.bfloat16: ("bf16", 8), torch.float32: ("f32", 4)}
 """Name in the kernels, and codes that make 16 bytes."""
-UNITS, THREADS = 2, 512  # units of 16 bytes a thread, threads a block
+UNITS, THREADS = 2, 512
+"""Units of 16 bytes a thread; threads of a block, where rows do not matter."""
 
 
 def decoding(recipe: str) -> int:
@@ -69,13 +70,21 @@ def dequantize(q: DeviceQuantized, dtype: torch.dtype = torch.bfloat16) -> torch
     how = (np.int32(decoding(q.recipe)), np.int32(block.bit_length() - 1), np.int32(q.recipe == "modelopt"))
     packed = aligned(op, q.packed)
     if layout == "linear" and given.kind == ONE:
-        run = kernel("dequantize.cu", f"nv_dequantize_{name}_flat")
-        arguments = (packed, scales, out, np.uint64(rows * units), given.scales, given.one, *how)
-        run(-(-rows * units // (UNITS * THREADS)), THREADS, arguments)
+        units_in_all, done = rows * units, 0
+        if block == 16 and decoding(q.recipe) <= 1 and q.recipe != "modelopt":
+            whole = units_in_all // (UNITS * THREADS)  # blocks of threads without an end in them
+            run = kernel("dequantize.cu", f"nv_dequantize_{name}_whole")
+            run(whole, THREADS, (packed, scales, out, given.scales, given.one, how[0]))
+            done = whole * UNITS * THREADS
+        if left := units_in_all - done:
+            first = done * codes
+            rest = packed.view(-1)[first // 2 :], scales.view(-1)[first // block :], out.view(-1)[first:]
+            run = kernel("dequantize.cu", f"nv_dequantize_{name}_flat")
+            run(-(-left // (UNITS * THREADS)), THREADS, (*rest, np.uint64(left), given.scales, given.one, *how))
     else:
         if rows * columns >= SPREAD_FROM:
             given = given.spread(op, rows)
-        grid, threads = row_grid(rows, units, UNITS, THREADS)
+        grid, threads = row_grid(rows, units, UNITS)
         run = kernel("dequantize.cu", f"nv_dequantize_{name}_{layout}")
         run(grid, threads, (packed, scales, out, np.int32(rows), np.int32(units), *given.arguments(), *how))
     return out

@@ -194,16 +194,16 @@ def pair_grid(rows: int, columns: int) -> tuple[tuple[int, int, int], tuple[int,
     return _grid(across, -(-rows // (2 * high))), (32 * wide, high)
 
 
-def row_grid(rows: int, columns: int, each: int, most: int = THREADS) -> tuple[tuple[int, int, int], tuple[int, int]]:
+def row_grid(rows: int, columns: int, each: int) -> tuple[tuple[int, int, int], tuple[int, int]]:
     """Grid and block for kernels whose threads take ``each`` columns of one row, ``blockDim.x`` apart.
 
     >>> row_grid(100, 176, 2), row_grid(100000, 1024, 2)
     (((1, 50, 1), (88, 2)), ((2, 50000, 2), (256, 1)))
     """
     threads = -(-columns // each)
-    across = -(-threads // most)
+    across = -(-threads // THREADS)
     x = -(-threads // across)
-    y = max(1, most // x)
+    y = max(1, THREADS // x)
     return _grid(across, -(-rows // y)), (x, y)
 
 
