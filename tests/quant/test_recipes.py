@@ -25,6 +25,22 @@ def block(*values: float, size: int = 16) -> np.ndarray:
 # ------------------------------------------------------------------------------------------- global scales
 
 
+@pytest.mark.parametrize("dtype", [BF16, np.float32])
+@pytest.mark.parametrize("kind", ["mixed", "negative", "positive", "zeros", "subnormal", "nan", "negative nan", "inf"])
+def test_the_maximum_is_that_of_the_magnitudes_without_a_copy_of_them(dtype, kind: str) -> None:
+    x = np.random.default_rng(5).standard_normal((7, 33)).astype(dtype)
+    x = {"negative": -np.abs(x), "positive": np.abs(x), "zeros": x * 0, "subnormal": x * dtype(2.0**-130)}.get(kind, x)
+    if kind.endswith("nan") or kind == "inf":
+        x[3, 4] = {"nan": NAN, "negative nan": -NAN, "inf": -INF}[kind]
+    with np.errstate(invalid="ignore"):
+        expected = np.abs(x.astype(np.float32)).max()
+    found = quant.amax(x)
+    assert found.dtype == np.float32
+    assert np.array_equal(found, expected, equal_nan=True)
+    assert np.array_equal(quant.amax(-x), expected, equal_nan=True)
+    assert np.array_equal(quant.amax(x[:, ::2]), np.abs(x[:, ::2].astype(np.float32)).max(), equal_nan=True)
+
+
 @pytest.mark.parametrize(
     ("recipe", "stored"),
     [("ieee", 2688 / 3.0), ("vllm-cuda", 2688 / 3.0), ("modelopt", 3.0 / 2688), ("torchao", 3.0 / 2688)],
