@@ -8,19 +8,13 @@ from collections.abc import Iterator, Sequence
 from nvfp4viz.audit.facts import pruned_layers
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.labels import expert_labels, is_native, label_findings
-from nvfp4viz.audit.linears import Linear, is_draft
+from nvfp4viz.audit.linears import FORCED, MATRICES, Linear, is_draft
 from nvfp4viz.audit.report import Finding
+from nvfp4viz.audit.texts import id_list
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, SourceConfig, TensorEntry
 from nvfp4viz.checkpoint.canonical import EXPERT_KEYS, config_experts, config_number
-from nvfp4viz.checkpoint.problems import printable
-
-# Modules that every exporter takes for linear layers to quantise; routers, norms and embeddings are never among them.
-_LINEAR = frozenset({
-    "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2",
-    "w3", "q_a_proj", "q_b_proj", "kv_b_proj",
-})  # fmt: skip
-# Towers that servers leave unquantised whatever the configuration says.
-_FORCED = re.compile(r"(?:vision|visual|vit_|audio|multi_modal|multimodal|aligner)")
+from nvfp4viz.checkpoint.module_rules import bare
+from nvfp4viz.checkpoint.problems import as_written, printable
 
 
 def config_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear]) -> Iterator[Finding]:
@@ -62,7 +56,7 @@ def _no_number(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]
         for key in EXPERT_KEYS:
             value = holder.get(key)
             if value is not None and not isinstance(value, list) and config_number({key: value}, (key,)) is None:
-                fill = {"key": key, "value": printable(str(value), 40), "found": view.experts}
+                fill = {"key": key, "value": as_written(value, 40), "found": view.experts}
                 yield make("config.invalid", "warn", text="config.invalid.experts", count=1, fill=fill)
 
 
@@ -140,10 +134,12 @@ def _against_excludes(checkpoint: Checkpoint, view: CanonicalView, linears: Sequ
     quant = checkpoint.quant_config
     if not quant.sections or quant.algo == "MIXED_PRECISION":
         yield from _excluded_fp8(quant, linears, note=True)
+        yield from _listed_but_plain(quant, linears)
         return
-    excluded = [
-        entry.name for entry in _telling(checkpoint, view, linears) if quant.is_excluded(entry.name.rpartition(".")[0])
-    ]
+    yield from _singled_out(quant, view)
+    yield from _part_of_a_number(quant, view)
+    telling = _telling(checkpoint, view, linears)
+    excluded = [entry.name for entry in telling if quant.is_excluded(entry.name.rpartition(".")[0])]
     if excluded:
         yield make("config.excluded-but-quantised", "warn", tensors=excluded)
     # Where FP8 is what everything else is stored in, being excluded from four bits means FP8 (TRT-LLM#16196).
@@ -153,13 +149,67 @@ def _against_excludes(checkpoint: Checkpoint, view: CanonicalView, linears: Sequ
             f"{linear.name}.weight"
             for linear in linears
             if linear.format == "plain"
-            and linear.name.rpartition(".")[2] in _LINEAR
-            and not _FORCED.search(linear.name)
+            and linear.name.rpartition(".")[2] in MATRICES
+            and not FORCED.search(linear.name)
             and not is_draft(linear.name, view.layers)
             and not quant.is_excluded(linear.name)
         ]
         if plain:
             yield make("config.unquantised-not-excluded", "warn", tensors=plain)
+
+
+def _singled_out(quant: QuantConfig, view: CanonicalView) -> Iterator[Finding]:
+    """Quantised experts that the exclude list names by number, while it leaves the layer's others alone."""
+    numbers = frozenset().union(*(section.named_experts() for section in quant.sections))
+    for layer in view.moe_layers if numbers else ():
+        if view.is_whole(layer) or quant.is_excluded(view.blocks[layer]):
+            continue
+        names: dict[str, int] = {}
+        for expert in sorted(numbers):
+            for kind in view.projections:
+                module = view.modules.get((layer, expert, kind))
+                if module is not None and module.state == "quantised" and quant.is_excluded(module.name):
+                    names[module.name] = expert
+        experts = tuple(sorted(set(names.values())))
+        # All of them is the layer, which has a finding of its own.
+        if names and len(experts) < view.experts_in[layer]:
+            text = "config.excluded-but-quantised.experts"
+            yield make("config.excluded-but-quantised", "warn", text=text, layer=layer, experts=experts, tensors=names)
+
+
+def _part_of_a_number(quant: QuantConfig, view: CanonicalView) -> Iterator[Finding]:
+    """``model.layers.1`` is a part of ``model.layers.10``, and vLLM takes every name that has it for excluded."""
+    for section in quant.sections:
+        for prefix in section.prefixes():
+            hit = [
+                layer
+                for layer in view.moe_layers
+                if view.dialects[layer] and re.search(rf"{re.escape(bare(prefix))}\d", bare(view.blocks[layer]))
+            ]
+            if hit:
+                fill = {"pattern": printable(prefix, 100), "layers": id_list(tuple(hit)), "numbers": hit}
+                yield make(
+                    "config.excluded-but-quantised", "backend", text="config.excluded-but-quantised.part",
+                    tensors=[view.blocks[layer] for layer in hit], fill=fill,
+                )  # fmt: skip
+        if section is quant.used:
+            # The file that vLLM reads.
+            return
+
+
+def _listed_but_plain(quant: QuantConfig, linears: Sequence[Linear]) -> Iterator[Finding]:
+    """Ordinary layers that an allow-list gives an algorithm, and that are not quantised."""
+    names = [
+        f"{linear.name}.weight"
+        for linear in linears
+        if linear.format == "plain"
+        and linear.name.rpartition(".")[2] in MATRICES
+        and not FORCED.search(linear.name)
+        and quant.algo_of(linear.name) not in (None, "NONE", "BF16", "FP16")
+    ]
+    if names:
+        text = "config.unquantised-not-excluded.listed"
+        yield make("config.unquantised-not-excluded", "warn", text=text, tensors=names)
 
 
 def _excluded_fp8(quant: QuantConfig, linears: Sequence[Linear], *, note: bool) -> Iterator[Finding]:
@@ -216,9 +266,12 @@ def _telling(checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Line
             yield found
     # DeepSeek's draft experts are excluded from NVFP4 and stay as they were.
     drafts = [at for at in view.draft_layers if (own := view.dialects[at]) and not is_native(checkpoint, own.block)]
+    # Experts that a list names by number have a finding of their own.
+    singled = frozenset().union(*(section.named_experts() for section in checkpoint.quant_config.sections))
     for layer in (*view.moe_layers, *drafts):
+        every = range(view.experts_in[layer])
         for projection in view.projections:
-            for expert in range(view.experts_in[layer]):
+            for expert in [one for one in every if one not in singled] or every:
                 module = view.modules.get((layer, expert, projection))
                 if module is not None and module.state == "quantised":
                     entry = module.tensors.get("weight_scale_2") or module.tensors.get("weight_scale")

@@ -136,6 +136,13 @@ def _files(family: Family, findings: list[Finding]) -> Iterable[_Effect]:
         elif item.text == "config.conflict.experts.unused" and family.engine in ("vllm", "sglang"):
             # Some of their models' loaders skip a name that they do not know, others look it up and stop.
             yield _Effect("load-error", ("load-error", "safe"), "model", set(), "why.experts-unused", dict(item.params))
+        elif item.text == "weight.unquantised.left-alone" and family.engine == "vllm":
+            fill = {"tensor": item.tensors[0]}
+            yield _Effect("load-error", ("load-error", "safe"), "model", {item.layer or 0}, "why.left-alone", fill)
+        elif item.text == "config.excluded-but-quantised.part" and family.engine == "vllm":
+            yield _Effect(
+                "load-error", (), "model", set(item.params["numbers"]), "why.excluded-part", dict(item.params)
+            )
         elif item.text in CONFLICTS:
             yield _Effect("load-error", (), "model", set(), "why.config-method")
         elif item.code == "config.absent" and item.severity == "error":

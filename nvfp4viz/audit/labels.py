@@ -11,10 +11,10 @@ from typing import Any
 
 from nvfp4viz.audit.facts import label_in
 from nvfp4viz.audit.findings import make
-from nvfp4viz.audit.linears import Linear, is_draft
+from nvfp4viz.audit.linears import FORCED, FP8, MATRICES, Linear, is_draft
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.texts import id_list
-from nvfp4viz.checkpoint import CanonicalView, Checkpoint
+from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig
 from nvfp4viz.checkpoint.problems import printable
 
 CONFLICTS = (
@@ -72,13 +72,15 @@ def _wrong_labels(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Findi
     """Layers whose experts are stored in another format than the configuration gives them; one finding a claim."""
     groups: dict[tuple[str | None, str, bool], list[int]] = {}
     for layer in (*view.moe_layers, *view.draft_layers):
-        dialect, draft = view.dialects[layer], layer in view.draft_layers
-        if dialect is None or (draft and is_native(checkpoint, dialect.block)):
+        draft, found = layer in view.draft_layers, _stored_in(checkpoint, view, layer)
+        if found is None or (draft and is_native(checkpoint, found)):
             continue
         claims = {_claim(checkpoint, view.blocks[layer], view.module(layer, 0, kind).name) for kind in view.projections}
         for claim in claims - {""}:
-            if claim is None or _block_of(claim) != dialect.block:
-                groups.setdefault((claim, dialect.block, draft), []).append(layer)
+            named = _block_of(claim) if claim else None
+            # FP8 contradicts a four-bit name and nothing else.
+            if named is not None if found == "FP8" else named != found:
+                groups.setdefault((claim, found, draft), []).append(layer)
     mixed = checkpoint.quant_config.algo == "MIXED_PRECISION"
     for (claim, block, draft), layers in groups.items():
         only = layers[0] if not draft and len(layers) == 1 and len(view.moe_layers) > 1 else None
@@ -94,6 +96,17 @@ def _wrong_labels(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Findi
         )  # fmt: skip
 
 
+def _stored_in(checkpoint: Checkpoint, view: CanonicalView, layer: int) -> str | None:
+    """The number format of a layer's experts: a four-bit one, or ``"FP8"`` where the configuration does not exclude."""
+    dialect = view.dialects[layer]
+    if dialect is not None:
+        return dialect.block
+    modules = [view.module(layer, 0, kind) for kind in view.projections]
+    weights = [entry for module in modules if (entry := module.tensors.get("weight")) is not None]
+    fp8 = bool(weights) and all(entry.dtype in FP8 for entry in weights)
+    return "FP8" if fp8 and not checkpoint.quant_config.is_excluded(view.blocks[layer]) else None
+
+
 def is_native(checkpoint: Checkpoint, block: str) -> bool:
     """DeepSeek's own draft experts stay in MXFP4, whatever the model's own became (aiconfigurator#1513)."""
     fp8 = any((section.method or "").startswith(("fp8", "deepseek")) for section in checkpoint.quant_config.sections)
@@ -107,7 +120,7 @@ def _claim(checkpoint: Checkpoint, *modules: str) -> str | None:
     used = quant.used
     assert used is not None
     label = quant.algo_of(*modules)
-    if label is None and used.algo == "MIXED_PRECISION" and used.explicit:
+    if label is None and used.algo == "MIXED_PRECISION" and used.explicit and used.quantized_layers:
         # vLLM takes the first entry below the experts too, under whatever name it stands there.
         return "" if any(section.lists_below(modules[0]) for section in quant.sections) else None
     if label is None and quant.leaves_out(*modules):
@@ -164,14 +177,30 @@ def _wrong_experts(checkpoint: Checkpoint, view: CanonicalView, told: Collection
             )  # fmt: skip
 
 
+def _speaks_of_linears(quant: QuantConfig) -> bool:
+    """Does the method quantise ordinary layers too?  gpt-oss's does not."""
+    method = quant.used.method if quant.used else None
+    return method is None or method.startswith(("modelopt", "compressed-tensors", "quark"))
+
+
 def _wrong_linears(checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear]) -> Iterator[Finding]:
     """The same for ordinary modules, where the configuration names them something that they are not."""
     quant = checkpoint.quant_config
     groups: dict[tuple[str | None, str, bool], list[str]] = {}
     for linear in linears:
-        if linear.format not in ("NVFP4", "MXFP4") or quant.is_excluded(linear.name):
+        if linear.format == "FP8":
+            # Towers, heads and what a method does not speak of are FP8 for reasons of their own.
+            if linear.name.rpartition(".")[2] not in MATRICES or FORCED.search(linear.name):
+                continue
+        elif linear.format not in ("NVFP4", "MXFP4"):
+            continue
+        if quant.is_excluded(linear.name):
             continue
         claim = _claim(checkpoint, linear.name)
+        if linear.format == "FP8":
+            if claim and _block_of(claim) and _speaks_of_linears(quant):
+                groups.setdefault((claim, "FP8", is_draft(linear.name, view.layers)), []).append(linear.name)
+            continue
         # Of an ordinary module that a list leaves out nothing is said: exporters name fused ones in several ways.
         if (claim and _block_of(claim) != linear.format) or (claim is None and quant.algo != "MIXED_PRECISION"):
             groups.setdefault((claim, linear.format, is_draft(linear.name, view.layers)), []).append(linear.name)

@@ -31,6 +31,13 @@ SUFFIXES = frozenset({
 })  # fmt: skip
 FP8 = ("F8_E4M3", "F8_E5M2")
 FLOATS = ("BF16", "F16", "F32")
+# Modules that every exporter takes for linear layers to quantise; routers, norms and embeddings are never among them.
+MATRICES = frozenset({
+    "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2",
+    "w3", "q_a_proj", "q_b_proj", "kv_b_proj",
+})  # fmt: skip
+# Towers that servers leave unquantised whatever the configuration says.
+FORCED = re.compile(r"(?:vision|visual|vit_|audio|multi_modal|multimodal|aligner)")
 _LAYER = re.compile(r"(?:^|\.)(?:layers|blocks|h)\.(\d{1,6})\.")
 
 

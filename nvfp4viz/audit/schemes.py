@@ -127,6 +127,7 @@ def _unquantised(facts: Facts) -> Iterator[Finding]:
     view, quant = facts.view, facts.checkpoint.quant_config
     plain: dict[tuple[int, str], list[int]] = {}
     others: dict[int, set[int]] = {}
+    left_alone: dict[int, set[int]] = {}
     for (layer, expert, projection), module in view.modules.items():
         if module.state == "unquantised" and layer in facts.labels:
             plain.setdefault((layer, projection), []).append(expert)
@@ -138,6 +139,8 @@ def _unquantised(facts: Facts) -> Iterator[Finding]:
         if not mixed and (label is None or not label.startswith(_FOUR_BIT)):
             continue
         if quant.is_excluded(view.module(layer, ids[0], projection).name):
+            if mixed:
+                left_alone.setdefault(layer, set()).update(ids)
             continue
         if mixed and label is None and not quant.sections:
             # Nothing says which of the two the layer should be.
@@ -149,6 +152,11 @@ def _unquantised(facts: Facts) -> Iterator[Finding]:
             "weight.unquantised", "error", role="weight", layer=layer, projection=projection,
             experts=None if whole else ids, tensors=names,
         )  # fmt: skip
+    for layer, found in sorted(left_alone.items()):
+        # File and configuration agree; what a loader makes of it depends on whom it asks the list for.
+        text, ids = "weight.unquantised.left-alone", tuple(sorted(found))
+        names = [f"{view.blocks[layer]}.{expert}" for expert in ids]
+        yield make("weight.unquantised", "info", text=text, role="weight", layer=layer, experts=ids, tensors=names)
     for layer, found in sorted(others.items()):
         yield make("scheme.mixed-layer", "error", layer=layer, experts=tuple(sorted(found)), count=len(found))
 

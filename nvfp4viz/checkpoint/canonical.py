@@ -15,6 +15,7 @@ from nvfp4viz.checkpoint.dialects.collect import collect, layers_of_blocks
 from nvfp4viz.checkpoint.dialects.per_expert import PROJECTION_ORDER, ROLES
 from nvfp4viz.checkpoint.modules import FLOATS, Module, ModuleReader, is_one_number, table_of
 from nvfp4viz.checkpoint.quantconfig import QuantConfig
+from nvfp4viz.checkpoint.source import HF_QUANT_CONFIG
 from nvfp4viz.checkpoint.table import TensorEntry, TensorTable
 
 # Names that hold the number of routed experts, as the model families spell it.
@@ -233,9 +234,16 @@ def canonical_of(
     # Of a draft layer that cannot be read nobody says in which format it is.
     readable = {part.block for part in found.parts}
     drafts = {layer: block for layer, block in drafts.items() if block in readable}
-    method = quant_config.used.method if quant_config.used else None
+    used = quant_config.used
+    # The older file is ModelOpt's own and names no method.
+    method = None if used is None else used.method or ("modelopt" if used.file == HF_QUANT_CONFIG else None)
     layer_of = {block: layer for layer, block in (blocks | drafts).items()}
     read = ModuleReader(table, found.parts, layer_of, method, lambda layer: config_experts(config, layer))
+    most = max((read.experts_in[layer] for layer in blocks), default=0)
+    for layer in blocks:
+        # What the configuration does not say, the other layers do.
+        if config_experts(config, layer) is None:
+            read.experts_in[layer] = most
     quantised = [layer for layer in (*blocks, *drafts) if read.dialects[layer] is not None]
     kinds = {(d.id, d.block) for layer in quantised if (d := read.dialects[layer])}
     name, scheme = _summary(kinds, read, quant_config, table)

@@ -70,6 +70,17 @@ class SourceConfig:
         """Does the exclude list name this module, whatever an allow-list says?"""
         return bool(self.exclude) and _excluder(self.exclude or ()).hits(module)
 
+    def prefixes(self) -> tuple[str, ...]:
+        """Excluded names that end in a layer's number; vLLM's ModelOpt looks for them anywhere in a module's name."""
+        if self.method is not None and not self.method.startswith("modelopt"):
+            return ()
+        return tuple(name for name in self.exclude or () if re.search(r"\.\d+$", name) and "*" not in name)
+
+    def named_experts(self) -> frozenset[int]:
+        """Numbers of experts that the exclude list singles out."""
+        tails = (item.partition("experts")[2] for item in self.exclude or ())
+        return frozenset(int(number) for tail in tails for number in re.findall(r"\d{1,6}", tail))
+
     def lists_below(self, module: str) -> bool:
         """Does the allow-list name something inside this module?"""
         return bool(self._allowed and self._allowed.below(module))
@@ -211,20 +222,26 @@ def _rules(method: Any, raw: Mapping[str, Any], groups: Any) -> Rules | None:
 
 def _missing(body: Mapping[str, Any], layout: str, method: Any) -> tuple[str, ...]:
     """Fields without which vLLM refuses a ModelOpt section: its algorithm always, the others in the nested shape."""
+    algo = body.get("quant_algo")
+    # `ModelOptMixedPrecisionConfig` raises an error at an empty list.
+    mixed = isinstance(algo, str) and algo.upper() == "MIXED_PRECISION" and not body.get("quantized_layers")
+    listed = ("quantized_layers",) if mixed else ()
     if layout == "nested":
-        return tuple(name for name in REQUIRED_NESTED if name not in body or (name == "quant_algo" and not body[name]))
+        lost = (name for name in REQUIRED_NESTED if name not in body or (name == "quant_algo" and not body[name]))
+        return (*lost, *listed)
     named = isinstance(method, str) and method.startswith("modelopt")
-    return ("quant_algo",) if named and not body.get("quant_algo") else ()
+    return ("quant_algo",) if named and not algo else listed
 
 
 def _expert_algo(*holders: Mapping[str, Any]) -> str | None:
-    """What is said of routed experts alone."""
+    """What is said of routed experts alone.  `expert_dtype` is asked by DeepSeek's own method, not by ModelOpt's."""
     for holder in reversed(holders):
         if isinstance(holder.get("moe_quant_algo"), str):
             return str(holder["moe_quant_algo"]).upper()
+    method = next((holder["quant_method"] for holder in holders if isinstance(holder.get("quant_method"), str)), "")
     for holder in holders:
         kind = holder.get("expert_dtype")
-        if isinstance(kind, str) and kind:
+        if isinstance(kind, str) and kind and not method.startswith("modelopt"):
             return "MXFP4" if kind == "fp4" else kind.upper()
     return None
 
@@ -253,6 +270,9 @@ def _derived_algo(method: Any, raw: Mapping[str, Any], groups: Any) -> str | Non
     """Where no algorithm is named: of the method, of Quark's global section, of compressed-tensors' groups."""
     if method == "quark":
         return quark_algo(raw.get("global_quant_config")) or None
+    if isinstance(method, str) and method.startswith(("auto-round", "auto_round")) and not raw.get("extra_config"):
+        kind, bits = str(raw.get("data_type")), raw.get("bits")
+        return f"INT{bits}" if kind.startswith("int") else f"FP{bits}" if kind.startswith("fp") else None
     return _algo_from_groups(method, groups)
 
 

@@ -408,6 +408,8 @@ def markdown() -> str:
         "that the layout cannot have the fault: it stores no such tensor, or one for all experts. Numbers of cases are",
         "those of the public reports in `tests/audit/test_cases*.py`. What needs weights is in `test_deep.py`, a lost",
         "or cut shard in each layout in `test_cases_files.py`, whole models of fifteen families in `test_families.py`.",
+        "Where the configuration contradicts the tensors, `test_config_faults.py` and `test_lists.py` go further than one",
+        "row: every spelling of a label, a target or a list, with the sound twin of each.",
         "",
         "| layout | dialect | scheme | a tensor |",
         "|---|---|---|---|",

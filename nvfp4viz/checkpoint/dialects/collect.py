@@ -151,8 +151,13 @@ def layers_of_blocks(
         number = int(match[1]) if match else 0
         parts = block.split(".")
         if "mtp" in parts or "nextn" in parts or "mtp_layers" in parts:
-            drafts[(layers or 100_000) + number] = block
+            number += layers or 100_000
+            while number in drafts:
+                number += 1
+            drafts[number] = block
         elif layers is not None and number >= layers:
+            while number in drafts:
+                number += 1
             drafts[number] = block
         else:
             family = block[: match.start()] if match else block

@@ -1,0 +1,284 @@
+"""Exclude lists, allow-lists and files that disagree with the tensors in ways that a name alone does not show."""
+
+import numpy as np
+import pytest
+
+from nvfp4viz.audit import audit
+from nvfp4viz.checkpoint import canonical, tensor
+from tests.audit.config_faults import section_of, with_section
+from tests.audit.layouts import (
+    ALLOWED,
+    CONFIG,
+    EXPERTS,
+    HIDDEN,
+    LAYOUTS,
+    MLP,
+    SIZES,
+    bf16,
+    fp8,
+    linear,
+    modelopt,
+    typed,
+    with_quant,
+)
+from tests.audit.reading import codes, found, outcomes
+from tests.checkpoint.checkpoint_fixtures import CONFIG as FOUR
+from tests.checkpoint.checkpoint_fixtures import FLAT, QUANT, base, opened
+
+APART = [layout for layout in LAYOUTS.values() if layout.arrangement == "expert"]
+LISTED = [layout for layout in APART if layout.id != "MIXED_PRECISION"]
+
+
+def excluding(layout, *patterns):
+    section = section_of(layout)
+    keys = ("exclude_modules", "exclude", "modules_to_not_convert", "ignore")
+    key = next((key for key in keys if key in section), "ignore")
+    return with_section(layout, {**section, key: [*section.get(key, []), *patterns]})
+
+
+def number(layout, expert):
+    """A pattern for one expert, and one for its projections, as this layout orders them."""
+    if layout.projection_major:
+        return [f"{layout.prefix}.*.{expert}"]
+    return [f"{layout.prefix}.{expert}*"]
+
+
+@pytest.mark.parametrize("layout", LISTED, ids=[layout.id for layout in LISTED])
+def test_an_expert_left_in_bf16_on_purpose(layout):
+    """File and list agree; vLLM asks the list for the layer's experts as a whole, and others may not."""
+    lost = {layout.name(5, kind, role) for kind in layout.kinds for role in layout.roles}
+    tensors = {name: item for name, item in layout.tensors().items() if name not in lost}
+    tensors = {name: item for name, item in tensors.items() if not (".5." in name and "pre_quant" in name)}
+    for kind in layout.kinds:
+        module = layout.name(5, kind, "weight").removesuffix(f".{layout.suffixes['weight']}")
+        tensors[f"{module}.weight"] = bf16(*SIZES[kind])
+    report = audit(layout.open(tensors, **excluding(layout, *number(layout, 5))))
+    [item] = [item for item in report.findings if item.code not in layout.notes]
+    assert (item.text, item.severity, item.layer, item.experts) == ("weight.unquantised.left-alone", "info", 0, (5,))
+    before = outcomes(audit(layout.open()))
+    for name, outcome in outcomes(report).items():
+        stops = name.startswith("vllm") and before[name] == "safe"
+        assert outcome == ("load-error" if stops else before[name]) or before[name] == "unsupported"
+
+
+@pytest.mark.parametrize("layout", LISTED, ids=[layout.id for layout in LISTED])
+@pytest.mark.parametrize("expert", [0, 5, 7])
+def test_an_expert_that_is_excluded_and_packed_like_the_others(layout, expert):
+    """vLLM asks for the layer; a loader that asks for each module builds this one in BF16."""
+    patterns = number(layout, expert)
+    report = audit(layout.open(**excluding(layout, *patterns)))
+    [item] = found(report)
+    assert item == ("config.excluded-but-quantised", "warn", 0, None, (expert,))
+    assert outcomes(report) == outcomes(audit(layout.open()))
+
+
+@pytest.mark.parametrize("pattern", ["re:.*experts\\.5\\..*", "*experts.5.*", f"{MLP}.5.up_proj"])
+def test_ways_to_single_an_expert_out(pattern):
+    layout = LAYOUTS["modelopt"]
+    report = audit(layout.open(**excluding(layout, pattern)))
+    assert found(report) == [("config.excluded-but-quantised", "warn", 0, None, (5,))]
+
+
+@pytest.mark.parametrize("pattern", ["*experts.50.*", "re:.*experts\\.9\\..*", "*shared_experts*", "model.layers.5.*"])
+def test_lists_that_mean_other_modules(pattern):
+    layout = LAYOUTS["modelopt"]
+    assert found(audit(layout.open(**excluding(layout, pattern)))) == []
+
+
+# A layer's number that is the beginning of another's (vLLM's is_layer_excluded looks for a part of the name).
+
+
+def twelve(*patterns, config=None, plain=True):
+    tensors = base(12)
+    if plain:
+        tensors = {name: item for name, item in tensors.items() if ".1." not in name.partition("experts")[0]}
+        for expert in range(4):
+            for kind, shape in (("gate", (16, 32)), ("up", (16, 32)), ("down", (32, 16))):
+                tensors[f"model.layers.1.mlp.experts.{expert}.{kind}_proj.weight"] = bf16(*shape)
+        tensors["model.layers.1.mlp.gate.weight"] = bf16(4, 32)
+    quant = {"quantization": {**QUANT["quantization"], "exclude_modules": ["lm_head", "*mlp.gate", *patterns]}}
+    return opened(tensors, {**FOUR, "num_hidden_layers": 12, **(config or {})}, None if config else quant)
+
+
+def test_a_number_that_others_begin_with():
+    report = audit(twelve("model.layers.1"))
+    assert found(report) == [("config.excluded-but-quantised", "backend", None, None, None)]
+    assert report.findings[0].params["numbers"] == [10, 11]
+    for name, outcome in outcomes(report).items():
+        assert outcome == ("load-error" if name.startswith("vllm") else "safe")
+    assert next(item for item in report.backends if item.name == "vllm-cutlass").layers == (10, 11)
+
+
+@pytest.mark.parametrize("patterns", [["model.layers.1.*"], ["model.layers.1.mlp*"], ["re:model\\.layers\\.1\\..*"]])
+def test_numbers_that_end(patterns):
+    assert found(audit(twelve(*patterns))) == []
+
+
+def test_two_digits_are_the_beginning_of_none_here():
+    tensors = {name: item for name, item in base(12).items() if "layers.11." not in name}
+    quant = {"quantization": {**QUANT["quantization"], "exclude_modules": ["*mlp.gate", "model.layers.11"]}}
+    assert found(audit(opened(tensors, {**FOUR, "num_hidden_layers": 11}, quant))) == []
+
+
+def test_other_methods_lists_know_no_parts():
+    section = {"quant_method": "compressed-tensors", "ignore": ["model.layers.1", "re:.*gate$"]}
+    layout = LAYOUTS["compressed-tensors"]
+    names = layout.tensors()
+    tensors = {name.replace("layers.0", "layers.10"): item for name, item in names.items()}
+    config = with_quant({**section_of(layout), **section}, num_hidden_layers=11)
+    report = audit(layout.open({**tensors, **names}, config=config))
+    assert "config.excluded-but-quantised" not in {code for code, *_ in found(report)}
+
+
+# Tensors in FP8 that the configuration calls four-bit.
+
+
+@pytest.mark.parametrize("id", ["modelopt", "W4A16", "compressed-tensors", "Quark", "Quark NVFP4", "ModelOpt MXFP4"])
+def test_attention_in_fp8_that_nobody_excluded(id):
+    layout = LAYOUTS[id]
+    name = "model.layers.0.self_attn.q_proj"
+    tensors = {**layout.tensors(), **fp8(name)}
+    report = audit(layout.open(tensors))
+    assert found(report) == [("config.conflict", "error", None, None, None)]
+    assert report.findings[0].tensors == (name,)
+    assert "safe" not in outcomes(report).values()
+    excluded = audit(layout.open(tensors, **excluding(layout, name)))
+    assert "error" not in {severity for _, severity, *_ in found(excluded)}
+
+
+@pytest.mark.parametrize("id", ["MIXED_PRECISION", "DeepSeek V4", "DeepSeek V4, three formats", "gpt-oss"])
+def test_attention_in_fp8_where_that_is_said_or_nothing_is(id):
+    layout = LAYOUTS[id]
+    tensors = {**layout.tensors(), **fp8("model.layers.0.self_attn.q_proj")}
+    assert found(audit(layout.open(tensors))) == []
+
+
+@pytest.mark.parametrize("name", ["model.visual.blocks.0.attn.q_proj", "lm_head", "model.embed_tokens"])
+def test_towers_and_heads_in_fp8_are_not_asked(name):
+    layout = LAYOUTS["modelopt"]
+    tensors = {**layout.tensors(), **fp8(name)}
+    assert found(audit(layout.open(tensors, quant=modelopt(exclude=("*mlp.gate",))))) == []
+
+
+def fp8_layer(layer=0):
+    out = {}
+    for expert in range(EXPERTS):
+        for kind in ("gate", "up", "down"):
+            module = f"{MLP.replace('0', str(layer))}.{expert}.{kind}_proj"
+            out[f"{module}.weight"] = typed(np.full(SIZES[kind], 0x38, np.uint8), "F8_E4M3")
+            out[f"{module}.weight_scale"] = tensor(np.float32(0.01))
+            out[f"{module}.input_scale"] = tensor(np.float32(0.02))
+    return out
+
+
+def test_experts_in_fp8_that_the_configuration_calls_nvfp4():
+    layout = LAYOUTS["modelopt"]
+    for quant, expected in (
+        (modelopt(), [("config.conflict", "error", None, None, None)]),
+        (modelopt("FP8"), []),
+        (modelopt(exclude=(f"{MLP}*",)), []),
+    ):
+        assert found(audit(layout.open(fp8_layer(), quant=quant))) == expected
+    two = {**CONFIG, "num_hidden_layers": 2}
+    tensors = {**layout.tensors(), **fp8_layer(1)}
+    report = audit(layout.open(tensors, config=two))
+    assert found(report) == [("config.conflict", "error", 1, None, None)]
+    assert set(outcomes(report).values()) == {"load-error"}
+    second = MLP.replace("0", "1")
+    for allowed in ({second: {"quant_algo": "FP8"}}, {}):
+        quant = modelopt("MIXED_PRECISION", exclude=(), quantized_layers={**ALLOWED, **allowed})
+        assert found(audit(layout.open(tensors, config=two, quant=quant))) == []
+
+
+# Allow-lists.
+
+
+@pytest.mark.parametrize("algo", ["NVFP4", "FP8"])
+def test_listed_and_not_quantised(algo):
+    layout, name = LAYOUTS["MIXED_PRECISION"], "model.layers.0.self_attn.q_proj"
+    quant = modelopt("MIXED_PRECISION", exclude=(), quantized_layers={**ALLOWED, name: {"quant_algo": algo}})
+    plain = {**layout.tensors(), f"{name}.weight": bf16(HIDDEN, HIDDEN)}
+    assert found(audit(layout.open(plain, quant=quant))) == [
+        ("config.unquantised-not-excluded", "warn", None, None, None)
+    ]
+    assert found(audit(layout.open(plain))) == []
+    stored = {**layout.tensors(), **(linear(name) if algo == "NVFP4" else fp8(name))}
+    assert found(audit(layout.open(stored, quant=quant))) == []
+
+
+def test_an_allow_list_that_is_none():
+    """vLLM's `ModelOptMixedPrecisionConfig` raises an error; what the groups say is not read."""
+    layout = LAYOUTS["MIXED_PRECISION"]
+    groups = {"group_0": {**FLAT["config_groups"]["group_0"], "targets": [MLP]}}
+    section = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "config_groups": groups, "ignore": []}
+    for config, quant in (
+        (with_quant(section), None),
+        (with_quant({**section, "quantized_layers": {}}), None),
+        (CONFIG, modelopt("MIXED_PRECISION", exclude=(), quantized_layers={})),
+    ):
+        report = audit(layout.open(config=config, quant=quant))
+        assert found(report) == [("config.incomplete", "backend", None, None, None)]
+        assert "quantized_layers" in report.findings[0].message
+        assert outcomes(report)["vllm-cutlass"] == "load-error"
+        assert outcomes(report)["transformers"] == "safe"
+
+
+# Which file is whose.
+
+
+def test_the_older_file_is_modelopts():
+    layout = LAYOUTS["ModelOpt MXFP4"]
+    body = {"quant_algo": "MXFP4", "kv_cache_quant_algo": None, "group_size": 32, "exclude_modules": ["*gate"]}
+    report = audit(layout.open(config=CONFIG, quant={"quantization": body}))
+    assert (report.format.dialect, codes(report)) == ("modelopt", [])
+
+
+def test_modelopts_file_does_not_ask_for_deepseeks_experts_type():
+    config = {**CONFIG, "expert_dtype": "fp4", "quantization_config": FLAT}
+    assert codes(audit(LAYOUTS["modelopt"].open(config=config, quant=None))) == []
+
+
+@pytest.mark.parametrize(
+    ("section", "sound"),
+    [
+        ({"bits": 4, "data_type": "nv_fp", "group_size": 16, "act_bits": 4}, True),
+        ({"bits": 4, "data_type": "nv_fp4_with_static_gs", "group_size": 16}, True),
+        ({"bits": 4, "data_type": "int", "group_size": 16}, False),
+        ({"bits": 8, "data_type": "fp"}, False),
+        ({"bits": 4, "data_type": "int", "extra_config": {"experts": {"data_type": "nv_fp"}}}, True),
+    ],
+)
+def test_auto_round(section, sound):
+    report = audit(LAYOUTS["compressed-tensors"].open(config=with_quant({"quant_method": "auto-round", **section})))
+    assert found(report) == ([] if sound else [("config.conflict", "error", None, None, None)])
+
+
+# Numbers that only the layers say.
+
+
+@pytest.mark.parametrize("config", [None, {"num_hidden_layers": 2}])
+def test_experts_that_other_layers_have(config):
+    """Without a word of the configuration a layer has as many experts as the largest (checkpoints.md 5, rule 2)."""
+    tensors = base(2, experts=8)
+    whole = audit(opened(tensors, config, QUANT))
+    assert found(whole) == []
+    short = {name: item for name, item in tensors.items() if "layers.1.mlp.experts.7." not in name}
+    assert found(audit(opened(short, config, QUANT))) == [("expert.absent", "error", 1, None, (7,))]
+    own = {"num_hidden_layers": 2, "block_configs": [{"num_local_experts": 8}, {"num_local_experts": 7}]}
+    assert found(audit(opened(short, own, QUANT))) == []
+
+
+def test_draft_layers_of_two_namings_are_two():
+    """`mtp.0` and the layer past the last are not one."""
+    tensors = base() | {
+        name.replace("model.layers.0", head): item
+        for head in ("mtp.0", "model.layers.1")
+        for name, item in base().items()
+        if ".experts." in name
+    }
+    checkpoint = opened(tensors)
+    assert len(canonical(checkpoint).draft_layers) == 2
+    assert found(audit(checkpoint)) == []
+    del tensors["mtp.0.mlp.experts.2.up_proj.input_scale"]
+    report = audit(opened(tensors))
+    assert [item.tensors for item in report.findings] == [("mtp.0.mlp.experts.2.up_proj.input_scale",)]
