@@ -62,24 +62,27 @@ def _choice(box: Any, options: Any) -> Act:
     return lambda page, lap: options.nth((lap + 1) % min(count, 3)).click()
 
 
-def _slider(box: Any) -> Act:
-    thumb = box.locator("input[type=range]").first
+def _stepper(field: Any, up: str, down: str) -> Act:
+    """On and on by keyboard, to what nobody has asked for; back from either end.  Narrow boxes have no buttons."""
+    way = [1]
 
     def act(page: Any, lap: int) -> None:
         if not lap:
-            thumb.focus()
-        value, most = int(thumb.input_value()), int(thumb.get_attribute("max"))
-        # On and on, to what nobody has asked for; back from the end.
-        act.way = 1 if value == 0 else -1 if value == most else act.way
-        thumb.press("ArrowRight" if act.way > 0 else "ArrowLeft")
+            field.focus()
+        value = float(field.input_value() or "nan")
+        ends = [float(field.get_attribute(name) or "nan") for name in ("min", "max")]
+        way[0] = 1 if value == ends[0] else -1 if value == ends[1] else way[0]
+        field.press(up if way[0] > 0 else down)
 
-    act.way = 1
     return act
 
 
+def _slider(box: Any) -> Act:
+    return _stepper(box.locator("input[type=range]").first, "ArrowRight", "ArrowLeft")
+
+
 def _number(box: Any) -> Act:
-    up, down = (box.get_by_test_id(f"stNumberInputStep{way}") for way in ("Up", "Down"))
-    return lambda page, lap: (up if up.is_enabled() and (lap < 8 or not down.is_enabled()) else down).click()
+    return _stepper(box.locator("input").first, "ArrowUp", "ArrowDown")
 
 
 def _select(box: Any) -> Act:
