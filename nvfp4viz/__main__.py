@@ -4,6 +4,7 @@ Ctrl-C is heeded from the first line on.  An interrupt inside an import leaves m
 was, or is lost; so while modules load it is only noted, and heeded as soon as they are there.
 """
 
+import io
 import signal
 import sys
 
@@ -32,6 +33,9 @@ def main() -> int:
         signal.signal(signal.SIGINT, note)
     from nvfp4viz.cli import main as run
 
+    # A terminal of another encoding shows what it has no sign for as an escape.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     code = run(loaded=loaded)
     if watched:
         # The report is out; what is left is to take the interpreter down.

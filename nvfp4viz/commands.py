@@ -6,6 +6,7 @@ stdout carries the answer and nothing else; progress goes to stderr, and only wh
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import shutil
 import stat
@@ -52,7 +53,7 @@ def audit(options: argparse.Namespace) -> int:
                 done = deepen(done, progress=progress, resume=options.resume, elsewhere=cluster)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt("audit.stopped" if can_resume(checkpoint) else "stopped") from None
-    _deliver(_report(done, options), options.output)
+    _deliver(_report(done, options), options.output, read_by_programs=options.format != "text")
     if not any(header.readable for header in done.checkpoint.files):
         return UNREADABLE
     if options.fail_on == "never":
@@ -131,7 +132,7 @@ def coverage(options: argparse.Namespace) -> int:
         done = run_audit(inspect(options.source, revision=options.revision, progress=progress))
     rows = done.rows()
     if options.csv is not None:
-        _deliver(to_csv(rows), options.csv)
+        _deliver(to_csv(rows), options.csv, read_by_programs=True)
         return OK
     counts: dict[tuple[int, str], dict[str, int]] = {}
     for row in rows:
@@ -225,7 +226,7 @@ def compare(options: argparse.Namespace) -> int:
         ]
         found = diff(*sides)
     text = diff_to_json(found) if options.format == "json" else diff_to_text(found, options.language)
-    _deliver(text, options.output)
+    _deliver(text, options.output, read_by_programs=options.format == "json")
     if not all(any(header.readable for header in side.files) for side in sides):
         return UNREADABLE
     return OK if found.same else FOUND
@@ -241,9 +242,14 @@ RUN: dict[str, Callable[[argparse.Namespace], int]] = {
 }
 
 
-def _deliver(text: str, output: str | None) -> None:
-    """To stdout, or into a file that is whole or not there at all."""
+def _deliver(text: str, output: str | None, read_by_programs: bool = False) -> None:
+    """To stdout, or into a file that is whole or not there at all.
+
+    Files, and what programs read, are UTF-8 whatever the terminal's encoding is.
+    """
     if output in (None, "-"):
+        if read_by_programs and isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")
         sys.stdout.write(text)
         sys.stdout.flush()
         return
@@ -251,7 +257,7 @@ def _deliver(text: str, output: str | None) -> None:
     path = Path(os.path.realpath(str(output)))
     if path.suffix == ".safetensors":
         raise InputError("cli.output-weights", file=printable(path.name))
-    partial = path.with_name(f".{path.name[:200]}.partial-{os.getpid()}")
+    partial = path.with_name(f".{path.name[:40]}.partial-{os.getpid()}")
     try:
         if path.exists() and not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
             # A device or a pipe is written to, not replaced by a file.

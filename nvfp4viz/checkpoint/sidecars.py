@@ -17,6 +17,15 @@ from nvfp4viz.errors import CheckpointError
 SIDE_LIMIT = 64 * 1024 * 1024
 
 
+def _writable(value: Any) -> Any:
+    r"""The same without halves of surrogate pairs (``"\ud800"``), which JSON may name and no file can hold."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, dict):
+        return {_writable(key): _writable(item) for key, item in value.items()}
+    return [_writable(item) for item in value] if isinstance(value, list) else value
+
+
 @dataclass(frozen=True, slots=True)
 class SideFile:
     """A side file's content (None where it could not be used), its size in bytes, and what is wrong with it."""
@@ -59,7 +68,7 @@ def read_side_file(
         try:
             content: Any = decode(data)
         except msgspec.DecodeError:
-            content = json.loads(data.decode("utf-8"))
+            content = _writable(json.loads(data.decode("utf-8")))
     except json.JSONDecodeError as error:
         params = {"line": error.lineno, "column": error.colno}
         return SideFile(None, size, (*problems, problem(f"{code}.not-json", file, params)))

@@ -1,0 +1,195 @@
+"""What an engineer on call meets: odd names, terminals, disks and places; nothing crashes, hangs or tells a path."""
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from nvfp4viz import cli, commands
+from nvfp4viz.checkpoint import copies, write_checkpoint
+from tests.audit.layouts import bf16
+from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, snapshot, without
+from tests.checkpoint.web_server import Site, serve
+
+ROOT = Path(__file__).parents[1]
+E = "model.layers.0.mlp.experts"
+WRITERS = [
+    ("inject", "--fault", "nan", "--layer", "0", "--expert", "1", "--projection", "down"),
+    ("repair", "--policy", "weight-only", "--apply"),
+]
+
+
+@pytest.fixture
+def holed(tmp_path, monkeypatch):
+    tensors = without(base(), f"{E}.2.up_proj.input") | {"lm_head.weight": bf16(64, 64)}
+    write_checkpoint(tmp_path / "holed", tensors, config=CONFIG, hf_quant_config=QUANT, max_shard_bytes=6000)
+    monkeypatch.chdir(tmp_path)
+    return Path("holed")
+
+
+def run(capsys, *arguments):
+    try:
+        code = cli.main([str(word) for word in arguments])
+    except SystemExit as stop:
+        code = stop.code
+    return code, *capsys.readouterr()
+
+
+# ------------------------------------------------------------------------------------------- terminals and JSON
+
+
+@pytest.mark.parametrize("form", ["text", "json", "md", "csv", "html"])
+def test_a_terminal_without_utf_8(holed, form):
+    """ISO-8859-1 and ASCII know no arrow: people see escapes, programs get UTF-8."""
+    done = subprocess.run(
+        [sys.executable, "-m", "nvfp4viz", "audit", "holed", "--format", form, "--language", "zh"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, b"")
+    text = done.stdout.decode("utf-8")
+    if form == "json":
+        assert json.loads(text)["verdict"] == "backend"
+    assert ("\\u" in text) == (form == "text")
+
+
+@pytest.mark.parametrize("command", [("audit", "--format", "json"), ("audit",), ("coverage",), ("diff", "holed")])
+def test_half_a_surrogate_pair_in_a_configuration(capsys, holed, command):
+    """JSON may name it; no UTF-8 can hold it."""
+    for file in ("config.json", "hf_quant_config.json"):
+        content = json.loads((holed / file).read_text())
+        content["architectures"] = ["\udc00x"]
+        content.setdefault("quantization", {})["quant_method"] = "\ud800"
+        (holed / file).write_text(json.dumps(content))
+    name, *rest = command
+    code, out, err = run(capsys, name, "holed", *rest)
+    assert (code in (0, 1), err) == (True, "")
+    assert out.encode("utf-8")
+
+
+# ------------------------------------------------------------------------------------------- where a report goes
+
+
+def test_a_report_for_a_device_leaves_the_device(capsys, holed, tmp_path):
+    """A report moved into the place of /dev/null would be the end of many things."""
+    os.mkfifo("pipe")
+    reader = subprocess.Popen(["cat", "pipe"], stdout=subprocess.PIPE, text=True)
+    code, out, _ = run(capsys, "audit", holed, "--format", "json", "--output", "pipe")
+    assert json.loads(reader.communicate(timeout=30)[0])["verdict"] == "backend"
+    assert (code, out) == (1, "")
+    assert stat.S_ISFIFO(os.stat("pipe").st_mode)
+    assert sorted(os.listdir()) == ["holed", "pipe"]
+
+
+def test_a_report_for_a_link_goes_where_it_leads(capsys, holed):
+    Path("reports").mkdir()
+    Path("latest.json").symlink_to("reports/today.json")
+    assert run(capsys, "audit", holed, "--format", "json", "--output", "latest.json")[0] == 1
+    assert Path("latest.json").is_symlink()
+    assert json.loads(Path("reports/today.json").read_text())["verdict"] == "backend"
+    assert os.listdir("reports") == ["today.json"]
+
+
+def test_a_report_does_not_replace_weights(capsys, holed):
+    before = snapshot(holed)
+    for command in (("audit", "--output"), ("coverage", "--csv")):
+        shard = min(holed.glob("*.safetensors"))
+        code, out, err = run(capsys, command[0], holed, command[1], shard)
+        assert (code, out) == (64, "")
+        assert shard.name in err
+    assert snapshot(holed) == before
+
+
+def test_the_longest_names(capsys, holed, tmp_path):
+    """What is written beside its place first needs a name, too: a name of 250 letters has no room for more."""
+    for name in ("o" * 250, "卷" * 83):
+        assert run(capsys, "audit", holed, "--output", name)[0] == 1
+        assert Path(name).is_file()
+        Path(name).unlink()
+        assert run(capsys, "repair", holed, name, "--policy", "weight-only", "--apply")[0] == 0
+        assert run(capsys, "audit", name)[0] == 0
+        shutil.rmtree(name)
+    for command in WRITERS:
+        code, _, err = run(capsys, command[0], holed, "x" * 300, *command[1:])
+        assert code == 2
+        assert "File name too long" in err
+        assert str(tmp_path) not in err
+    assert os.listdir() == ["holed"]
+
+
+# ------------------------------------------------------------------------------------------- where a copy goes
+
+
+@pytest.mark.parametrize("command", WRITERS, ids=["inject", "repair"])
+@pytest.mark.parametrize("place", [".", "holed", "holed/inside", "taken", "link"])
+def test_places_that_are_none(capsys, holed, command, place):
+    Path("taken").mkdir()
+    Path("taken/file").write_text("x")
+    Path("link").symlink_to("/nowhere")
+    before = sorted(str(path) for path in Path().rglob("*"))
+    code, _, err = run(capsys, command[0], holed, place, *command[1:])
+    assert code == 64
+    assert len(err.splitlines()) == 3
+    assert os.getcwd() not in err
+    assert sorted(str(path) for path in Path().rglob("*")) == before
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("command", WRITERS, ids=["inject", "repair"])
+def test_room_is_looked_for_before_anything_is_written(capsys, holed, monkeypatch, command, language):
+    """Links need none: only what changes, or cannot be linked, has to fit."""
+    written = []
+    monkeypatch.setattr(copies, "_rewrite", lambda *rest: written.append(rest))
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(copies.shutil, "disk_usage", lambda _: usage(10, 10, 1000))
+    code, _, err = run(capsys, command[0], holed, "out", *command[1:], "--language", language)
+    assert (code, written) == (2, [])
+    assert "1,000" in err
+    assert len(err.splitlines()) == 3
+    assert os.listdir() == ["holed"]
+
+
+def test_a_link_takes_no_room_and_a_copy_does(holed, tmp_path, monkeypatch):
+    from nvfp4viz.audit.repair import apply_repair, plan_repair
+
+    asked = []
+    monkeypatch.setattr(copies, "_refuse_full", lambda target, out, sizes, other: asked.append(set(sizes)))
+    plan = plan_repair(holed, "peer-max")
+    apply_repair(plan, "linked")
+    real = os.link
+    monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(18, "Invalid cross-device link")))
+    apply_repair(plan, "copied")
+    monkeypatch.setattr(os, "link", real)
+    shards = {path.name for path in holed.glob("*.safetensors")}
+    assert [names & shards for names in asked] == [set(), shards]
+    assert snapshot(Path("linked")) == snapshot(Path("copied"))
+
+
+def test_the_place_is_looked_at_before_hours_of_reading(capsys, holed, monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("read all weights for nothing")
+
+    monkeypatch.setattr(commands, "plan_repair", never)
+    Path("taken").mkdir()
+    Path("taken/file").write_text("x")
+    assert run(capsys, "repair", holed, "taken", "--policy", "weight-only", "--deep", "--apply")[0] == 64
+    with serve(Site({path.name: path.read_bytes() for path in holed.iterdir()})) as site:
+        code, _, err = run(capsys, "repair", site.address, "out", "--policy", "weight-only", "--deep", "--apply")
+    assert (code, "not on this machine" in err) == (64, True)
+
+
+def test_progress_of_a_copy_reaches_its_end(holed):
+    from nvfp4viz.audit.repair import apply_repair, plan_repair
+
+    told = []
+    apply_repair(plan_repair(holed, "weight-only"), "out", progress=lambda *at: told.append(at))
+    assert {stage for stage, _, _ in told} == {"copy"}
+    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
+    assert all(done <= of for _, done, of in told)
