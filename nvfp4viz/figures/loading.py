@@ -180,7 +180,7 @@ def spread_figure(spreads: Sequence[Spread], *, theme: Theme, lang: str) -> go.F
     rows, step = -(-experts // SIDE), SIDE + 1
     bands = [[spread for spread in spreads if spread.reading.rule in rules] for rules in BANDS]
     # One grid for all squares: an empty column between two of them, and above each band room for its words.
-    above = 5
+    above = 6
     shape = (len(bands) * (rows + above), max(map(len, bands)) * step - 1)
     hit: list[list[int | None]] = [[None] * shape[1] for _ in range(shape[0])]
     text = [[""] * shape[1] for _ in range(shape[0])]
@@ -189,7 +189,7 @@ def spread_figure(spreads: Sequence[Spread], *, theme: Theme, lang: str) -> go.F
     for b, (rules, band) in enumerate(zip(BANDS, bands, strict=True)):
         top = b * (rows + above) + above
         said = words(lang, f"figures.loading.band.{rules[0]}")
-        notes.append(_note(f"<b>{said}</b>", -0.5, top - 3.6, ink.ink, 13, "left"))
+        notes.append(_note(f"<b>{said}</b>", -0.5, top - 4.3, ink.ink, 13, "left"))
         for k, spread in enumerate(band):
             left = k * step
             count = "?" if spread.reached is None else f"{spread.reached} / {experts}"
@@ -223,11 +223,11 @@ def spread_figure(spreads: Sequence[Spread], *, theme: Theme, lang: str) -> go.F
     }
     layout = base_layout(
         theme,
-        height=600,
+        height=630,
         showlegend=False,
         annotations=notes,
         xaxis={"visible": False, "range": [-0.5, shape[1] - 0.5]},
-        yaxis={"visible": False, "range": [shape[0] - 0.4, -0.2]},
+        yaxis={"visible": False, "range": [shape[0] - 0.4, 0.2]},
     )
     return go.Figure([heat], layout)
 

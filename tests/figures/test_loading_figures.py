@@ -73,7 +73,7 @@ def test_reached_experts_are_filled_and_marked(layer, theme, lang, value, mark):
     assert sum(cell == 1 for row in heat.z for cell in row) == sum(s.reached or 0 for s in spreads) == 1 + 5 * 64
     assert {text for row in heat.text for text in row} == {"", mark}
     # The per-expert backend's square comes first; expert 9 stands in its second row and column.
-    assert [row[:8].index(1) for row in heat.z[:13] if 1 in row[:8]] == [1]
+    assert [row[:8].index(1) for row in heat.z[:14] if 1 in row[:8]] == [1]
     # A square of cells for each reading whose rule is known, and a question mark for the other.
     assert sum(cell is not None for row in heat.z for cell in row) == 12 * 64
     notes = [note.text for note in figure.layout.annotations]
