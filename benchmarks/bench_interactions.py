@@ -190,22 +190,22 @@ def skip_questions(page: Any) -> None:
         drawn(page)
 
 
-def waited(page: Any, act: Act, lap: int) -> tuple[float, float | None]:
+def waited(page: Any, act: Act, lap: int, answered: bool = True) -> tuple[float, float | None]:
     """Seconds until the picture rests, and until a component first answered (None if none did)."""
     page.evaluate("watch.arm()")
     act(page, lap)
-    page.wait_for_function("watch.settled()", polling=50)
+    page.wait_for_function("answered => watch.settled(answered)", arg=answered, polling=50)
     seen = page.evaluate("({...watch})")
     if not seen["figure"] or seen["painted"] < seen["input"]:
         raise LookupError("nothing on the page changed")
-    local = (seen["local"] - seen["input"]) / 1e3 if seen["local"] else None
+    local = seen["local"] / 1e3 if seen["local"] else None
     return (seen["painted"] - seen["input"]) / 1e3, local
 
 
 def measure_control(page: Any, control: Control, repeats: int) -> dict[str, list[float]]:
     whole, local = [], []
     for lap in range(WARM + repeats):
-        seconds, first = waited(page, control.act, lap)
+        seconds, first = waited(page, control.act, lap, control.answered)
         if lap >= WARM:
             whole.append(seconds)
             if control.local and first is not None:
@@ -279,8 +279,8 @@ def measure(quick: bool, only: tuple[str, ...] = ()) -> list[harness.Section]:
     return [
         harness.Section(
             "Interactions",
-            "From a gesture's last event to the frame after the page's last change; *in the browser*: to a component's "
-            f"first change. Medians of {repeats} after {WARM} to warm up.",
+            "From a gesture's last event to the frame after the page's last change; *in the browser*: from an event to "
+            f"a component's first change. Medians of {repeats} after {WARM} to warm up.",
             harness.rows_from(times),
             "",
             goals,

@@ -3,20 +3,21 @@
   const IGNORED = "[data-testid=stHeader], [data-testid=stStatusWidget], [data-testid=stDecoration]";
   const watch = (window.watch = { input: 0, changed: 0, painted: 0, local: 0, runs: 0, figure: 0 });
   watch.arm = () => Object.assign(watch, { input: 0, changed: 0, painted: 0, local: 0, runs: 0, figure: 0 });
-  // Quiet for a quarter of a second, Streamlit at rest, and the last change on the screen.
-  watch.settled = () =>
+  // Quiet for a quarter of a second, Streamlit at rest, and the last change on the screen.  `answered`: not before the server
+  // has run at all; where it need not, a component's message may still come, and quiet has to last longer.
+  watch.settled = (answered) =>
     watch.input > 0 &&
+    (watch.runs > 0 || !answered) &&
     document.querySelector("[data-testid=stApp]")?.dataset.testScriptState === "notRunning" &&
     watch.painted >= watch.changed &&
-    performance.now() - Math.max(watch.changed, watch.input) > 250;
+    performance.now() - Math.max(watch.changed, watch.input) > (answered ? 250 : 800);
   for (const kind of ["pointerdown", "pointermove", "pointerup", "click", "keydown"]) {
     window.addEventListener(
       kind,
       (event) => {
         if (kind === "pointermove" && !event.buttons) return;
-        // From the last event of a gesture on: that is when the reader begins to wait.
+        // From the last event of a gesture on: that is when the reader begins to wait for the server.
         watch.input = event.timeStamp;
-        watch.local = 0;
       },
       true,
     );
@@ -34,7 +35,8 @@
       counts = true;
       if (attributeName === "data-test-script-state") watch.runs += element.dataset.testScriptState === "running" ? 1 : 0;
       else if (chain.some((at) => at.closest?.("[data-testid=stMain]"))) watch.figure += 1;
-      if (chain.length > 1 && !watch.local) watch.local = now;
+      // A component may answer before the gesture ends, as at a press: what it took since the event that it answers.
+      if (chain.length > 1 && watch.input && !watch.local) watch.local = now - watch.input;
     }
     if (!counts) return;
     watch.changed = now;
