@@ -74,6 +74,40 @@ def test_half_a_surrogate_pair_in_a_configuration(capsys, holed, command):
     assert out.encode("utf-8")
 
 
+# ------------------------------------------------------------------------------------------- the hub's cache
+
+
+@pytest.fixture
+def cache(holed):
+    """As `huggingface_hub` lays it out: links in a snapshot, the files among the blobs."""
+    blobs, snap = Path("models--a--b/blobs"), Path("models--a--b/snapshots/0123abc")
+    blobs.mkdir(parents=True)
+    snap.mkdir(parents=True)
+    for number, path in enumerate(sorted(holed.iterdir())):
+        shutil.copy(path, blobs / f"{number:040x}")
+        (snap / path.name).symlink_to(f"../../blobs/{number:040x}")
+    return snap
+
+
+def test_a_snapshot_of_the_hub_s_cache(capsys, holed, cache):
+    there, here = (json.loads(run(capsys, "audit", place, "--format", "json")[1]) for place in (cache, holed))
+    assert {**there, "source": ""} == {**here, "source": ""}
+    before = snapshot(Path("models--a--b/blobs"))
+    assert run(capsys, "repair", cache, "out", "--policy", "peer-max", "--apply")[0] == 0
+    assert run(capsys, "audit", "out")[0] == 0
+    assert snapshot(Path("models--a--b/blobs")) == before
+    assert not any(path.is_symlink() for path in Path("out").iterdir())
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("place", ["models--a--b", "models--a--b/snapshots"])
+def test_the_folder_around_a_checkpoint(capsys, cache, place, language):
+    code, out, err = run(capsys, "audit", place, "--language", language)
+    assert (code, out) == (2, "")
+    assert ("snapshots/0123abc" if place.endswith("b") else "0123abc") in err
+    assert os.getcwd() not in err
+
+
 # ------------------------------------------------------------------------------------------- where a report goes
 
 

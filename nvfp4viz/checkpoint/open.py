@@ -17,7 +17,7 @@ from nvfp4viz.checkpoint.merge import merge_shards
 from nvfp4viz.checkpoint.problems import ContainerProblem, from_error, printable
 from nvfp4viz.checkpoint.quantconfig import QuantConfig, read_quant_config
 from nvfp4viz.checkpoint.sidecars import read_side_file
-from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG, MemorySource, Source, open_source
+from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG, LocalSource, MemorySource, Source, open_source
 from nvfp4viz.checkpoint.writer import Tensor, file_bytes, json_bytes
 from nvfp4viz.errors import CheckpointError
 
@@ -367,6 +367,10 @@ def inspect(
         named = set(index.weight_map.values())
         shards = [name for name in shards if name in named]
     if not shards and index is None:
+        below = place.folders_below() if isinstance(place, LocalSource) else []
+        if below:
+            listed = ", ".join(printable(name) for name in below[:3]) + (", …" if len(below) > 3 else "")
+            raise CheckpointError("source.in-subfolder", name=printable(place.name), folders=listed)
         raise CheckpointError("source.no-safetensors", name=printable(place.name), **_pickled(names))
     checkpoint = Checkpoint(place, shards)
     if index is None:

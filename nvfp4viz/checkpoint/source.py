@@ -134,6 +134,23 @@ class LocalSource:
         except OSError as error:
             raise _unreadable(self.name, error) from None
 
+    def folders_below(self, most: int = 1000) -> list[str]:
+        """Folders in this one, or in one of these, that hold shards, as in the hub's cache; looks at few entries."""
+        found, waiting, seen = [], [self._folder], 0
+        while waiting and seen < most:
+            folder = waiting.pop(0)
+            try:
+                items = sorted(folder.iterdir())[:most]
+                inside = [item for item in items if item.is_dir() and not item.is_symlink()]
+            except OSError:
+                continue
+            seen += len(items)
+            if folder != self._folder and any(item.name.endswith(".safetensors") for item in items):
+                found.append(folder.relative_to(self._folder).as_posix())
+            if len(folder.relative_to(self._folder).parts) < 2:
+                waiting += inside
+        return found
+
     def path(self, file: str) -> Path:
         """The file's place on this machine, checked.  For hard links and copies; never for messages."""
         if file not in self._checked:
