@@ -19,11 +19,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import harness
-from benchmarks.big_checkpoint import DEEPSEEK_LAYERS, DEEPSEEK_SHARDS, Made, make
+from benchmarks.big_checkpoint import DEEPSEEK_LAYERS, DEEPSEEK_SHARDS, EXPERTS, Made, make
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+COPY = """
+import os, shutil
+os.mkdir({1!r})
+for path in {0!r}:
+    with open(path, 'rb') as source, open(os.path.join({1!r}, os.path.basename(path)), 'wb') as target:
+        shutil.copyfileobj(source, target, 1 << 24)
+        os.fsync(target.fileno())
+"""
 ROOT = Path(__file__).resolve().parent.parent
 # Goals of the issue: seconds, times, bytes.
 WHOLE, BEYOND_START, MEMORY = 1.5, 0.3, 400e6
@@ -184,6 +192,33 @@ def deep(quick: bool, rounds: int) -> harness.Section:
     )
 
 
+def mending(quick: bool) -> harness.Section:
+    """``repair --apply`` where every shard changes, beside a plain copy of the same files; both onto the disk."""
+    with made(layers=1, shards=2, experts=8 if quick else EXPERTS) as big:
+        out = big.folder.with_name("out")
+        files = sorted(big.folder.glob("*.safetensors"))
+        repair = ["-m", "nvfp4viz", "repair", str(big.folder), str(out), "--policy", "weight-only", "--apply"]
+        candidates = {"a plain copy of the shards": ["-c", COPY.format([str(path) for path in files], str(out))],
+                      "nvfp4viz repair --policy weight-only --apply": repair}  # fmt: skip
+        times: dict[str, list[float]] = {}
+        for _ in range(1 if quick else 3):
+            for name, command in candidates.items():
+                seconds, memory, _ = run(command)
+                times.setdefault(name, []).append(seconds)
+                shutil.rmtree(out)
+        rows = harness.rows_from(times, big.nbytes)
+    copy, ours = (statistics.median(values) for values in times.values())
+    return harness.Section(
+        "repair --apply",
+        f"{big.nbytes / 1e9:.1f} GB in {len(files)} shards that all change, each written, and on the disk at the end.",
+        rows,
+        goals=[
+            harness.Goal("part of a plain copy's rate", copy / ours, 0.5),
+            harness.Goal("peak resident memory, MB", memory / 1e6, 200, at_most=True),
+        ],
+    )
+
+
 def growth(rounds: int, sizes: tuple[int, ...]) -> harness.Section:
     times: dict[str, list[float]] = {}
     counts = []
@@ -235,7 +270,7 @@ def measure(quick: bool) -> list[harness.Section]:
             layouts(big.folder, rounds, layers, shards),
         ]
     sections.append(growth(max(1, rounds // 2), (1, 2) if quick else SIZES))
-    return [*sections, deep(quick, max(1, rounds // 2))]
+    return [*sections, deep(quick, max(1, rounds // 2)), mending(quick)]
 
 
 if __name__ == "__main__":
