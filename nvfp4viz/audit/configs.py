@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 from nvfp4viz.audit.facts import pruned_layers
@@ -10,7 +9,6 @@ from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.labels import expert_labels, is_native, label_findings
 from nvfp4viz.audit.linears import FORCED, MATRICES, Linear, is_draft
 from nvfp4viz.audit.report import Finding
-from nvfp4viz.audit.texts import id_list
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, SourceConfig, TensorEntry
 from nvfp4viz.checkpoint.canonical import EXPERT_KEYS, config_experts, config_number
 from nvfp4viz.checkpoint.module_rules import bare
@@ -137,11 +135,12 @@ def _against_excludes(checkpoint: Checkpoint, view: CanonicalView, linears: Sequ
         yield from _listed_but_plain(quant, linears)
         return
     yield from _singled_out(quant, view)
-    yield from _part_of_a_number(quant, view)
+    yield from _part_of_a_name(quant, view, linears)
     telling = _telling(checkpoint, view, linears)
     excluded = [entry.name for entry in telling if quant.is_excluded(entry.name.rpartition(".")[0])]
     if excluded:
-        yield make("config.excluded-but-quantised", "warn", tensors=excluded)
+        layers = [at for at in view.moe_layers if view.dialects[at] is not None and quant.is_excluded(view.blocks[at])]
+        yield make("config.excluded-but-quantised", "warn", tensors=excluded, fill={"numbers": layers})
     # Where FP8 is what everything else is stored in, being excluded from four bits means FP8 (TRT-LLM#16196).
     yield from _excluded_fp8(quant, linears, note=any(section.method == "fp8" for section in quant.sections))
     if _quantises_every_linear(quant):
@@ -177,24 +176,38 @@ def _singled_out(quant: QuantConfig, view: CanonicalView) -> Iterator[Finding]:
             yield make("config.excluded-but-quantised", "warn", text=text, layer=layer, experts=experts, tensors=names)
 
 
-def _part_of_a_number(quant: QuantConfig, view: CanonicalView) -> Iterator[Finding]:
-    """``model.layers.1`` is a part of ``model.layers.10``, and vLLM takes every name that has it for excluded."""
-    for section in quant.sections:
-        for prefix in section.prefixes():
-            hit = [
-                layer
-                for layer in view.moe_layers
-                if view.dialects[layer] and re.search(rf"{re.escape(bare(prefix))}\d", bare(view.blocks[layer]))
-            ]
-            if hit:
-                fill = {"pattern": printable(prefix, 100), "layers": id_list(tuple(hit)), "numbers": hit}
-                yield make(
-                    "config.excluded-but-quantised", "backend", text="config.excluded-but-quantised.part",
-                    tensors=[view.blocks[layer] for layer in hit], fill=fill,
-                )  # fmt: skip
-        if section is quant.used:
-            # The file that vLLM reads.
-            return
+# What vLLM calls modules that it builds as one.
+_FUSED = {
+    "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "q_proj": "qkv_proj", "k_proj": "qkv_proj",
+    "v_proj": "qkv_proj",
+}  # fmt: skip
+
+
+def _part_of_a_name(quant: QuantConfig, view: CanonicalView, linears: Sequence[Linear]) -> Iterator[Finding]:
+    """``model.layers.1`` is a part of ``model.layers.10``, and vLLM takes every name that has it for excluded.
+
+    So is ``mlp.gate`` of ``mlp.gate_up_proj``.  What our own reading of the list excludes has another finding.
+    """
+    plain = quant.used.plain_patterns() if quant.used else ()
+    if not plain:
+        return
+    blocks = {view.blocks[layer]: layer for layer in view.moe_layers if view.dialects[layer] is not None}
+    names = {block: block for block in blocks}
+    for linear in linears:
+        if linear.format in ("NVFP4", "MXFP4"):
+            parent, _, last = linear.name.rpartition(".")
+            names[linear.name] = f"{parent}.{_FUSED.get(last, last)}"
+    for pattern in plain:
+        short = bare(pattern)
+        hit = [
+            name for name, built in names.items()
+            if (pattern in built or short in bare(built)) and not quant.is_excluded(name)
+        ]  # fmt: skip
+        if hit:
+            layers = sorted(blocks[name] for name in hit if name in blocks)
+            fill = {"pattern": printable(pattern, 100), "numbers": layers}
+            text = "config.excluded-but-quantised.part"
+            yield make("config.excluded-but-quantised", "backend", text=text, tensors=hit, fill=fill)
 
 
 def _listed_but_plain(quant: QuantConfig, linears: Sequence[Linear]) -> Iterator[Finding]:

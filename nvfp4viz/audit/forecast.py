@@ -139,10 +139,12 @@ def _files(family: Family, findings: list[Finding]) -> Iterable[_Effect]:
         elif item.text == "weight.unquantised.left-alone" and family.engine == "vllm":
             fill = {"tensor": item.tensors[0]}
             yield _Effect("load-error", ("load-error", "safe"), "model", {item.layer or 0}, "why.left-alone", fill)
-        elif item.text == "config.excluded-but-quantised.part" and family.engine == "vllm":
-            yield _Effect(
-                "load-error", (), "model", set(item.params["numbers"]), "why.excluded-part", dict(item.params)
-            )
+        elif item.code == "config.excluded-but-quantised" and family.engine == "vllm":
+            if item.text.endswith(".part"):
+                layers, fill = set(item.params["numbers"]), dict(item.params)
+                yield _Effect("load-error", (), "model", layers, "why.excluded-part", fill)
+            elif item.params.get("numbers"):
+                yield _Effect("load-error", (), "model", set(item.params["numbers"]), "why.excluded")
         elif item.text in CONFLICTS:
             yield _Effect("load-error", (), "model", set(), "why.config-method")
         elif item.code == "config.absent" and item.severity == "error":

@@ -95,7 +95,8 @@ def _size(linear: Linear) -> Size | None:
 
 def _widths(config: Mapping[str, Any], last: str) -> dict[int, str]:
     """Widths that the configuration explains, each with the key to name; none where it does not speak of them."""
-    if config.get("block_configs"):
+    if config.get("block_configs") or any("auto_adjust" in key for key in config):
+        # Searched one by one, or computed from the number (LFM2).
         return {}
     routed = config.get("moe_intermediate_size")
     if last in _SHARED:
@@ -122,7 +123,7 @@ def _is_size(value: Any) -> bool:
 
 def _may_vary(config: Mapping[str, Any]) -> bool:
     """Layers may have widths of their own: a list of them, layers searched one by one, or no size at all."""
-    lists = any(isinstance(value, list) and "intermediate" in key for key, value in config.items())
+    lists = any(isinstance(value, list) and re.search("intermediate|ffn|mlp", key) for key, value in config.items())
     double = any("double_wide" in key for key in config)
     return bool(lists or double or config.get("block_configs") or configured_sizes(config) == (None, None))
 

@@ -70,11 +70,11 @@ class SourceConfig:
         """Does the exclude list name this module, whatever an allow-list says?"""
         return bool(self.exclude) and _excluder(self.exclude or ()).hits(module)
 
-    def prefixes(self) -> tuple[str, ...]:
-        """Excluded names that end in a layer's number; vLLM's ModelOpt looks for them anywhere in a module's name."""
+    def plain_patterns(self) -> tuple[str, ...]:
+        """Excluded names without a wildcard; vLLM's ModelOpt looks for them anywhere in a module's name."""
         if self.method is not None and not self.method.startswith("modelopt"):
             return ()
-        return tuple(name for name in self.exclude or () if re.search(r"\.\d+$", name) and "*" not in name)
+        return tuple(name for name in self.exclude or () if not name.startswith("re:") and not set(name) & set("*?["))
 
     def named_experts(self) -> frozenset[int]:
         """Numbers of experts that the exclude list singles out."""
@@ -227,10 +227,12 @@ def _missing(body: Mapping[str, Any], layout: str, method: Any) -> tuple[str, ..
     mixed = isinstance(algo, str) and algo.upper() == "MIXED_PRECISION" and not body.get("quantized_layers")
     listed = ("quantized_layers",) if mixed else ()
     if layout == "nested":
-        lost = (name for name in REQUIRED_NESTED if name not in body or (name == "quant_algo" and not body[name]))
-        return (*lost, *listed)
+        # Null is no list, and `from_config` raises an error at whatever is none.
+        empty = {"quant_algo": not algo, "exclude_modules": not isinstance(body.get("exclude_modules"), list)}
+        return (*(name for name in REQUIRED_NESTED if name not in body or empty.get(name)), *listed)
     named = isinstance(method, str) and method.startswith("modelopt")
-    return ("quant_algo",) if named and not algo else listed
+    no_list = named and "ignore" in body and not isinstance(body["ignore"], list)
+    return (*(("quant_algo",) if named and not algo else listed), *(("ignore",) if no_list else ()))
 
 
 def _expert_algo(*holders: Mapping[str, Any]) -> str | None:

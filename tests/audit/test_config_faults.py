@@ -426,8 +426,14 @@ def test_widths_that_differ_on_purpose():
         {"intermediate_size": [64, 32, 64]},
         {"block_configs": [{}, {}, {}], "intermediate_size": 16},
         {"intermediate_size": 32, "use_double_wide_mlp": True},
+        {"ffn_multipliers": [2.0, 1.0, 2.0]},
     ):
         assert found(audit(model(config, dense=(64, 32, 64)))) == []
+
+
+def test_a_width_that_is_computed():
+    config = {"intermediate_size": 96, "block_auto_adjust_ff_dim": True}
+    assert found(audit(model(config, dense=(64, 64, 64)))) == []
 
 
 @pytest.mark.parametrize("kind", ["gate", "up", "down"])

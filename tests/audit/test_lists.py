@@ -67,8 +67,7 @@ def test_an_expert_that_is_excluded_and_packed_like_the_others(layout, expert):
     """vLLM asks for the layer; a loader that asks for each module builds this one in BF16."""
     patterns = number(layout, expert)
     report = audit(layout.open(**excluding(layout, *patterns)))
-    [item] = found(report)
-    assert item == ("config.excluded-but-quantised", "warn", 0, None, (expert,))
+    assert found(report) == [("config.excluded-but-quantised", "warn", 0, None, (expert,))]
     assert outcomes(report) == outcomes(audit(layout.open()))
 
 
@@ -118,6 +117,36 @@ def test_two_digits_are_the_beginning_of_none_here():
     tensors = {name: item for name, item in base(12).items() if "layers.11." not in name}
     quant = {"quantization": {**QUANT["quantization"], "exclude_modules": ["*mlp.gate", "model.layers.11"]}}
     assert found(audit(opened(tensors, {**FOUR, "num_hidden_layers": 11}, quant))) == []
+
+
+@pytest.mark.parametrize("pattern", ["mlp.gate", "gate", "model.layers.0.mlp.gate", "", "model", "q"])
+def test_a_name_that_is_a_part_of_others(pattern):
+    """A dense layer's `gate_proj` is vLLM's `gate_up_proj`, of which the router's name is a part."""
+    layout = LAYOUTS["modelopt"]
+    quant = modelopt(exclude=(pattern,))
+    dense = {}
+    for last, size in (("gate_proj", (32, 64)), ("up_proj", (32, 64)), ("down_proj", (64, 32))):
+        dense |= linear(f"model.layers.0.mlp.{last}", *size)
+    dense |= linear("model.layers.0.self_attn.q_proj")
+    report = audit(layout.open({**layout.tensors(), **dense}, quant=quant))
+    assert found(report) == [("config.excluded-but-quantised", "backend", None, None, None)]
+    assert {outcomes(report)[name] for name in ("vllm-cutlass", "vllm-marlin")} == {"load-error"}
+    assert outcomes(report)["tensorrt-llm"] == "safe"
+    # Without such layers the router's name is a part of nothing.
+    if "gate" in pattern:
+        assert found(audit(layout.open(quant=quant))) == []
+
+
+def test_experts_that_are_excluded_and_packed():
+    """A warning in the vocabulary, and the end of a load in vLLM, which builds them in BF16."""
+    layout = LAYOUTS["modelopt"]
+    report = audit(layout.open(quant=modelopt(exclude=("*gate", f"{MLP}*"))))
+    assert found(report) == [("config.excluded-but-quantised", "warn", None, None, None)]
+    assert outcomes(report)["vllm-cutlass"] == "load-error"
+    # One that names another module stops nothing.
+    head = audit(layout.open({**layout.tensors(), **linear("lm_head")}))
+    assert found(head) == [("config.excluded-but-quantised", "warn", None, None, None)]
+    assert set(outcomes(head).values()) == {"safe"}
 
 
 def test_other_methods_lists_know_no_parts():
@@ -221,6 +250,22 @@ def test_an_allow_list_that_is_none():
         assert "quantized_layers" in report.findings[0].message
         assert outcomes(report)["vllm-cutlass"] == "load-error"
         assert outcomes(report)["transformers"] == "safe"
+
+
+@pytest.mark.parametrize("value", [None, "lm_head", {"lm_head": True}])
+def test_an_exclude_list_that_is_none(value):
+    """vLLM's `from_config` raises an error at it."""
+    nested = {"quantization": {**QUANT["quantization"], "exclude_modules": value}}
+    flat = {**FOUR, "quantization_config": {**FLAT, "ignore": value}}
+    for checkpoint, field in (
+        (opened(base(), FOUR, nested), "exclude_modules"),
+        (opened(base(), flat, None), "ignore"),
+    ):
+        report = audit(checkpoint)
+        assert found(report) == [("config.incomplete", "backend", None, None, None)]
+        assert field in report.findings[0].message
+    empty = {**FOUR, "quantization_config": {key: item for key, item in FLAT.items() if key != "ignore"}}
+    assert found(audit(opened(base(), empty, None))) == []
 
 
 # Which file is whose.

@@ -20,7 +20,7 @@ GPT_OSS = Dialect(
     suffixes={"weight": "blocks", "weight_scale": "scales"},
     block="MXFP4",
     arrangement="fused",
-    methods=("mxfp4",),
+    methods=("mxfp4", "quark"),
 )
 DEEPSEEK_V4 = Dialect(
     id="deepseek-v4",
