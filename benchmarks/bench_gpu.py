@@ -1,13 +1,15 @@
 """The streaming kernels on a GPU: how near to memory bandwidth they come, and how far from torch.compile and torchao.
 
 8192 x 16384 elements (268 MB in BF16), a ring of inputs so that no call finds its own in the cache, medians of GPU
-events, all candidates in turn in one process.  Every candidate runs twice and the second time counts: what another one
-left unwritten in L2 (50 MB on an H200) would be written at its expense, which costs 3 to 9 µs.  A kernel's rate counts
-what it must read and write once; *of copy* is that rate over the rate of torch's own copy of a tensor of the same size.
-A second table holds every kernel against a copy that moves as many bytes as the kernel must: a shorter one, timed in
-the same rounds.  A third decodes as many packed bytes as the first table's kernels read: dequantise reads a quarter of
-what it writes, so that 8192 x 16384 is 75 MB of its input.  There its own kernel, compiled to move the same bytes and
-compute nothing, says what the memory allows.
+events, all candidates in turn in one process.  Every candidate runs three times and the third counts: what another one
+left unwritten in L2 (50 MB on an H200) would be written at its expense, which costs the first run 3 to 9 µs and the
+second half a µs.  A kernel's rate counts what it must read and write once; *of copy* is that rate over the rate of
+torch's own copy of a tensor of the same size.  A second table holds every kernel against a copy that moves as many
+bytes as the kernel must: a shorter one, timed in the same rounds.
+
+A third decodes as many packed bytes as the first table's kernels read: dequantise reads a quarter of what it writes, so
+that 8192 x 16384 is 75 MB of its input.  There its own kernel, compiled to move the same bytes and compute nothing,
+says what the memory allows.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ def measure(quick: bool = False) -> list[Section]:
 
 
 def steady_times(candidates: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Seconds on the GPU of every candidate, taking turns, each right after a call of its own."""
+    """Seconds on the GPU of every candidate, taking turns, each right after two calls of its own."""
     import torch
 
     for call in candidates.values():
@@ -74,7 +76,8 @@ def steady_times(candidates: dict[str, Callable[[], object]], repeats: int) -> d
     for _ in range(repeats):
         for name, call in candidates.items():
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            torch.cuda._sleep(PAUSE)  # long enough for Python to queue both calls
+            torch.cuda._sleep(PAUSE)  # long enough for Python to queue the three calls
+            call()
             call()
             start.record()
             call()
