@@ -57,9 +57,18 @@ def _label(box: Any) -> str:
     return text.text_content().strip() if text.count() else "?"
 
 
-def _choice(box: Any, options: Any) -> Act:
-    count = options.count()
-    return lambda page, lap: options.nth((lap + 1) % min(count, 3)).click()
+_CHOSEN = """options => options.findIndex(option =>
+  option.matches("[aria-checked=true], [aria-selected=true]") || option.querySelector("input:checked"))"""
+
+
+def _choice(options: Any) -> Act:
+    """The next one of the first three."""
+
+    def act(page: Any, lap: int) -> None:
+        chosen = options.evaluate_all(_CHOSEN)
+        options.nth((chosen + 1) % min(options.count(), 3)).click()
+
+    return act
 
 
 def _stepper(field: Any, up: str, down: str) -> Act:
@@ -88,7 +97,8 @@ def _number(box: Any) -> Act:
 def _select(box: Any) -> Act:
     def act(page: Any, lap: int) -> None:
         box.get_by_role("button", name="Open").click()
-        page.locator("[role=option]").nth((lap + 1) % 2).click()
+        page.locator("[role=option]").first.wait_for()
+        _choice(page.locator("[role=option]"))(page, lap)
 
     return act
 
@@ -99,9 +109,9 @@ def streamlit_controls(page: Any) -> Iterator[Control]:
     kinds: tuple[tuple[str, Callable[[Any], Act | None]], ...] = (
         ("stSlider", _slider),
         ("stNumberInput", _number),
-        ("stButtonGroup", lambda box: _choice(box, box.locator("[role=radio]"))),
+        ("stButtonGroup", lambda box: _choice(box.locator("[role=radio]"))),
         ("stSelectbox", _select),
-        ("stRadio", lambda box: _choice(box, box.locator("label:has(input)"))),
+        ("stRadio", lambda box: _choice(box.locator("label:has(input)"))),
     )
     for kind, make in kinds:
         boxes = main.get_by_test_id(kind).filter(visible=True)
@@ -192,6 +202,7 @@ def skip_questions(page: Any) -> None:
 
 def waited(page: Any, act: Act, lap: int, answered: bool = True) -> tuple[float, float | None]:
     """Seconds until the picture rests, and until a component first answered (None if none did)."""
+    drawn(page)  # a run that is still going would swallow the next one
     page.evaluate("watch.arm()")
     act(page, lap)
     page.wait_for_function("answered => watch.settled(answered)", arg=answered, polling=50)
@@ -237,7 +248,7 @@ def measure_page(page: Any, url: str, id: str, repeats: int) -> dict[str, list[f
     taken = 0
     for index in range(max(1, len(names))):
         if names:
-            if parts.nth(index).get_attribute("aria-checked") != "true":
+            if parts.evaluate_all(_CHOSEN) != index:
                 waited(page, lambda page, lap, index=index: parts.nth(index).click(), 0)
             skip_questions(page)
         for control in list(streamlit_controls(page))[: 2 if names else MOST]:
@@ -245,7 +256,7 @@ def measure_page(page: Any, url: str, id: str, repeats: int) -> dict[str, list[f
                 take(f"{names[index]}: " if names else "", control)
                 taken += 1
     if len(names) > 1:
-        take("", Control("another part", _choice(page, parts)))
+        take("", Control("another part", _choice(parts)))
     return times
 
 
@@ -262,7 +273,7 @@ def measure(quick: bool, only: tuple[str, ...] = ()) -> list[harness.Section]:
                 context = browser.new_context(viewport={"width": 1280, "height": 900}, locale="en-US")
                 context.add_init_script(path=WATCH)
                 page = context.new_page()
-                page.set_default_timeout(15_000)
+                page.set_default_timeout(30_000)
                 times |= measure_page(page, f"{server.url}/{address}", id, repeats)
                 context.close()
         finally:

@@ -3,11 +3,16 @@
   const IGNORED = "[data-testid=stHeader], [data-testid=stStatusWidget], [data-testid=stDecoration]";
   const watch = (window.watch = { input: 0, changed: 0, painted: 0, local: 0, runs: 0, figure: 0 });
   watch.arm = () => Object.assign(watch, { input: 0, changed: 0, painted: 0, local: 0, runs: 0, figure: 0 });
+  // A figure's place is there before its drawing: on a page's first one the drawing code itself is still on its way.
+  const drawn = () =>
+    !document.querySelector("[data-testid=stSkeleton]") &&
+    [...document.querySelectorAll("[data-testid=stPlotlyChart]")].every((chart) => chart.querySelector(".main-svg"));
   // Quiet for a quarter of a second, Streamlit at rest, and the last change on the screen.  `answered`: not before the server
   // has run at all; where it need not, a component's message may still come, and quiet has to last longer.
   watch.settled = (answered) =>
     watch.input > 0 &&
     (watch.runs > 0 || !answered) &&
+    drawn() &&
     document.querySelector("[data-testid=stApp]")?.dataset.testScriptState === "notRunning" &&
     watch.painted >= watch.changed &&
     performance.now() - Math.max(watch.changed, watch.input) > (answered ? 250 : 800);
