@@ -8,10 +8,17 @@ import io
 import signal
 import sys
 
+ENDS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
 
 def main() -> int:
     """Run the command line of this process; returns the exit code."""
-    pressed = False
+    pressed, ended = False, 0
+
+    def end(number: int, _: object) -> None:
+        nonlocal ended
+        ended = number
+        raise KeyboardInterrupt
 
     def note(*_: object) -> None:
         nonlocal pressed
@@ -24,6 +31,10 @@ def main() -> int:
     def loaded() -> None:
         if watched:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        # A job's time is over, or its terminal is gone: half a copy must not be left then either.
+        for number in ENDS:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, end)
         if pressed:
             raise KeyboardInterrupt
 
@@ -40,7 +51,7 @@ def main() -> int:
     if watched:
         # The report is out; what is left is to take the interpreter down.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    return code
+    return 128 + ended if ended else code
 
 
 if __name__ == "__main__":

@@ -143,6 +143,34 @@ def test_during_a_remote_audit(holed, wait):
     assert (process.returncode, out, err) == (130, "", STOPPED)
 
 
+WHILE_WRITING = """
+import os, signal
+
+def fsync(descriptor):
+    os.kill(os.getpid(), {number})
+
+os.fsync = fsync
+"""
+
+
+@pytest.mark.parametrize("command", ["inject", "repair"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_while_a_copy_is_written(holed, command, number):
+    """Also where a job's time is over or its terminal is closed: neither the copy nor a part of it is left."""
+    (holed.parent / "press").mkdir()
+    (holed.parent / "press/sitecustomize.py").write_text(WHILE_WRITING.format(number=int(number)))
+    done = subprocess.run(
+        [sys.executable, "-m", "nvfp4viz", *COMMANDS[command]],
+        cwd=holed.parent,
+        env={**os.environ, "PYTHONPATH": f"{holed.parent / 'press'}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (128 + number, STOPPED)
+    assert sorted(os.listdir(holed.parent)) == ["holed", "press"]
+
+
 def run(capsys, *arguments):
     code = cli.main(arguments)
     return code, *capsys.readouterr()
