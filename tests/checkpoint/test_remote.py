@@ -492,6 +492,7 @@ def hub_site(files, storage, name="owner/model"):
     siblings = [{"rfilename": file} for file in [*files, "original/consolidated.safetensors", "README.md"]]
     info = {"id": name, "modelId": name, "sha": SHA, "siblings": siblings, "tags": [], "private": False}
     api = {f"/api/models/{name}": (200, info, {}), f"/api/models/{name}/revision/v1": (200, info, {})}
+    api[f"/api/models/{name}/revision/{SHA}"] = (200, info, {})
     missing = {"X-Error-Code": "RepoNotFound"}
     api["/api/models/owner/absent"] = (404, {"error": "Repository not found"}, missing)
     api["/api/models/owner/ill"] = (500, {"error": "ill"}, {})
@@ -533,6 +534,13 @@ def test_a_revision_of_its_own(hub):
     site, _ = hub
     open_checkpoint("hf://owner/model", revision="v1")
     assert any(path.startswith("/api/models/owner/model/revision/v1") for path, _, _ in site.asked)
+
+
+def test_others_are_told_the_commit(hub):
+    """Workers of a cluster open the same files, though the branch may move meanwhile."""
+    source = open_remote("hf://owner/model", "v1")
+    assert source.pinned == f"hf://owner/model@{SHA}"
+    assert open_checkpoint(source.pinned).tensors.keys() == open_checkpoint(source).tensors.keys()
 
 
 @pytest.mark.parametrize(
