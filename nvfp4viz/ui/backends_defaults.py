@@ -70,4 +70,5 @@ def defaults_part(page: Lesson) -> None:
 def _marked(page: Lesson, column: str, enum: str, reach: dict[str, str]) -> str:
     if enum == "–":
         return page.t("defaults.refused")
-    return f"{enum}: {page.t('short.token' if column == 'per_token' else f'short.{reach[enum]}')}"
+    read = page.t("short.token" if column == "per_token" else f"short.{reach[enum]}")
+    return page.t("defaults.cell", enum=enum, read=read)
