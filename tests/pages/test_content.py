@@ -17,11 +17,13 @@ IDENTIFIERS = re.compile(
     | B200 | H200 | H100 | A100 | RTX\ \d+ | sm_\d+\w? | CUDA\ \d+(\.\d+)* | Gemma\ 4 | Qwen\d+(\.\d+)?(-Next)?
     | DeepSeek[\ -](V|R)\d+
     | V1 | V2 | v1\.0 | Blackwell | w13 | w[123] | a[12] | SHA-?256 | UTF-8 | HTTP\ 200 | id\ 0
-    | [a-z]+_[a-z0-9_]+ | \#\d+ | \d+-bit | \d-D | \d+×\d+
+    | [a-z]+_[a-z0-9_]+ | [A-Z]+_[A-Z0-9_]+ | \#\d+ | \d+-bit | \d-D | \d+×\d+
     )\b | [−-]0(?!\.?\d) | (?<=\s)\#\d+ | \d+\ 位(?=浮点|编码) | 第\d | (?<=字节)\ 0x00""",
     re.VERBOSE,
 )
 CODE = re.compile(r"`[^`]*`")
+TARGET = re.compile(r"(?<=\])\(https://[^)\s]+\)")
+"""Where a link leads, which nobody reads."""
 # Values that are names here: the marks of a slot that holds exactly this number, and examples in an empty input.
 # Findings name the constants of the conventions they check (1.0, 2688, a group of 16): they define, they do not report.
 # So does the command line's help: exit codes, defaults, the numbers of a command's inputs.
@@ -29,9 +31,9 @@ NAMED_VALUES = re.compile(r"^findings(_deep)?\.|^cli\.|\.where$|_placeholder$|^c
 
 
 def _prose(text: str) -> str:
-    """A text without its placeholders, code spans and names."""
+    """A text without its placeholders, code spans, link targets and names."""
     text = re.sub(r"\{[^}]*\}", " ", text)
-    return IDENTIFIERS.sub(" ", CODE.sub(" ", text))
+    return IDENTIFIERS.sub(" ", TARGET.sub("", CODE.sub(" ", text)))
 
 
 def test_both_languages_have_the_same_texts():
