@@ -1,4 +1,7 @@
-"""Options that would change nothing: they are refused, because whoever gives one believes that it does something.
+"""Options that would change nothing: refused where whoever gives one would be misled about what was read or written.
+
+A script may give the same ``--seed``, ``--gpu`` or ``--paths`` to every fault and every format; their help says where
+they change nothing.
 
 What an option does beside the others is tested as a table of all commands and options (``tests/test_cli_options.py``).
 """
@@ -9,10 +12,6 @@ import argparse
 
 from nvfp4viz.checkpoint.source import is_address
 from nvfp4viz.errors import InputError
-
-# Of `nvfp4viz.checkpoint.FAULTS`: those that choose something by chance.
-SEEDED = ("random-bits", "block-nan", "block-negative")
-
 
 def is_hub(source: str) -> bool:
     """Is this a repository on the hub, which alone has revisions?
@@ -33,7 +32,7 @@ def refuse_idle(options: argparse.Namespace) -> None:
     Raises
     ------
     InputError
-        ``cli.empty``, ``cli.idle-revision``, ``cli.idle-csv``, ``cli.idle-seed``, ``cli.idle-suspects``.
+        ``cli.empty``, ``cli.idle-revision``, ``cli.idle-suspects``.
     """
     given = vars(options)
     for name, value in given.items():
@@ -42,11 +41,5 @@ def refuse_idle(options: argparse.Namespace) -> None:
             raise InputError("cli.empty", option=name.upper() if plain else f"--{name.replace('_', '-')}")
     if options.revision is not None and not any(is_hub(given[side]) for side in ("source", "other") if side in given):
         raise InputError("cli.idle-revision")
-    if options.command == "audit" and options.format == "csv":
-        for name in ("gpu", "paths"):
-            if given[name]:
-                raise InputError("cli.idle-csv", option=f"--{name}")
-    if options.command == "inject" and options.seed is not None and options.fault not in SEEDED:
-        raise InputError("cli.idle-seed", fault=options.fault, faults=", ".join(SEEDED))
     if options.command == "repair" and options.suspects and options.policy == "weight-only":
         raise InputError("cli.idle-suspects")
