@@ -115,6 +115,7 @@ def routers_part(page: Lesson) -> None:
             most=FUSED_MOST,
             image=IMAGE_LO,
             last=VOCABULARY - 1,
+            places=IMAGE_SENTINELS,
         )
 
 

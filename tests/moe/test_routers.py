@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nvfp4viz.errors import InputError
 from nvfp4viz.moe import routers
 from nvfp4viz.moe.routing import route_gemma4
 
@@ -230,6 +231,28 @@ def test_too_few_whole_groups_give_equal_weights():
     assert routed.ids.tolist() == [[0, 1, 2, 3]]
     assert routed.weights.tolist() == [[0.25] * 4]
     assert routers.route_grouped(x, 4, groups=2, top_groups=1, bias=np.zeros(8)).ids.tolist() == [[4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize(
+    ("groups", "kept", "top", "bias"),
+    [(3, 1, 1, None), (0, 0, 0, None), (2, 3, 4, None), (4, 1, 5, None), (16, 4, 4, BIAS)],
+    ids=["unequal", "none", "more kept than there are", "too few experts", "one expert has no two largest"],
+)
+def test_groups_that_cannot_serve_a_token_are_refused(groups, kept, top, bias):
+    with pytest.raises(InputError) as error:
+        routers.route_grouped(_logits("ordinary"), top, groups=groups, top_groups=kept, bias=bias)
+    assert error.value.code == "router.groups"
+    routers.route_grouped(_logits("ordinary"), 4, groups=16, top_groups=4)  # without a bias one is enough
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("route", [routers.route_softmax, routers.route_sigmoid, routers.route_sqrt_softplus])
+def test_a_bias_that_is_not_finite_is_refused(route, bad):
+    bias = BIAS.copy()
+    bias[5] = bad
+    with pytest.raises(InputError) as error:
+        route(_logits("ordinary"), TOP, bias=bias)
+    assert (error.value.code, error.value.params["expert"]) == ("router.bias", 5)
 
 
 def test_softplus_goes_over_to_its_argument():

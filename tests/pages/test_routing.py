@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from nvfp4viz.figures import routing as figures
+from nvfp4viz.figures.words import catalogue
 from nvfp4viz.model import corpus, planner
 from nvfp4viz.moe.router_comparison import ROUTERS, compare_routers
 from nvfp4viz.ui import router_parts, routing_parts, routing_run
@@ -223,6 +224,13 @@ def test_a_place_of_an_image_asks_no_table(open_page):
     for token in ("11", "15"):
         assert f"Id {token} stands for a place of an image" in lines[token]
         assert "**hash** chooses 6, 0, 3" in lines[token]  # as √softplus with that bias does
+
+
+def test_what_was_read_in_a_newer_commit_is_said(open_page):
+    at = open_page(PAGE, part="routers")
+    said = texts(clean(at.button(key=f"predict.skip.{NAN}").click().run()))
+    assert "vLLM 0.33.0, but for the 5 ids of an image" in said
+    assert all("`0f5257e`" in catalogue(lang)[f"{PAGE}.routers.text"] for lang in LANGUAGES)
 
 
 def test_a_preset_is_taken(open_page):

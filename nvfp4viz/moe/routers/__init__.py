@@ -1,6 +1,6 @@
 """The routers of today's mixture-of-experts models, from logits to experts and weights.
 
-Source: `serving-vllm.md` section 9 (vLLM 0.33).  They differ where it matters: what is compared, what is weighed, and
+Source: `serving-vllm.md` section 9 (vLLM 0.33.0).  They differ where it matters: what is compared, what is weighed, and
 what a NaN does.
 
 ==================  =====================  =========================  ==================================================
@@ -17,8 +17,10 @@ router              compares               weighs                     a NaN logi
 ``gemma4``          the logits             softmax over the chosen    chosen first, every weight NaN
 ==================  =====================  =========================  ==================================================
 
-Ties go to the lower id in all of them.  A correction bias holds finite numbers.  Every function has two paths,
-``"reference"``, which goes through one token's experts one by one, and ``"numpy"``; their bits are equal.
+All take logits ``(T, E)`` float32 and give a `Scored`: int32 ids and float32 weights ``(T, k)``.  Ties go to the lower
+id in all of them.  A correction bias is ``(E,)`` float32 and holds finite numbers; otherwise `InputError`
+``router.bias``.  Every function has two paths, ``"reference"``, which goes through one token's experts one by one, and
+``"numpy"``; their bits are equal.
 
 Exponentials, logarithms and tangents are taken in float64 and rounded, and sums over experts run in f32 by rising id,
 or by rank where they run over the chosen: a definition that every machine repeats.  A GPU's ``expf`` and the order in

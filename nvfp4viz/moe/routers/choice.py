@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from nvfp4viz.errors import InputError
 from nvfp4viz.moe.routing import Routing, top_k_stable
 
 Array = npt.NDArray[Any]
@@ -157,7 +158,14 @@ def choose(path: Path, scores: F32, compared: F32, k: int, renormalize: bool, sc
 
 
 def finite_bias(bias: Array | None, experts: int) -> F32:
-    """A correction bias (E,) float32, zeros where there is none."""
+    """A correction bias (E,) float32, zeros where there is none.
+
+    Raises
+    ------
+    InputError
+        ``router.bias``: one of its numbers is not finite.
+    """
     extra = np.zeros(experts, np.float32) if bias is None else np.asarray(bias, np.float32)
-    assert np.isfinite(extra).all(), "a correction bias is finite"
+    for expert in np.flatnonzero(~np.isfinite(extra)).tolist():
+        raise InputError("router.bias", expert=expert, value=extra[expert])
     return extra

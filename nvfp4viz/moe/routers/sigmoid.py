@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 
+from nvfp4viz.errors import InputError
 from nvfp4viz.moe.routers.choice import (
     F32,
     I32,
@@ -106,6 +107,11 @@ def route_grouped(
         epsilon, so that scores of 0 give NaN as well, and then multiplied by ``scaling``.  (Which of equals
         ``torch.topk`` takes is open; here the lower id.)
 
+    Raises
+    ------
+    InputError
+        ``router.groups``: groups of unequal size, or too few experts in those kept; ``router.bias``.
+
     >>> routed = route_grouped(np.float32([[2, 0, 1, 1.5]]), 2, groups=2, top_groups=1, bias=np.zeros(4))
     >>> routed.ids.tolist(), routed.compared.tolist()
     ([[3, 2]], [[-inf, -inf, 0.7310585975646973, 0.8175745010375977]])
@@ -115,9 +121,9 @@ def route_grouped(
     ([[[3, 2]], [[1, 0]]], [[nan, nan]])
     """
     experts = logits.shape[1]
-    assert experts % groups == 0, "groups must be of equal size"
-    assert top_groups * (experts // groups) >= top_k, "the kept groups have fewer than k experts"
-    assert bias is None or experts > groups, "with a bias a group counts as its two largest: it needs two experts"
+    size = 0 if groups < 1 or experts % groups else experts // groups
+    if not 0 < top_groups <= groups or top_groups * size < top_k or size < (1 if bias is None else 2):
+        raise InputError("router.groups", experts=experts, groups=groups, kept=top_groups, top=top_k)
     extra, factor = finite_bias(bias, experts), np.float32(scaling)
     best_of = 1 if bias is None else 2
     one, whole = (sigmoid_tanh, _sigmoid_tanh_all) if kernel == "fused" else (sigmoid, _sigmoid_all)

@@ -3,7 +3,7 @@
 In a model that sees, the places of an image carry five ids of their own, one after the other from
 ``image_sentinel_lo`` on.  No table says anything about them: they are routed by their scores and a bias for images.
 That there are five, and from where, was read in vLLM's ``csrc/moe/topk_softplus_sqrt_kernels.cu`` at 0f5257e24511,
-newer than the 0.33 of the rest.
+newer than the 0.33.0 of the rest.
 """
 
 from __future__ import annotations
