@@ -7,7 +7,7 @@ the scalar K = 32 step.  An output costs about half a millisecond for every 32 e
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -85,7 +85,7 @@ def product(codes: U8, scales: U8, weight: U8, words: U32, row: int) -> np.float
     return accumulator
 
 
-def by_groups(rows: Array, quantise: Any) -> tuple[U8, U8]:
+def by_groups(rows: Array, quantise: Callable[[list[np.float32]], tuple[list[int], int]]) -> tuple[U8, U8]:
     """Codes ``(R, K)`` and scales ``(R, K//32)`` of rows ``(R, K)``, group by group."""
     codes, scales = np.zeros(rows.shape, np.uint8), np.zeros((len(rows), rows.shape[1] // GROUP), np.uint8)
     for r, g in np.ndindex(scales.shape):

@@ -85,8 +85,8 @@ def expert_scales(weights: Array, tops: F32 | None = None, path: Literal["auto",
 
     ``tops (E,)`` are maxima from elsewhere, as tensor-parallel ranks share them; by default the experts' own.
     """
-    top = amax_scalar if path == "reference" else amax
-    own = np.array([top(w) for w in weights], np.float32) if tops is None else tops
+    largest = amax_scalar if path == "reference" else amax
+    own = np.array([largest(w) for w in weights], np.float32) if tops is None else tops
     # The emulation's rule is torch's scalar / tensor with the same floor of 1e-8.
     return np.array([global_scale(top, "vllm-emulation") for top in own], np.float32)
 

@@ -101,9 +101,9 @@ def share_scale(
     (0.25, [6.0, 3.0, 1.0, 0.0])
     """
     _check(parts)
-    top = amax_scalar if path == "reference" else amax
+    largest = amax_scalar if path == "reference" else amax
     reround = _reround_reference if path == "reference" else _reround
-    tops = {name: top(weight) for name, weight in parts.items()}
+    tops = {name: largest(weight) for name, weight in parts.items()}
     scales = {name: global_scale(top, RECIPE) for name, top in tops.items()}
     most = max(scales.values())
     first = next(iter(scales.values()))

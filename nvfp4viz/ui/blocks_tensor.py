@@ -112,10 +112,10 @@ def pick(page: Lesson) -> None:
             **page.view.widget("of"),
         )
     if page.view["of"] == "other":
-        names, own = opened.names, page.view["tensor"]
-        names = names if own is None or own in names else (*names, own)
+        names, asked = opened.names, page.view["tensor"]
+        names = names if asked is None or asked in names else (*names, asked)
         st.selectbox(page.t("tensor.name"), names, help=page.t("tensor.name_help"), **page.view.widget("tensor"))
-        entry = opened.checkpoint.tensors.get(page.view["tensor"] or "")
+        entry = opened.checkpoint.tensors.get(asked or "")
         if entry is not None and len(entry.shape) == 3 and entry.shape[0]:
             page.refine(stack=state.integer(0, entry.shape[0] - 1, default=0))
             st.number_input(page.t("tensor.stack"), 0, entry.shape[0] - 1, **page.view.widget("stack"))

@@ -6,6 +6,7 @@ import pytest
 
 from nvfp4viz.checkpoint import canonical, tensor, write_checkpoint
 from nvfp4viz.errors import error_texts
+from nvfp4viz.figures.words import catalogue
 from nvfp4viz.serving import matrix
 from nvfp4viz.ui import explorer_open
 from tests.audit.layouts import LAYOUTS, ct_linear, fp8, linear, typed
@@ -50,21 +51,22 @@ def floats(*shape):
 
 
 MODULES = {
-    "attention in NVFP4": (linear("model.layers.0.self_attn.q_proj"), "weight", "NVFP4, 64 × 64."),
-    "dense MLP of compressed-tensors": (ct_linear("model.layers.0.mlp.up_proj"), "weight_packed", "NVFP4, 64 × 64."),
-    "shared expert": (linear("model.layers.0.mlp.shared_experts.down_proj"), "weight", "NVFP4, 64 × 64."),
-    "attention in FP8": (fp8("model.layers.0.self_attn.o_proj"), "weight", "F8_E4M3, 64 × 64, 64 × 64."),
-    "FP8 tiles of DeepSeek V4": (fp8("layers.0.attn.wq_a", "scale", "F8_E8M0"), "weight", "F8_E4M3, 64 × 64, 64 × 64."),
-    "router": ({"model.layers.0.mlp.gate.weight": floats(16, 64)}, "weight", "BF16, 16 × 64."),
-    "embedding": ({"model.embed_tokens.weight": floats(80, 64)}, "weight", "BF16, 80 × 64."),
-    "stack": ({"model.layers.0.mixer.many.weight": floats(3, 32, 64)}, "weight", "[0]`, BF16, 32 × 64."),
+    "attention in NVFP4": (linear("model.layers.0.self_attn.q_proj"), "weight", ("NVFP4", 64, 64)),
+    "dense MLP of compressed-tensors": (ct_linear("model.layers.0.mlp.up_proj"), "weight_packed", ("NVFP4", 64, 64)),
+    "shared expert": (linear("model.layers.0.mlp.shared_experts.down_proj"), "weight", ("NVFP4", 64, 64)),
+    "attention in FP8": (fp8("model.layers.0.self_attn.o_proj"), "weight", ("F8_E4M3, 64 × 64", 64, 64)),
+    "FP8 tiles of DeepSeek V4": (fp8("layers.0.attn.wq_a", "scale", "F8_E8M0"), "weight", ("F8_E4M3, 64 × 64", 64, 64)),
+    "router": ({"model.layers.0.mlp.gate.weight": floats(16, 64)}, "weight", ("BF16", 16, 64)),
+    "embedding": ({"model.embed_tokens.weight": floats(80, 64)}, "weight", ("BF16", 80, 64)),
+    "stack": ({"model.layers.0.mixer.many.weight": floats(3, 32, 64)}, "weight", ("BF16", 32, 64)),
 }
+"""Tensors, the last part of the name, and what is said: how it is stored, with a scale for how much, and its size."""
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
 @pytest.mark.parametrize("case", MODULES)
 def test_other_matrices_are_listed_and_compared(look, lang, case):
-    tensors, suffix, said = MODULES[case]
+    tensors, suffix, (stored, n, k) = MODULES[case]
     (name,) = [name for name in tensors if name.endswith(f".{suffix}")]
     if case.startswith("FP8") or case.endswith("FP8"):  # ones alone would lose nothing in any direction
         values = RANDOM.normal(size=(64, 64)).astype(ml_dtypes.float8_e4m3fn)
@@ -72,9 +74,8 @@ def test_other_matrices_are_listed_and_compared(look, lang, case):
     at = look(tensors, lang=lang, of="other", tensor=name)
     assert name in at.selectbox(key=f"{PAGE}.tensor").options
     assert pictures(at) == 1
-    said = said if lang == "en" else said.replace(", ", "，", 1).replace(".", "。")
-    assert said.replace("]`，", "]`, ").split(" × ")[-1] in texts(at)
-    assert name in texts(at)
+    called = f"{name}[0]" if case == "stack" else name
+    assert catalogue(lang)[f"{PAGE}.tensor.is"].format(name=called, stored=stored, n=n, k=k) in texts(at)
 
 
 def test_a_matrix_of_a_stack_is_chosen_by_number(look):
