@@ -218,6 +218,34 @@ class Checkpoint:
             raise CheckpointError("checkpoint.not-a-scalar", tensor=shown, dtype=entry.dtype, shape=shape)
         return self._floats(table.file[rows], table.begin[rows])
 
+    def half_scalars(self, names: Sequence[str]) -> npt.NDArray[np.float32]:
+        """One-number BF16 and F16 tensors with few reads, as float32; which changes no value.
+
+        Returns
+        -------
+        (len(names),) float32
+
+        Raises
+        ------
+        CheckpointError
+            As `entry`; ``checkpoint.not-a-scalar`` for tensors that are something else.
+        """
+        entries = [self.entry(name) for name in names]
+        for entry in entries:
+            if entry.dtype not in ("BF16", "F16") or entry.nbytes != 2:
+                shape, shown = list(entry.shape), printable(entry.name)
+                raise CheckpointError("checkpoint.not-a-scalar", tensor=shown, dtype=entry.dtype, shape=shape)
+        index = {file: k for k, file in enumerate(self.tensors.files)}
+        files = np.array([index[entry.file] for entry in entries], np.int64)
+        begins = np.array([entry.begin for entry in entries], np.int64)
+        # The two bytes before belong to a neighbour or to the header; behind may be the file's end.
+        bits = (self._floats(files, begins - 2).view(np.uint32) >> 16).astype(np.uint16)
+        values = np.empty(len(entries), np.float32)
+        for dtype in {entry.dtype for entry in entries}:
+            these = np.array([entry.dtype == dtype for entry in entries], np.bool_)
+            values[these] = bits[these].view(DTYPES[dtype].view).astype(np.float32)
+        return values
+
     def vectors(self, names: Sequence[str]) -> list[npt.NDArray[np.float32]]:
         """Short F32 vectors with few reads, such as one scale an expert; as `scalars`.
 

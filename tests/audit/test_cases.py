@@ -4,12 +4,13 @@ Numbers are those of the specification's case list.  ``codes`` says which findin
 above ``info`` may stand beside them: one cause, one finding.
 """
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from nvfp4viz.audit import audit, describe
 from nvfp4viz.checkpoint import memory_checkpoint, tensor
-from tests.audit.layouts import LAYOUTS
+from tests.audit.layouts import LAYOUTS, bf16
 from tests.audit.reading import found, outcomes
 from tests.checkpoint.checkpoint_fixtures import CONFIG, CT_QUANT, FLAT, QUANT, base, ct_base, opened, scalar, without
 
@@ -505,6 +506,37 @@ def test_48_kv_scales(value, expected):
     tensors = {**base(), "model.layers.0.self_attn.k_proj.k_scale": scalar(value)}
     report = audit(opened(tensors))
     assert [(item.code, item.severity) for item in report.findings] == ([expected] if expected else [])
+
+
+@pytest.mark.parametrize("half", ["BF16", "F16"])
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(0.5, None), (1.0, ("kv.identity", "info")), (0.0, ("kv.zero", "error")), (np.inf, ("kv.invalid", "error"))],
+)
+def test_48_kv_scales_in_half_precision(half, value, expected):
+    """llm-compressor stores them in the model's type; the first tensor and the last of a file too."""
+    quant = {"quantization": {**QUANT["quantization"], "kv_cache_quant_algo": "FP8"}}
+    for name in ("model.layers.0.self_attn.k_scale", "zz.v_scale"):
+        entry = tensor(np.array(value, np.float16 if half == "F16" else ml_dtypes.bfloat16))
+        for tensors in ({name: entry, **base()}, {**base(), name: entry}):
+            report = audit(opened(tensors, CONFIG, quant))
+            assert [(item.code, item.severity) for item in report.findings] == ([expected] if expected else [])
+
+
+def test_48_a_kv_scale_without_its_partner():
+    attention = "model.layers.0.self_attn"
+    weights = {f"{attention}.{name}_proj.weight": bf16(32, 32) for name in "kv"}
+    excluded = [*QUANT["quantization"]["exclude_modules"], f"{attention}*"]
+    quant = {"quantization": {**QUANT["quantization"], "exclude_modules": excluded}}
+    for k, v in (("k_proj.k_scale", "v_proj.v_scale"), ("k_scale", "v_scale")):
+        both = {**base(), **weights, f"{attention}.{k}": scalar(0.01), f"{attention}.{v}": scalar(0.02)}
+        assert not audit(opened(both, CONFIG, quant)).findings
+        for name in (k, v):
+            [finding] = audit(opened(without(both, f"{attention}.{name}"), CONFIG, quant)).findings
+            assert (finding.code, finding.severity, finding.count) == ("kv.absent", "info", 1)
+        # A layer whose values are its keys has no other one.
+        keys = without(without(both, f"{attention}.v_proj.weight"), f"{attention}.{v}")
+        assert not audit(opened(keys, CONFIG, quant)).findings
 
 
 def test_48_absent_kv_scales():
