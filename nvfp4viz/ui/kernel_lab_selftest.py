@@ -133,9 +133,9 @@ def _recorded(page: Lesson) -> None:
     if not found:
         page.prose("selftest.no_record")
         return
-    for record in found:
-        box = st.expander(f"{record.gpu}, {record.report['date']}", key=f"kernel_lab.record.{record.gpu}")
-        with box:
+    for newer, record in enumerate(found):  # there may be several of one GPU
+        name = f"{record.gpu}, {record.report['date']}"
+        with st.expander(name, key=f"kernel_lab.record.{len(found) - newer}.{record.gpu}"):
             _report(page, record)
 
 
