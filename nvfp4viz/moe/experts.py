@@ -185,7 +185,7 @@ def run_w4a4_experts(
         smallest layer, and always records.  The bits are equal.
     """
     if path == "reference":
-        from nvfp4viz.moe.experts_reference import run
+        from nvfp4viz.moe.experts_reference import run  # which imports this module
 
         return run(x, routing, experts, expert_map)
     n1, n, k = experts.w13_packed.shape[1], experts.w2_packed.shape[2] * 2, x.shape[1]

@@ -86,6 +86,8 @@ def _to_e4m3(groups: F32, byte: U8) -> U8:
 def stage_tokens(x: Array, path: Path = "auto") -> tuple[U8, U8]:
     """Step 1: E4M3 bytes ``(T, H)`` and UE8M0 bytes ``(T, H//32)`` of BF16 (or f32) rows.
 
+    ``path="reference"`` goes group by group; equal bytes.
+
     Raises
     ------
     FormatError
@@ -99,7 +101,7 @@ def stage_tokens(x: Array, path: Path = "auto") -> tuple[U8, U8]:
     groups = _groups(rows)
     with np.errstate(all="ignore"):
         if path == "reference":
-            from nvfp4viz.moe import mega_kernel_reference as reference
+            from nvfp4viz.moe import mega_kernel_reference as reference  # which imports this module
 
             return reference.by_groups(rows, reference.stage_group)
         amax = np.maximum(_amax(groups), STAGING_FLOOR)
@@ -110,7 +112,7 @@ def stage_tokens(x: Array, path: Path = "auto") -> tuple[U8, U8]:
 def requantize(y: F32, path: Path = "auto") -> tuple[U8, U8]:
     """Step 4: E4M3 bytes ``(R, I)`` and UE8M0 bytes ``(R, I//32)`` of f32 rows.
 
-    A group of zeros gets byte 0; a NaN becomes E4M3's NaN and does not touch the scale.  Raises as
+    A group of zeros gets byte 0; a NaN becomes E4M3's NaN and does not touch the scale.  Paths and errors as
     :func:`stage_tokens`.
 
     >>> [int(requantize(np.full((1, 32), top, np.float32))[1][0, 0]) - 127 for top in (448, 449, 1e-4, 0)]
@@ -269,7 +271,7 @@ def run_mega_kernel(x: Array, ids: Array, weights: F32, experts: MegaExperts, pa
     ids : (T, k) integers
     weights : (T, k) float32
     path
-        ``"reference"``: output by output, a second for a route of the smallest layer.
+        ``"reference"``: output by output, a second for a route of the smallest layer.  The bits are equal.
 
     >>> def random_bytes(*shape):
     ...     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
