@@ -135,23 +135,24 @@ def map_part(page: Lesson) -> None:
 
 def _how_many_kinds(page: Lesson) -> bool:
     """Asked: how many other kinds of text go where a calibration on news never went?"""
-    shares = {}
-    for text in corpus.DOMAINS:
-        if text != corpus.CALIBRATION_DOMAIN:
-            used = log_of(text).totals()
-            shares[text] = figures.blind_routes(used, seen())[0] / int(used.sum())
-    many = [text for text, share in shares.items() if share > A_THIRD]
-    said = {text: f"{page.t(f'text.{text}')} {percent(round(share, 4))}" for text, share in shares.items()}
+    others = [text for text in corpus.DOMAINS if text != corpus.CALIBRATION_DOMAIN]
+    many, said = [], {}
+    for text in others:
+        used = log_of(text).totals()
+        blind, routes = figures.blind_routes(used, seen())[0], int(used.sum())
+        said[text] = f"{page.t(f'text.{text}')} {figures.share(blind, routes)}"
+        if blind > A_THIRD * routes:
+            many.append(text)
     return predict.ask(
         f"{PAGE}.predict.kinds",
         ("none", "some", "most", "all"),
-        answer="all" if len(many) == len(shares) else "none" if not many else "some" if len(many) < 3 else "most",
+        answer="all" if len(many) == len(others) else "none" if not many else "some" if len(many) < 3 else "most",
         documents=f"{log_of('calibration').documents:,}",
-        kinds=len(shares),
-        names=page.t("joint").join(page.t(f"text.{text}") for text in shares),
+        kinds=len(others),
+        names=page.t("joint").join(page.t(f"text.{text}") for text in others),
         count=len(many),
         many=page.t("joint").join(said[text] for text in many),
-        few=page.t("joint").join(said[text] for text in shares if text not in many),
+        few=page.t("joint").join(said[text] for text in others if text not in many),
     )
 
 

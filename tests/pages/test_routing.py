@@ -79,7 +79,7 @@ def test_other_kinds_of_text_are_asked_for_before_they_are_listed(open_page):
         shares[text] = figures.blind_routes(used, routing_parts.seen())[0] / used.sum()
     assert {text for text, share in shares.items() if share > 1 / 3} == {"arithmetic", "json", "logs"}
     seen = texts(at)
-    assert f"3 of 5: arithmetic {100 * shares['arithmetic']:.2f} %, JSON {100 * shares['json']:.2f} %" in seen
+    assert f"3 of 5: arithmetic {100 * shares['arithmetic']:.3g} %, JSON {100 * shares['json']:.3g} %" in seen
     assert "Your guess: all 5" in seen
     assert "| Text |" in seen
 
