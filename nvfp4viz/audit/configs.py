@@ -86,6 +86,8 @@ def _against_tensors(checkpoint: Checkpoint, view: CanonicalView, *, told: bool)
     grouped = quant.algo == "MIXED_PRECISION" or (used is not None and used.method == "compressed-tensors")
     claimed_size = used.group_size if used and len(quant.sections) == 1 and not grouped else None
     # The blocks of another format are of another width.
+    if claimed_size is None and quant.algo == "MIXED_PRECISION":
+        claimed_size = next((size for size in _listed_groups(quant) if size not in sizes), None)
     if not told and claimed_size and len(sizes) == 1 and claimed_size not in sizes:
         fill = {"claimed": claimed_size, "found": sizes.pop()}
         yield make("config.conflict", "error", text="config.conflict.group", count=1, fill=fill)
@@ -107,6 +109,16 @@ def _against_tensors(checkpoint: Checkpoint, view: CanonicalView, *, told: bool)
             text = "config.conflict.experts.unused" if unused else "config.conflict.experts"
             fill = {"claimed": claimed, "found": claimed + more, "more": more}
             yield make("config.conflict", "backend" if unused else "error", text=text, count=more, fill=fill)
+
+
+def _listed_groups(quant: QuantConfig) -> Iterator[int]:
+    """Widths of blocks that an allow-list gives its NVFP4 entries; vLLM's loader takes the first for all."""
+    for section in quant.sections:
+        for entry in section.quantized_layers.values():
+            if isinstance(entry, dict) and "NVFP4" in str(entry.get("quant_algo")).upper():
+                size = entry.get("group_size")
+                if isinstance(size, int) and not isinstance(size, bool):
+                    yield size
 
 
 # What a router's matrix is called, beside a layer's experts or above them.

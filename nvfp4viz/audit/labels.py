@@ -28,11 +28,12 @@ def label_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Sequenc
     """``config.conflict``: another exporter's method, another number format, or experts that a list leaves out."""
     if checkpoint.quant_config.used is None:
         return
+    found = list(_wrong_labels(checkpoint, view))
     wrong = _wrong_method(checkpoint, view)
-    if wrong:
+    # Where something speaks of the experts by name, what it calls them says more than the method.
+    if wrong and not (found and checkpoint.quant_config.sets_experts_apart):
         yield wrong
         return
-    found = list(_wrong_labels(checkpoint, view))
     yield from found
     yield from _wrong_experts(checkpoint, view, {layer for item in found for layer in item.params["numbers"]})
     # Where the experts are not what the configuration says, it says nothing new of their neighbours.

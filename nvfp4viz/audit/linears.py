@@ -110,6 +110,7 @@ def linear_findings(
     linears = tuple(linears)
     four_bit = [linear for linear in linears if linear.format == "NVFP4"]
     yield from _missing(checkpoint, facts, four_bit)
+    yield from _missing_fp8(checkpoint, [linear for linear in linears if linear.format == "FP8"])
     yield from _shapes(four_bit)
     values = _values(checkpoint, [linear for linear in linears if linear.format in ("NVFP4", "FP8")])
     yield from _classes(values)
@@ -174,6 +175,43 @@ def _missing(checkpoint: Checkpoint, facts: Facts, linears: list[Linear]) -> Ite
         yield make(
             "scale.missing", severity_of(role), text=text, role=role, layer=layer_of(names), tensors=names,
         )  # fmt: skip
+
+
+_FP8_SCALES = ("weight_scale", "scale", "weight_scale_inv")
+
+
+def _missing_fp8(checkpoint: Checkpoint, linears: list[Linear]) -> Iterator[Finding]:
+    """FP8 modules without the scale that their namesakes in other layers have.
+
+    FP8 without scales is a format too (values cast as they are), so only those of the same name tell.
+    """
+    if checkpoint.blind_files:
+        return
+    kinds: dict[str, str] = {}
+    for linear in linears:
+        for suffix in _FP8_SCALES:
+            if suffix in linear.tensors:
+                kinds.setdefault(_without_numbers(linear.name), suffix)
+    lost = [
+        f"{linear.name}.{kinds[kind]}"
+        for linear in linears
+        if (kind := _without_numbers(linear.name)) in kinds and not any(map(linear.tensors.__contains__, _FP8_SCALES))
+    ]
+    lost = [name for name in lost if name not in checkpoint.unreadable]
+    if lost:
+        yield make(
+            "scale.missing", "error", text="scale.missing.linear.weight", role="weight_scale", layer=layer_of(lost),
+            tensors=lost,
+        )  # fmt: skip
+
+
+def _without_numbers(name: str) -> str:
+    """What a module is in every layer.
+
+    >>> _without_numbers("layers.12.attn.wkv")
+    'layers.#.attn.wkv'
+    """
+    return ".".join("#" if part.isdecimal() else part for part in name.split("."))
 
 
 def _wants_activations(checkpoint: Checkpoint, module: str, stored: bool) -> bool:

@@ -319,7 +319,7 @@ def block_findings(facts: Facts) -> Iterator[Finding]:
 
 
 def block_fault(weight: TensorEntry, scale: TensorEntry, group: int) -> tuple[str, str]:
-    """Which sentence says what is wrong with a weight's blocks, and its number: K, or the width of a block.
+    """Which sentence says what is wrong with a weight's blocks, and its number: K, the shape, or a block's width.
 
     A K that is no whole number of blocks is the fault itself, whatever scales stand beside it; so is an empty weight.
     """
@@ -329,7 +329,10 @@ def block_fault(weight: TensorEntry, scale: TensorEntry, group: int) -> tuple[st
     flat = len(weight.shape) == len(scale.shape) and weight.shape[:-1] == scale.shape[:-1]
     if flat and k % group:
         return "block-scale.group.ragged", str(k)
-    return "block-scale.group", f"{block_width(weight, scale) or 0:g}"
+    width = block_width(weight, scale)
+    if not width:
+        return "block-scale.group.unrelated", str(list(weight.shape))
+    return "block-scale.group", f"{width:g}"
 
 
 def block_width(weight: TensorEntry, scale: TensorEntry) -> float | None:

@@ -5,7 +5,7 @@ import pytest
 
 from nvfp4viz.audit import audit
 from nvfp4viz.checkpoint import canonical, memory_checkpoint, tensor
-from tests.audit.families import FAMILIES, config, experts, sidecar
+from tests.audit.families import FAMILIES, config, deepseek_v4, experts, sidecar
 from tests.audit.reading import codes, found
 
 # What is worth knowing of a sound model of the family.
@@ -105,3 +105,16 @@ def test_the_smaller_tower_is_audited_too():
     assert found(report) == [("scale.nan", "backend", 0, "up", (2,))]
     main = "thinker.model.layers.0.mlp.experts.2.up_proj.input_scale"
     assert found(audit(towers(lost=[main]))) == [("scale.missing", "backend", 0, "up", (2,))]
+
+
+@pytest.mark.parametrize("name", ["layers.1.attn.wkv", "layers.0.ffn.shared_experts.w2"])
+def test_an_fp8_module_without_the_scale_that_its_namesakes_have(name):
+    checkpoint = deepseek_v4()
+    report = audit(changed(checkpoint, drop=[f"{name}.scale"]))
+    assert found(report) == [("scale.missing", "error", int(name.split(".")[1]), None, None)]
+    assert report.findings[0].tensors == (f"{name}.scale",)
+    assert "safe" not in {item.outcome for item in report.backends}
+    # FP8 that is cast as it is has no scales anywhere.
+    parts = name.split(".")
+    every = [f"{at}.{'.'.join(parts[2:])}.scale" for at in ("layers.0", "layers.1", "mtp.0")]
+    assert not found(audit(changed(checkpoint, drop=every)))

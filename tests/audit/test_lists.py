@@ -327,3 +327,24 @@ def test_draft_layers_of_two_namings_are_two():
     del tensors["mtp.0.mlp.experts.2.up_proj.input_scale"]
     report = audit(opened(tensors))
     assert [item.tensors for item in report.findings] == [("mtp.0.mlp.experts.2.up_proj.input_scale",)]
+
+
+def test_an_allow_list_with_blocks_of_another_width():
+    layout, kinds = LAYOUTS["MIXED_PRECISION"], ("NVFP4", "W4A8_NVFP4_FP8")
+    for algo in kinds:
+        for size, alarms in ((16, []), (32, [("config.conflict", "error", None, None, None)])):
+            listed = {**ALLOWED, MLP: {"quant_algo": algo, "group_size": size}}
+            report = audit(layout.open(quant=modelopt("MIXED_PRECISION", exclude=(), quantized_layers=listed)))
+            assert found(report) == alarms
+            assert ("32" in "".join(item.message for item in report.findings)) == bool(alarms)
+
+
+def test_three_formats_whose_list_forgets_a_layer_name_that_layer():
+    """DeepSeek's method beside NVFP4 experts: what `expert_dtype` calls a forgotten layer is what is wrong."""
+    layout = LAYOUTS["DeepSeek V4, three formats"]
+    section = {key: value for key, value in section_of(layout).items() if key != "moe_quant_algo"}
+    for listed, alarms in (({"layers.0.ffn.experts": {"quant_algo": "NVFP4"}}, 0), ({"layers.7.ffn": {}}, 1)):
+        inner = {**section, "quant_algo": "MIXED_PRECISION", "quantized_layers": listed}
+        report = audit(layout.open(**with_section(layout, inner, expert_dtype="fp4")))
+        assert codes(report) == [("config.conflict", "error")] * alarms
+        assert all("MXFP4" in item.message and "NVFP4" in item.message for item in report.findings)

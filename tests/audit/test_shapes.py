@@ -172,3 +172,13 @@ def test_layers_searched_one_by_one_have_numbers_of_experts_of_their_own(key):
     assert found(audit(opened(tensors, config, layout.quant))) == [("expert.absent", "error", 1, None, (2,))]
     config["block_configs"] = [{key: 4}, {key: 1}]
     assert found(audit(opened(tensors, config, layout.quant))) == [("config.conflict", "error", None, None, None)]
+
+
+def test_scales_padded_for_a_kernel_fit_no_blocks():
+    """Rows to 128 and blocks to 4, as kernels want them: no width to speak of."""
+    name = "model.layers.0.mlp.experts.1.gate_proj.weight_scale"
+    report = audit(opened({**base(), name: typed(np.full((128, 4), 0x38, np.uint8), "F8_E4M3")}, FOUR))
+    assert found(report) == [("block-scale.group", "error", 0, "gate", (1,))]
+    assert report.findings[0].text == "block-scale.group.unrelated"
+    assert "128, 4" in report.findings[0].message
+    assert refused(report)
