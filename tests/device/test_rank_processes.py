@@ -10,6 +10,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 from nvfp4viz.device import ranks
 from nvfp4viz.device.ranks import Problem, RankRun, read_problem, run_ranks, write_problem
@@ -82,7 +83,7 @@ def test_a_problem_reads_back(tmp_path):
 def test_two_ranks_compute_the_bits_of_one_process():
     given = problem(place(EXPERTS, 2))
     answer = run_ranks(given)
-    assert answer.backend == "gloo"
+    assert answer.backend == ("nccl" if torch.cuda.device_count() >= 2 else "gloo")
     assert_bits(answer.out, one_process(given))
     assert_counted(answer, given)
 
