@@ -13,6 +13,7 @@ import argparse
 from nvfp4viz.checkpoint.source import is_address
 from nvfp4viz.errors import InputError
 
+
 def is_hub(source: str) -> bool:
     """Is this a repository on the hub, which alone has revisions?
 

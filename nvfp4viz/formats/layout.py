@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from nvfp4viz.errors import FormatError
 from nvfp4viz.formats import layout_reference
+from nvfp4viz.formats.paths import by_reference
 from nvfp4viz.formats.places import TILE_ROWS, UTCCP_ROWS, ScaleLayout, padded_shape
 
 U8 = npt.NDArray[np.uint8]
@@ -66,7 +67,7 @@ def _swizzle(scales: npt.ArrayLike, layout: ScaleLayout, path: Path) -> U8:
     array = np.asarray(scales, np.uint8)
     if array.ndim != 2:
         raise FormatError("format.layout-rank", shape=array.shape, layout=layout)
-    if path == "reference":
+    if by_reference(path):
         return layout_reference.swizzle(array, layout)
     rows, columns = array.shape
     padded = np.zeros(padded_shape(rows, columns, layout), np.uint8)
@@ -88,7 +89,7 @@ def _unswizzle(flat: npt.ArrayLike, rows: int, columns: int, layout: ScaleLayout
             tile=TILE_ROWS[layout],
             expected=padded[0] * padded[1],
         )
-    if path == "reference":
+    if by_reference(path):
         return layout_reference.unswizzle(array, rows, columns, layout)
     bands, high = _BANDS[layout]
     tiles = array.reshape(padded[0] // TILE_ROWS[layout], padded[1] // 4, high, bands, 4).transpose(0, 3, 2, 1, 4)
@@ -110,7 +111,7 @@ def interleave_gate_up(w: npt.NDArray[Any], group: int = 8, path: Path = "numpy"
     [0, 1, 10, 11, 2, 3, 12, 13]
     """
     array = _halves(w, group)
-    if path == "reference":
+    if by_reference(path):
         return layout_reference.interleave_gate_up(array, group)
     rows = array.shape[-2]
     halves = array.reshape(*array.shape[:-2], 2, rows // (2 * group), group, array.shape[-1])
@@ -124,7 +125,7 @@ def deinterleave_gate_up(w: npt.NDArray[Any], group: int = 8, path: Path = "nump
     [0, 1, 2, 3, 10, 11, 12, 13]
     """
     array = _halves(w, group)
-    if path == "reference":
+    if by_reference(path):
         return layout_reference.deinterleave_gate_up(array, group)
     rows = array.shape[-2]
     groups = array.reshape(*array.shape[:-2], rows // (2 * group), 2, group, array.shape[-1])
@@ -154,7 +155,7 @@ def pack_ue8m0(scales: npt.ArrayLike, path: Path = "numpy") -> npt.NDArray[np.ui
     array = np.asarray(scales, np.uint8)
     if array.ndim == 0 or array.shape[-1] % 4:
         raise FormatError("format.pack-odd", shape=array.shape, multiple=4)
-    if path == "reference":
+    if by_reference(path):
         return layout_reference.pack_ue8m0(array)
     words: npt.NDArray[np.uint32] = np.ascontiguousarray(array).reshape(-1).view("<u4").astype(np.uint32)
     return words.reshape(*array.shape[:-1], array.shape[-1] // 4)
@@ -163,7 +164,7 @@ def pack_ue8m0(scales: npt.ArrayLike, path: Path = "numpy") -> npt.NDArray[np.ui
 def unpack_ue8m0(words: npt.ArrayLike, path: Path = "numpy") -> U8:
     """Bytes ``(…, 4·W)`` of words ``(…, W)``; inverse of :func:`pack_ue8m0`."""
     array = np.ascontiguousarray(words, "<u4")
-    if path == "reference":
+    if by_reference(path):
         return layout_reference.unpack_ue8m0(array)
     return np.array(array.reshape(-1).view(np.uint8).reshape(*array.shape[:-1], 4 * array.shape[-1]))
 
@@ -183,13 +184,13 @@ def utccp_transpose(words: npt.NDArray[Any], path: Path = "numpy") -> npt.NDArra
     [0, 32, 64, 96, 1, 33]
     """
     array = _whole_tiles(words)
-    return layout_reference.utccp_transpose(array) if path == "reference" else _regroup_rows(array, 4, 32)
+    return layout_reference.utccp_transpose(array) if by_reference(path) else _regroup_rows(array, 4, 32)
 
 
 def utccp_untranspose(words: npt.NDArray[Any], path: Path = "numpy") -> npt.NDArray[Any]:
     """Rows in their own order again; inverse of :func:`utccp_transpose`, same errors."""
     array = _whole_tiles(words)
-    return layout_reference.utccp_untranspose(array) if path == "reference" else _regroup_rows(array, 32, 4)
+    return layout_reference.utccp_untranspose(array) if by_reference(path) else _regroup_rows(array, 32, 4)
 
 
 def _whole_tiles(words: npt.NDArray[Any]) -> npt.NDArray[Any]:

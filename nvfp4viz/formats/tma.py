@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from nvfp4viz.errors import FormatError
 from nvfp4viz.formats import layout_reference
+from nvfp4viz.formats.paths import by_reference
 from nvfp4viz.formats.places import ATOM_BYTES, GAP_BYTES
 
 Path = Literal["numpy", "reference"]
@@ -46,7 +47,7 @@ def pad_align16b(packed: npt.ArrayLike, path: Path = "numpy") -> U8:
     half = ATOM_BYTES - GAP_BYTES
     if array.ndim == 0 or array.shape[-1] % half:
         raise FormatError("format.pack-odd", shape=array.shape, multiple=half)
-    if path == "reference":
+    if by_reference(path):
         return layout_reference.pad_align16b(array)
     *lead, bytes_ = array.shape
     atoms = np.zeros((*lead, bytes_ // half, ATOM_BYTES), np.uint8)
@@ -59,7 +60,7 @@ def unpad_align16b(padded: npt.ArrayLike, path: Path = "numpy") -> U8:
     array = np.asarray(padded, np.uint8)
     if array.ndim == 0 or array.shape[-1] % ATOM_BYTES:
         raise FormatError("format.pack-odd", shape=array.shape, multiple=ATOM_BYTES)
-    if path == "reference":
+    if by_reference(path):
         return layout_reference.unpad_align16b(array)
     *lead, bytes_ = array.shape
     atoms = array.reshape(*lead, bytes_ // ATOM_BYTES, ATOM_BYTES)

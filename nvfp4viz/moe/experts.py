@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from nvfp4viz.formats.paths import by_reference
 from nvfp4viz.moe.activation import fused_silu, gelu_tanh_and_mul, silu_and_mul
 from nvfp4viz.moe.dataflow import Dispatch, combine_routes, nan_rows, plan_dispatch, round_bf16, shuffle_rows
 from nvfp4viz.moe.experts_quant import per_token_scales, quantize_rows
@@ -184,7 +185,7 @@ def run_w4a4_experts(
         As `nvfp4viz.quant.mma_matmul`; ``"reference"`` goes number by number, about half a second a route of the
         smallest layer, and always records.  The bits are equal.
     """
-    if path == "reference":
+    if by_reference(path):
         from nvfp4viz.moe.experts_reference import run  # which imports this module
 
         return run(x, routing, experts, expert_map)

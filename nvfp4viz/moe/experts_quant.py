@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.formats import decode_e4m3, pack_nibbles
+from nvfp4viz.formats.paths import by_reference
 
 Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
@@ -43,7 +44,7 @@ def quantize_rows(
     ([119, 119], [126, 126])
     """
     gscale = np.ascontiguousarray(gscale, np.float32)
-    if path == "reference":
+    if by_reference(path):
         return _row_by_row(rows, gscale)
     if path == "numpy":
         from nvfp4viz.quant.nvfp4 import blocks_vllm_cuda

@@ -39,6 +39,7 @@ from nvfp4viz.formats import (
     utccp_transpose,
     utccp_untranspose,
 )
+from nvfp4viz.formats.paths import by_reference
 from nvfp4viz.formats.places import UTCCP_ROWS
 from nvfp4viz.moe.activation import fused_silu
 from nvfp4viz.moe.dataflow import round_bf16, sum_routes
@@ -100,7 +101,7 @@ def stage_tokens(x: Array, path: Path = "auto") -> tuple[U8, U8]:
     rows = x.astype(np.float32)
     groups = _groups(rows)
     with np.errstate(all="ignore"):
-        if path == "reference":
+        if by_reference(path):
             from nvfp4viz.moe import mega_kernel_reference as reference  # which imports this module
 
             return reference.by_groups(rows, reference.stage_group)
@@ -120,7 +121,7 @@ def requantize(y: F32, path: Path = "auto") -> tuple[U8, U8]:
     """
     groups = _groups(y)
     with np.errstate(all="ignore"):
-        if path == "reference":
+        if by_reference(path):
             from nvfp4viz.moe import mega_kernel_reference as reference
 
             return reference.by_groups(y, reference.requantize_group)
@@ -283,7 +284,7 @@ def run_mega_kernel(x: Array, ids: Array, weights: F32, experts: MegaExperts, pa
     ((6, 128), (3, 128))
     """
     ids, weights = np.asarray(ids), np.asarray(weights, np.float32)
-    if path == "reference":
+    if by_reference(path):
         from nvfp4viz.moe.mega_kernel_reference import run
 
         return run(x, ids, weights, experts)

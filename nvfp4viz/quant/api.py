@@ -9,7 +9,7 @@ and ``numba`` (compiled, two threads; ``quant/fast.py``), which is also ``auto``
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from nvfp4viz.errors import FormatError
 from nvfp4viz.formats import bf16_to_f32, f32_to_bf16, pack_nibbles
+from nvfp4viz.formats.paths import Path, by_reference
 from nvfp4viz.quant import decode, mxfp4, nvfp4
 from nvfp4viz.quant.recipes import Recipe, find_recipe
 from nvfp4viz.quant.scales import amax, global_scale
@@ -25,7 +26,6 @@ from nvfp4viz.quant.types import Block, QuantizedTensor
 Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
-Path = Literal["auto", "reference", "numpy", "numba"]
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOAT16 = np.dtype(np.float16)
@@ -55,7 +55,7 @@ def quantize(
     ------
     FormatError
         ``recipe.unknown``, ``recipe.no-global-scale``, ``quantize.dtype``, ``quantize.f16``, ``quantize.empty``,
-        ``quantize.block``, ``quantize.global-scale``, ``quantize.global-number``, ``quantize.path``.
+        ``quantize.block``, ``quantize.global-scale``, ``quantize.global-number``, ``path.unknown``.
 
     Examples
     --------
@@ -94,17 +94,16 @@ def dequantize(q: QuantizedTensor, dtype: npt.DTypeLike = np.float32, path: Path
     Raises
     ------
     FormatError
-        ``quantize.dtype``, ``quantize.path``
+        ``quantize.dtype``, ``path.unknown``
     """
     wanted = np.dtype(dtype)
     if wanted not in (BFLOAT16, np.dtype(np.float32)):
         raise FormatError("quantize.dtype", dtype=wanted)
-    _check_path(path)
     if path in ("auto", "numba"):
         from nvfp4viz.quant import fast
 
         return _frozen(fast.dequantize_tensor(q, wanted))
-    values = decode.dequantize_reference(q) if path == "reference" else decode.decode_blocks(q)
+    values = decode.dequantize_reference(q) if by_reference(path) else decode.decode_blocks(q)
     return _frozen(f32_to_bf16(values) if wanted == BFLOAT16 else values)
 
 
@@ -149,20 +148,14 @@ def as_global_scale(given: npt.ArrayLike) -> np.float32:
     return np.float32(number.reshape(())[()])
 
 
-def _check_path(path: str) -> None:
-    if path not in ("auto", "reference", "numpy", "numba"):
-        raise FormatError("quantize.path", path=path)
-
-
 def _quantize_rows(rows: Array, found: Recipe, stored: np.float32, path: Path) -> tuple[U8, U8]:
-    _check_path(path)
+    if by_reference(path):
+        return _rows_by_reference(rows, found, stored)
     if path in ("auto", "numba"):
         from nvfp4viz.quant import fast
 
         wide = rows.astype(np.float32) if rows.dtype == FLOAT16 else rows
         return fast.quantize_rows(wide, found.name, stored)
-    if path == "reference":
-        return _rows_by_reference(rows, found, stored)
     return quantize_rows_numpy(rows, found.name, stored)
 
 

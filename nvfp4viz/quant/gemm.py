@@ -11,7 +11,7 @@ All return ``x @ w.T``: weights are stored as ``(N, K)``.  Every NaN of a result
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from nvfp4viz.errors import FormatError
 from nvfp4viz.formats import bf16_to_f32, decode_e2m1, decode_e4m3, f32_to_bf16
+from nvfp4viz.formats.paths import ArrayPath, by_numpy
 from nvfp4viz.quant.api import dequantize
 from nvfp4viz.quant.recipes import find_recipe
 from nvfp4viz.quant.tensor_core import mma_matmul
@@ -28,7 +29,6 @@ from nvfp4viz.quant.types import QuantizedTensor
 Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
-Path = Literal["auto", "numpy", "numba"]
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 MARLIN_BIAS = 126
@@ -42,7 +42,7 @@ def gemm_w4a4(
     b: QuantizedTensor,
     alpha: np.float32 | float | None = None,
     out_dtype: npt.DTypeLike = BFLOAT16,
-    path: Path = "auto",
+    path: ArrayPath = "auto",
 ) -> Array:
     """``round(alpha * (A @ B.T))``, the product on the tensor core, ``alpha`` in f32, then one rounding.
 
@@ -58,7 +58,7 @@ def gemm_w4a4(
     Raises
     ------
     FormatError
-        ``gemm.recipe``, ``gemm.shape``, ``quantize.dtype``
+        ``gemm.recipe``, ``gemm.shape``, ``quantize.dtype``, ``path.unknown``
     """
     kind = find_recipe(a.recipe).scheme
     if kind != find_recipe(b.recipe).scheme:
@@ -177,7 +177,7 @@ def gemm_w4a16_marlin(
     w: QuantizedTensor | MarlinWeight,
     out_dtype: npt.DTypeLike = BFLOAT16,
     apply_global: bool = True,
-    path: Path = "auto",
+    path: ArrayPath = "auto",
 ) -> Array:
     """BF16 activations times an NVFP4 weight as Marlin prepares it; the activations' own scale is never read.
 
@@ -199,14 +199,14 @@ def gemm_w4a16_marlin(
     Raises
     ------
     FormatError
-        ``gemm.recipe``, ``gemm.shape``, ``quantize.dtype``
+        ``gemm.recipe``, ``gemm.shape``, ``quantize.dtype``, ``path.unknown``
     """
     weight = w if isinstance(w, MarlinWeight) else marlin_weight(w)
     if x.dtype != BFLOAT16:
         raise FormatError("quantize.dtype", dtype=x.dtype)
     _check_shapes(x.shape, (len(weight.packed), weight.packed.shape[-1] * 2))
     columns = np.ascontiguousarray(marlin_values(weight).T)
-    if path == "numpy":
+    if by_numpy(path):
         acc = _sequential_numpy(bf16_to_f32(x), columns)
     else:
         from nvfp4viz.quant.gemm_kernels import sequential_product

@@ -24,7 +24,8 @@ import numpy.typing as npt
 
 from nvfp4viz.errors import FormatError
 from nvfp4viz.formats import BLOCK, decode_e2m1, decode_e4m3, offset_8x4, offset_128x4, swizzled_size
-from nvfp4viz.quant.api import Path, dequantize, quantize
+from nvfp4viz.formats.paths import Path, by_reference
+from nvfp4viz.quant.api import dequantize, quantize
 from nvfp4viz.quant.compare import ErrorSummary, summarise
 from nvfp4viz.quant.recipes import Scheme, find_recipe
 from nvfp4viz.quant.tensor_core_step import BLOCK_SIZE
@@ -127,7 +128,7 @@ def quantize_along(
     if find_recipe(recipe).scheme != "nvfp4":
         raise FormatError("gemm.recipe", a=recipe, b=RECIPE)
     _shape(x, along)
-    if path == "reference":
+    if by_reference(path):
         return _by_reference(x, along, recipe, global_scale)
     found = quantize(to_groups(x, along), recipe=recipe, path=path, global_scale=global_scale)
     shape = (x.shape[0], x.shape[1])

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from nvfp4viz.errors import FormatError
 from nvfp4viz.formats import BLOCK, bf16_to_f32, f32_to_bf16
+from nvfp4viz.formats.paths import by_reference
 from nvfp4viz.quant.api import dequantize, quantize
 from nvfp4viz.quant.compare import ErrorSummary, summarise
 from nvfp4viz.quant.reference import amax_scalar
@@ -85,7 +86,7 @@ def expert_scales(weights: Array, tops: F32 | None = None, path: Literal["auto",
 
     ``tops (E,)`` are maxima from elsewhere, as tensor-parallel ranks share them; by default the experts' own.
     """
-    largest = amax_scalar if path == "reference" else amax
+    largest = amax_scalar if by_reference(path) else amax
     own = np.array([largest(w) for w in weights], np.float32) if tops is None else tops
     # The emulation's rule is torch's scalar / tensor with the same floor of 1e-8.
     return np.array([global_scale(top, "vllm-emulation") for top in own], np.float32)
@@ -155,7 +156,7 @@ def pack_online(
             _quantize_into(packed[e, some], scales[e, some], array[e, some], encode[e], path)
         return OnlineWeights(way, packed, scales, encode, scale_2, experts)
     cast = way == "folded_bf16"
-    folded = _fold_reference(array, encode, cast) if path == "reference" else fold(array, encode, cast=cast)
+    folded = _fold_reference(array, encode, cast) if by_reference(path) else fold(array, encode, cast=cast)
     whole = quantize(folded, recipe=RECIPE, global_scale=ONE, path=path)
     return OnlineWeights(way, whole.packed, whole.scales, encode, scale_2, 1)
 

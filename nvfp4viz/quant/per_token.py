@@ -34,6 +34,7 @@ from nvfp4viz.formats import (
     encode_e4m3,
 )
 from nvfp4viz.formats.cards import E2M1_VALUES
+from nvfp4viz.formats.paths import by_reference
 from nvfp4viz.quant.nvfp4 import block_max
 from nvfp4viz.quant.rcp import rcp_approx_ftz, rcp_approx_ftz_scalar
 from nvfp4viz.quant.reference import block_max_scalar, clamp, scale_value
@@ -97,7 +98,7 @@ def quantize_tokens(rows: Array, version: str, path: Literal["numpy", "reference
     x = np.asarray(rows).astype(np.float32)
     if x.shape[-1] % BLOCK:
         raise FormatError("quantize.block", k=x.shape[-1], block=BLOCK, recipe=version)
-    if path == "reference":
+    if by_reference(path):
         return _by_reference(x, version)
     blocks = x.reshape(len(x), x.shape[-1] // BLOCK, BLOCK)
     tops = np.abs(x).max(axis=1, initial=0.0)

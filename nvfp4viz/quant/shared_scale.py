@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from nvfp4viz.errors import FormatError
 from nvfp4viz.formats import BLOCK, decode_e4m3, e4m3_byte_scalar, encode_e4m3
+from nvfp4viz.formats.paths import by_reference
 from nvfp4viz.quant.api import dequantize, quantize
 from nvfp4viz.quant.compare import ErrorSummary, summarise
 from nvfp4viz.quant.reference import amax_scalar, scale_value
@@ -101,8 +102,8 @@ def share_scale(
     (0.25, [6.0, 3.0, 1.0, 0.0])
     """
     _check(parts)
-    largest = amax_scalar if path == "reference" else amax
-    reround = _reround_reference if path == "reference" else _reround
+    largest = amax_scalar if by_reference(path) else amax
+    reround = _reround_reference if by_reference(path) else _reround
     tops = {name: largest(weight) for name, weight in parts.items()}
     scales = {name: global_scale(top, RECIPE) for name, top in tops.items()}
     most = max(scales.values())

@@ -12,12 +12,13 @@ exponent of rule 6, so it changes nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.errors import FormatError
+from nvfp4viz.formats.paths import ArrayPath, by_numpy
 from nvfp4viz.quant.tensor_core_step import (
     BLOCK_SIZE,
     CANONICAL_NAN,
@@ -36,7 +37,6 @@ from nvfp4viz.quant.tensor_core_step import (
 )
 
 I64 = npt.NDArray[np.int64]
-Path = Literal["auto", "numpy", "numba"]
 
 
 def scale_tables(kind: Kind) -> tuple[I64, I64, npt.NDArray[np.bool_]]:
@@ -69,7 +69,7 @@ def mma_matmul(
     b_scales: U8,
     c: F32 | None = None,
     kind: Kind = "nvfp4",
-    path: Path = "auto",
+    path: ArrayPath = "auto",
 ) -> F32:
     """``c + A @ B.T`` as the tensor core computes it, in 64-element steps of increasing k.
 
@@ -95,7 +95,7 @@ def mma_matmul(
     Raises
     ------
     FormatError
-        ``mma.kind``, ``mma.dtype``, ``mma.scales`` or ``mma.shape``.
+        ``mma.kind``, ``mma.dtype``, ``mma.scales``, ``mma.shape`` or ``path.unknown``.
     """
     _check_operand(a_packed, a_scales, kind, "a")
     _check_operand(b_packed, b_scales, kind, "b")
@@ -103,7 +103,7 @@ def mma_matmul(
         raise FormatError("mma.shape", a=a_packed.shape, b=b_packed.shape)
     if c is not None and (c.shape != (len(a_packed), len(b_packed)) or c.dtype != np.float32):
         raise FormatError("mma.accumulator", shape=c.shape, dtype=c.dtype, m=len(a_packed), n=len(b_packed))
-    if path == "numpy":
+    if by_numpy(path):
         return _matmul_numpy(a_packed, a_scales, b_packed, b_scales, c, kind)
     from nvfp4viz.quant.tensor_core_fast import matmul_numba
 
@@ -117,7 +117,7 @@ def mma_grouped(
     b_packed: U8,
     b_scales: U8,
     kind: Kind = "nvfp4",
-    path: Path = "auto",
+    path: ArrayPath = "auto",
 ) -> F32:
     """Each row times the matrix of its own expert: the routed rows of a mixture-of-experts layer in one call.
 
@@ -147,7 +147,7 @@ def mma_grouped(
         raise FormatError("mma.row-expert", shape=row_expert.shape, rows=len(a_packed))
     if len(row_expert) and (int(row_expert.min()) < 0 or int(row_expert.max()) >= len(b_packed)):
         raise FormatError("mma.expert", low=row_expert.min(), high=row_expert.max(), experts=len(b_packed))
-    if path == "numpy":
+    if by_numpy(path):
         out = np.zeros((len(a_packed), b_packed.shape[1]), np.float32)
         for expert in np.unique(row_expert):
             rows = row_expert == expert

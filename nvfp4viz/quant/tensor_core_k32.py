@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from nvfp4viz.errors import FormatError
 from nvfp4viz.formats import unpack_nibbles
-from nvfp4viz.quant.tensor_core import I64, Path, accumulate_int64, scale_tables
+from nvfp4viz.formats.paths import ArrayPath, by_numpy
+from nvfp4viz.quant.tensor_core import I64, accumulate_int64, scale_tables
 from nvfp4viz.quant.tensor_core_k32_step import (
     FRACTION_BITS_K32,
     STEP_K32,
@@ -77,7 +78,7 @@ def mma_k32(
     b_scales: U8,
     c: F32 | None = None,
     elements: tuple[Element, Element] = ("e4m3", "e2m1"),
-    path: Path = "auto",
+    path: ArrayPath = "auto",
 ) -> F32:
     """``c + A @ B.T`` as ``kind::mxf8f6f4`` computes it, in 32-element steps of increasing k.
 
@@ -103,7 +104,7 @@ def mma_k32(
     Raises
     ------
     FormatError
-        ``mma.element``, ``mma.dtype``, ``mma.scales``, ``mma.shape`` or ``mma.accumulator``.
+        ``mma.element``, ``mma.dtype``, ``mma.scales``, ``mma.shape``, ``mma.accumulator`` or ``path.unknown``.
 
     >>> ones, one = np.full((1, 32), 0x38, np.uint8), np.full((1, 1), 127, np.uint8)
     >>> float(mma_k32(ones, one, np.full((1, 16), 0x22, np.uint8), one, path="numpy")[0, 0])
@@ -115,7 +116,7 @@ def mma_k32(
     if c is not None and (c.shape != (len(left), len(right)) or c.dtype != np.float32):
         raise FormatError("mma.accumulator", shape=c.shape, dtype=c.dtype, m=len(left), n=len(right))
     start = np.zeros((len(left), len(right)), np.float32) if c is None else np.ascontiguousarray(c)
-    if path != "numpy":
+    if not by_numpy(path):
         return _numba(left, a_scales, right, b_scales, start, elements)
     rows = max(1, _AT_ONCE // max(1, len(right)))
     parts = [

@@ -287,7 +287,7 @@ def test_fp16_gives_the_bits_of_its_float32_values(recipe: str, path: str) -> No
         ("quantize.dtype", lambda: quant.quantize(np.ones((1, 16), np.float64), recipe="ieee")),
         ("quantize.dtype", lambda: quant.quantize(np.ones((1, 16), np.int32), recipe="ieee")),
         ("quantize.f16", lambda: quant.quantize(np.ones((1, 16), np.float16), recipe="compressed-tensors")),
-        ("quantize.path", lambda: quant.quantize(np.ones((1, 16), np.float32), recipe="ieee", path="cuda")),
+        ("path.unknown", lambda: quant.quantize(np.ones((1, 16), np.float32), recipe="ieee", path="cuda")),
         ("recipe.no-global-scale", lambda: quant.quantize(np.ones((1, 32), np.float32), recipe="vllm-even",
                                                           global_scale=1)),
         ("recipe.no-global-scale", lambda: quant.global_scale(1.0, "ocp-floor")),

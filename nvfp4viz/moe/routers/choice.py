@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.errors import InputError
+from nvfp4viz.formats.paths import by_reference
 from nvfp4viz.moe.routing import Routing, top_k_stable
 
 Array = npt.NDArray[Any]
@@ -153,7 +154,7 @@ def choose_at_once(scores: F32, compared: F32, k: int, renormalize: bool, scalin
 
 def choose(path: Path, scores: F32, compared: F32, k: int, renormalize: bool, scaling: float) -> Scored:
     """The k best by ``compared`` (no NaN among them), on either path."""
-    way = choose_by_reference if path == "reference" else choose_at_once
+    way = choose_by_reference if by_reference(path) else choose_at_once
     return way(scores, compared, k, renormalize, scaling)
 
 

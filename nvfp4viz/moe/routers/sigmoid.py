@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 
 from nvfp4viz.errors import InputError
+from nvfp4viz.formats.paths import by_reference
 from nvfp4viz.moe.routers.choice import (
     F32,
     I32,
@@ -74,7 +75,7 @@ def route_sigmoid(
     """
     extra = finite_bias(bias, logits.shape[1])
     with np.errstate(all="ignore"):
-        scores = each(logits, sigmoid) if path == "reference" else _sigmoid_all(logits)
+        scores = each(logits, sigmoid) if by_reference(path) else _sigmoid_all(logits)
         scores = np.where(np.isfinite(scores), scores, ZERO)
         return choose(path, scores, scores + extra, top_k, renormalize, scaling)
 
@@ -128,11 +129,11 @@ def route_grouped(
     best_of = 1 if bias is None else 2
     one, whole = (sigmoid_tanh, _sigmoid_tanh_all) if kernel == "fused" else (sigmoid, _sigmoid_all)
     with np.errstate(all="ignore"):
-        scores = each(logits, one) if path == "reference" else whole(logits)
+        scores = each(logits, one) if by_reference(path) else whole(logits)
         compared = scores + extra
         if kernel == "fused":
             compared = np.where(np.isfinite(compared), compared, NEVER)
-        if path == "reference":
+        if by_reference(path):
             return _row_by_row(compared, scores, top_k, groups, top_groups, best_of, renormalize, factor, kernel)
         worth, best_groups, kept, inside = _kept(compared, groups, top_groups, best_of)
         if kernel == "torch":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from nvfp4viz.formats.paths import by_reference
 from nvfp4viz.moe.routers.choice import (
     F32,
     ONE,
@@ -45,7 +46,7 @@ def route_softmax(
     """
     extra = finite_bias(bias, logits.shape[1])
     with np.errstate(all="ignore"):
-        if path == "reference":
+        if by_reference(path):
             scores = np.array([_softmax_row(row) for row in logits], np.float32).reshape(logits.shape)
         else:
             top = np.fmax.reduce(logits, axis=1, keepdims=True)
@@ -77,7 +78,7 @@ def route_gemma4_logits(
     """
     scale = np.ones(logits.shape[1], np.float32) if per_expert_scale is None else per_expert_scale.astype(np.float32)
     with np.errstate(all="ignore"):
-        if path == "numpy":
+        if not by_reference(path):
             ids = top_k_stable(logits, top_k)
             chosen = take(logits, ids)
             parts = np.exp2(((chosen - chosen[:, :1]) * LOG2_E).astype(np.float64)).astype(np.float32)

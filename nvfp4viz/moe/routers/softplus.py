@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from nvfp4viz.formats.paths import by_reference
 from nvfp4viz.moe.routers.choice import (
     F32,
     ONE,
@@ -52,7 +53,7 @@ def _sqrt_softplus_all(x: F32) -> F32:
 
 
 def _scores(logits: F32, path: Path) -> F32:
-    return each(logits, sqrt_softplus) if path == "reference" else _sqrt_softplus_all(logits)
+    return each(logits, sqrt_softplus) if by_reference(path) else _sqrt_softplus_all(logits)
 
 
 def route_sqrt_softplus(
@@ -142,7 +143,7 @@ def route_hash(
         scores = _scores(logits, path)
         scores = np.where(np.isnan(scores), ZERO, scores)
         compared = np.full(scores.shape, np.nan, np.float32)
-        if path == "reference":
+        if by_reference(path):
             weights = np.zeros(ids.shape, np.float32)
             for token, chosen in enumerate(ids):
                 weights[token] = renormalised([scores[token, e] for e in chosen], renormalize, factor)
