@@ -151,7 +151,8 @@ def _classes(values: list[Scalar]) -> Iterator[Finding]:
     for (role, kind_name), found in sorted(groups.items()):
         names = [name for name, _ in found]
         yield make(
-            f"scale.{kind_name}", severity_of(role), text="scale.value.linear", role=role, layer=layer_of(names),
+            f"scale.{kind_name}", severity_of(role), role=role, layer=layer_of(names),
+            text="scale.value.linear.input" if role == "input_scale" else "scale.value.linear",
             tensors=names, value=found[0][1], fill={"kind": kind_name},
         )  # fmt: skip
 

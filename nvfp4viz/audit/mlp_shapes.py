@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from nvfp4viz.audit.findings import make
-from nvfp4viz.audit.linears import Linear, is_draft
+from nvfp4viz.audit.linears import Linear, is_draft, layer_of
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.scales import block_width
 from nvfp4viz.audit.shapes import Size, as_stored, configured_sizes, hidden_and_width, is_latent, matrix_size
@@ -45,6 +45,75 @@ def mlp_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterable[
         yield from _of_path(path, layers, hidden, _widths(holder, path.rpartition(".")[2]), _may_vary(holder))
 
 
+def absent_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterable[Linear]) -> Iterator[Finding]:
+    """``scale.missing`` of a weight: an MLP without one of its projections, or a layer without its shared expert.
+
+    Only what the names of the others prove: a gate without up or down, a projection or a shared expert that the other
+    layers have.
+    """
+    config = checkpoint.config or {}
+    text = config.get("text_config")
+    holder = text if isinstance(text, dict) and text else config
+    if checkpoint.blind_files or checkpoint.source.only is not None or holder.get("block_configs"):
+        return
+    stored = _kinds(view, linears)
+    for path, layers in stored.items():
+        every = {kind: disk for kinds in layers.values() for kind, disk in kinds.items()}
+        if "gate_up" in every:
+            continue
+        if every.get("gate") == "gate_proj":
+            every |= {"up": "up_proj", "down": "down_proj"}
+        due = {layer: kinds.keys() for layer, kinds in layers.items()}
+        if path.rpartition(".")[2] in _SHARED:
+            without = [layer for layer in view.moe_layers if layer not in layers]
+            said = any(_is_size(holder.get(key)) for key in (*_SHARED_WIDTHS, *_SHARED_COUNTS))
+            if said or 2 * len(without) <= len(layers):
+                due |= {layer: {}.keys() for layer in without}
+        family = _family(view)
+        modules = [
+            f"{family}.{layer}.{path}.{disk}"
+            for layer, kinds in sorted(due.items()) for kind, disk in every.items() if kind not in kinds
+        ]  # fmt: skip
+        names = [f"{module}.weight" for module in modules if not _is_there(checkpoint, module)]
+        if names:
+            yield make(
+                "scale.missing", "error", text="scale.missing.linear.weight", role="weight", layer=layer_of(names),
+                tensors=names,
+            )  # fmt: skip
+
+
+def _is_there(checkpoint: Checkpoint, module: str) -> bool:
+    """Under a name that this version does not know, or in a part of a file that cannot be read."""
+    start = f"{module}."
+    return any(name.startswith(start) for names in (checkpoint.tensors, checkpoint.unreadable) for name in names)
+
+
+def _family(view: CanonicalView) -> str:
+    """What stands before the number of a layer with experts."""
+    first = view.moe_layers[0]
+    return f".{view.blocks[first]}".rpartition(f".{first}.")[0].removeprefix(".")
+
+
+def _kinds(view: CanonicalView, linears: Iterable[Linear]) -> dict[str, dict[int, dict[str, str]]]:
+    """Projections of the model's own MLPs under the names that they have, by path inside a layer, by layer."""
+    found: dict[str, dict[int, dict[str, str]]] = {}
+    family = _family(view) if view.moe_layers else None
+    for linear in linears:
+        match = _place(view, linear)
+        if match is not None and match[1] == family:
+            found.setdefault(match[3], {}).setdefault(int(match[2]), {})[PROJECTIONS[match[4]]] = match[4]
+    return found
+
+
+def _place(view: CanonicalView, linear: Linear) -> re.Match[str] | None:
+    """Before the layer's number, the number, the path and the projection of one of the model's own MLPs."""
+    match = _MODULE.match(linear.name)
+    if match is None or match[4] not in PROJECTIONS or is_draft(linear.name, view.layers):
+        return None
+    named = match[3].rpartition(".")[2] in (*_DENSE, *_SHARED) and not _TOWER.search(match[1])
+    return match if named else None
+
+
 def _hidden(view: CanonicalView) -> int | None:
     """The hidden size of the first expert in most layers; that it is not the configuration's is said already."""
     found: Counter[int] = Counter()
@@ -64,18 +133,12 @@ def _mlps(view: CanonicalView, linears: Iterable[Linear]) -> dict[str, dict[int,
     """The model's own MLPs: by path inside a layer, by layer."""
     found: dict[str, dict[str, dict[int, Parts]]] = {}
     for linear in linears:
-        match = _MODULE.match(linear.name)
-        if match is None or match[4] not in PROJECTIONS or is_draft(linear.name, view.layers):
-            continue
-        if match[3].rpartition(".")[2] not in (*_DENSE, *_SHARED) or _TOWER.search(match[1]):
-            continue
-        size = _size(linear)
-        if size is not None:
+        match, size = _place(view, linear), _size(linear)
+        if match is not None and size is not None:
             layers = found.setdefault(match[1], {}).setdefault(match[3], {})
             layers.setdefault(int(match[2]), {})[PROJECTIONS[match[4]]] = (size, linear.name)
     if view.moe_layers:
-        first = view.moe_layers[0]
-        return found.get(f".{view.blocks[first]}".rpartition(f".{first}.")[0].removeprefix("."), {})
+        return found.get(_family(view), {})
     return max(found.values(), key=lambda paths: max(map(len, paths.values())), default={})
 
 

@@ -22,7 +22,7 @@ from nvfp4viz.audit.forecast import forecast
 from nvfp4viz.audit.kv import kv_findings
 from nvfp4viz.audit.layers import layer_findings
 from nvfp4viz.audit.linears import SIBLINGS, collect_linears, linear_findings
-from nvfp4viz.audit.mlp_shapes import mlp_findings
+from nvfp4viz.audit.mlp_shapes import absent_findings, mlp_findings
 from nvfp4viz.audit.notes import note_findings
 from nvfp4viz.audit.parallel import is_about_ranks, parallel_findings
 from nvfp4viz.audit.report import (
@@ -194,6 +194,7 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
         findings += _partial(view, in_full)
         findings += linear_findings(checkpoint, facts, linears, siblings)
         findings += mlp_findings(checkpoint, view, linears)
+        findings += absent_findings(checkpoint, view, linears) if in_full else ()
         findings += kv_findings(checkpoint)
     report = Report(
         schema=SCHEMA,

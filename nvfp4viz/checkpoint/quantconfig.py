@@ -203,7 +203,7 @@ def _read(file: str, raw: Mapping[str, Any], around: Mapping[str, Any] | None = 
         quantized_layers=layers if isinstance(layers, dict) else {},
         expert_algo=_expert_algo(around or {}, raw, body),
         explicit=isinstance(algo, str),
-        missing=_missing(body, layout, method),
+        missing=_missing(body, layout, "modelopt" if file == HF_QUANT_CONFIG else method),
         _allowed=_AllowList(layers) if isinstance(layers, dict) and layers else None,
         _rules=rules,
     )

@@ -266,8 +266,14 @@ def row_bytes(hidden: int, payload: str) -> int:
 
     >>> row_bytes(4096, "bf16"), row_bytes(4096, "nvfp4")
     (8192, 2304)
+
+    Raises
+    ------
+    InputError
+        ``parallel.payload``.
     """
-    assert payload in PAYLOADS, payload
+    if payload not in PAYLOADS:
+        raise InputError("parallel.payload", payload=repr(payload)[:40], payloads=", ".join(PAYLOADS))
     return 2 * hidden if payload == "bf16" else hidden // 2 + hidden // 16
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-VERSION = "0.33.0"
 READ = {
     "vllm/config/parallel.py": "00193b82b0e2",
     "vllm/model_executor/layers/fused_moe/all2all_utils.py": "02bd2a494f5c",

@@ -22,7 +22,7 @@ from typing import Any
 from nvfp4viz.errors import ServingError
 
 VLLM = "0.33.0"
-"""The version whose rules these are."""
+"""The version that every fact about vLLM was read from, here and in the tables of `selection` and `all_to_all`."""
 MODELOPT_ALGOS = (
     "FP8",
     "FP8_PER_CHANNEL_PER_TOKEN",

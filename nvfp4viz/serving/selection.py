@@ -12,9 +12,6 @@ from typing import Protocol, TypeVar
 
 from nvfp4viz.errors import ServingError
 
-VERSION = "0.33.0"
-"""vLLM's version that all facts of these tables were read from."""
-
 GPUS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_110", "sm_120", "sm_121", "rocm")
 """Compute capabilities that vLLM's NVFP4 classes tell apart, and AMD's platform as one."""
 

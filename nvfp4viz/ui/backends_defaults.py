@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from nvfp4viz.serving import selection_linear as linear
 from nvfp4viz.serving import selection_mxfp4 as mx
-from nvfp4viz.serving.selection import GPUS, MOE, VERSION, MoeRequest, Selection, select_moe
+from nvfp4viz.serving.quant_config import VLLM
+from nvfp4viz.serving.selection import GPUS, MOE, MoeRequest, Selection, select_moe
 from nvfp4viz.ui.backends_parts import gpus_named
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def defaults_part(page: Lesson) -> None:
             ]
             lines.append((gpus_named(page, *(row["gpu"] for row in group)), *cells))
         page.table(("gpu", *columns), lines)
-    page.prose("defaults.text", version=VERSION)
+    page.prose("defaults.text", version=VLLM)
 
 
 def _marked(page: Lesson, column: str, enum: str, reach: dict[str, str]) -> str:

@@ -13,6 +13,7 @@ from nvfp4viz.errors import FormatError
 from nvfp4viz.figures.mxfp4 import LAYERS
 from nvfp4viz.serving import selection_linear as linear
 from nvfp4viz.serving import selection_mxfp4 as mx
+from nvfp4viz.serving.quant_config import VLLM
 from nvfp4viz.serving.selection import (
     ACTIVATIONS,
     CHOICES,
@@ -20,7 +21,6 @@ from nvfp4viz.serving.selection import (
     MOE,
     PARALLEL,
     SCHEMES,
-    VERSION,
     MoeBackend,
     MoeRequest,
     Selection,
@@ -147,10 +147,10 @@ def moe_part(page: Lesson) -> None:
         if found.error is not None:
             errors.show(found.error, key="moe")
         _ladder(page, found, named=request.choice != "auto")
-    page.prose("moe.order", version=VERSION)
+    page.prose("moe.order", version=VLLM)
     if isinstance(found.winner, MoeBackend) and found.error is None:
         _winner(page, found.winner, request)
-    page.prose("moe.text", version=VERSION)
+    page.prose("moe.text", version=VLLM)
     page.glossary("input_scale", "backend", "all_to_all")
 
 
@@ -180,7 +180,7 @@ def _which_backend(page: Lesson) -> bool:
 
 def _who_is_asked(page: Lesson) -> None:
     """Before the answer: the order, and what each candidate would read."""
-    page.finding("moe.before", version=VERSION)
+    page.finding("moe.before", version=VLLM)
     order = automatic_order(ASKED.gpu)
     _draw_ladder(page, [("asked", str(k), row.enum, page.t(f"before.{row.reach}")) for k, row in enumerate(order, 1)])
 
@@ -265,7 +265,7 @@ def _winner(page: Lesson, row: MoeBackend, request: MoeRequest) -> None:
             for one, names in alike.items()
         ],
     )
-    page.prose("cost.text", version=VERSION)
+    page.prose("cost.text", version=VLLM)
 
 
 def _cost_finding(page: Lesson, rows: list[tuple[str, RankBytes]]) -> None:
@@ -327,7 +327,7 @@ def linear_part(page: Lesson) -> None:
             with st.container(border=True, key="backends_warning"):
                 st.markdown(f":material/warning: {page.t(f'warning.{found.warning}', choice=page.view['lpick'])}")
         _ladder(page, found)
-    page.prose("linear.text", version=VERSION)
+    page.prose("linear.text", version=VLLM)
 
 
 def _seen(page: Lesson, part: str, found: Selection) -> None:
@@ -363,4 +363,4 @@ def mxfp4_part(page: Lesson) -> None:
         if found.error is not None:
             errors.show(found.error, key="mxfp4")
         _ladder(page, found)
-    page.prose("mx.text", version=VERSION)
+    page.prose("mx.text", version=VLLM)

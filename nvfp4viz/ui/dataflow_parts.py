@@ -12,6 +12,7 @@ from nvfp4viz.model.corpus import DEMO_PROMPTS
 from nvfp4viz.model.tokenizer import Tokenizer
 from nvfp4viz.moe.steps import STEPS
 from nvfp4viz.serving.loader import ALLOCATORS
+from nvfp4viz.serving.quant_config import VLLM
 from nvfp4viz.serving.twins import TWINS
 from nvfp4viz.ui import caches, predict, state, story_runs
 from nvfp4viz.ui.i18n import lang, t
@@ -28,7 +29,7 @@ MOST = 16
 TOP_K = 4
 MOST_SEED = 99
 ASKED = ("route", "permute", "quantize_1", "gemm_1", "quantize_2", "sum")
-VERSION = "vLLM 0.33.0"
+VERSION = f"vLLM {VLLM}"
 
 
 def twins_of(prompt: str, layer: int, fate: str, seed: int, twin: Twin) -> LayerTwins:

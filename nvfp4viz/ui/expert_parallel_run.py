@@ -13,6 +13,7 @@ from nvfp4viz.errors import NvError
 from nvfp4viz.model import corpus
 from nvfp4viz.moe.parallel import Placement, choose_slots_at_home, combine_by_rank
 from nvfp4viz.serving import all_to_all
+from nvfp4viz.serving.quant_config import VLLM
 from nvfp4viz.serving.route_trace import EVERY
 from nvfp4viz.ui import caches, errors, predict
 from nvfp4viz.ui.errors import escape
@@ -72,7 +73,7 @@ def moved(model: str, backend: str, ranks: int, extra: int) -> Moved:
 def moves_part(page: Lesson) -> None:
     """What EPLB exchanges, and what becomes of a healthy answer when the rest stays."""
     wait_for_kernels()
-    page.prose("moves.before", version=all_to_all.VERSION)
+    page.prose("moves.before", version=VLLM)
     page.table(
         ("tensor", "dtype", "moves"),
         [(f"`{name}`", dtype, page.t("moves.yes" if moves else "moves.no")) for name, dtype, moves in TENSORS],
@@ -124,7 +125,7 @@ def moves_part(page: Lesson) -> None:
             ],
         )
         st.caption(page.t("moves.prompt", prompt=escape(PROMPT)))
-    page.prose("moves.text", version=all_to_all.VERSION)
+    page.prose("moves.text", version=VLLM)
 
 
 def _plain(text: str) -> str:
@@ -331,7 +332,7 @@ def partial_sums(problem: Problem) -> int:
 
 def offers_part(page: Lesson) -> None:
     """The values of ``--all2all-backend``."""
-    page.prose("offers.before", version=all_to_all.VERSION)
+    page.prose("offers.before", version=VLLM)
     page.table(
         ("flag", "library", "shape", "travels", "refused"),
         [
@@ -347,7 +348,7 @@ def offers_part(page: Lesson) -> None:
     )
     page.prose(
         "offers.text",
-        version=all_to_all.VERSION,
+        version=VLLM,
         block=all_to_all.DEEPEP_BLOCK,
         never=", ".join(f"`{name}`" for name in all_to_all.NEVER),
         read="; ".join(f"`{path}` @ `{commit}`" for path, commit in all_to_all.READ.items()),

@@ -12,6 +12,7 @@ from nvfp4viz.figures import fusion as figures
 from nvfp4viz.moe.fusion import ORDERS, FusedLayout, find_row, trace_row
 from nvfp4viz.moe.fusion_arrays import cut_in_pieces, misplaced_channels
 from nvfp4viz.moe.fusion_bits import check_layout
+from nvfp4viz.serving.quant_config import VLLM
 from nvfp4viz.ui import errors, predict, state
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.lesson import Lesson
@@ -158,7 +159,7 @@ def qkv_part(page: Lesson) -> None:
     """QKV under grouped-query attention."""
     rows_part(page, "attn", tuple(figures.ATTENTION), ("fused_projection", "gqa", "tensor_parallel"))
     if _how_many_rows(page):
-        page.prose("qkv.text", version="0.33.0")
+        page.prose("qkv.text", version=VLLM)
 
 
 def _how_many_rows(page: Lesson) -> bool:
@@ -185,7 +186,7 @@ def _how_many_rows(page: Lesson) -> bool:
 def w13_part(page: Lesson) -> None:
     """Gate and up; and in which order backends want them."""
     rows_part(page, "ffn", tuple(figures.INTERMEDIATE), ("fused_projection", "tensor_parallel", "grouped_gemm"))
-    page.prose("w13.text", version="0.33.0")
+    page.prose("w13.text", version=VLLM)
     page.table(
         ("backend", "row_order"),
         [
@@ -220,7 +221,7 @@ def deltanet_part(page: Lesson) -> None:
             _followed(page, layout, *at)
     _same(page, woven)
     page.glossary("gated_deltanet", "fused_projection", "tensor_parallel")
-    page.prose("deltanet.text", version="0.33.0")
+    page.prose("deltanet.text", version=VLLM)
     page.heading("deltanet.pieces")
     page.table(
         ("order", ">rank", ">rows_each", "pieces"),

@@ -14,6 +14,7 @@ from nvfp4viz.figures import fusion as figures
 from nvfp4viz.moe.fusion_bits import FusionBits, measure_fusions
 from nvfp4viz.quant import sweep_headroom
 from nvfp4viz.quant.shared_scale import SHARE_WAYS, share_scale
+from nvfp4viz.serving.quant_config import VLLM
 from nvfp4viz.ui import caches, predict, registry
 from nvfp4viz.ui.fusion_parts import PAGE, pick
 from nvfp4viz.ui.i18n import lang
@@ -117,7 +118,7 @@ def scale_part(page: Lesson) -> None:
             for name in names
         ],
     )
-    page.prose("scale.text", version="0.33.0")
+    page.prose("scale.text", version=VLLM)
     page.heading("scale.input_heading")
     page.table(
         (">input_factor", ">db", ">subnormal", ">zeroed"),
@@ -189,7 +190,7 @@ def kinds_part(page: Lesson) -> None:
             for one in found
         ],
     )
-    page.prose("kinds.text", layer=ASKED_LAYER, experts=MEASURED_EXPERTS, version="0.33.0")
+    page.prose("kinds.text", layer=ASKED_LAYER, experts=MEASURED_EXPERTS, version=VLLM)
     page.glossary("grouped_gemm", "fused_projection", "swiglu")
     registry.link("mega_kernel")
 

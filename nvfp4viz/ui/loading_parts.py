@@ -11,7 +11,7 @@ import streamlit as st
 from nvfp4viz.figures import loading as figures
 from nvfp4viz.model.corpus import DEMO_PROMPTS
 from nvfp4viz.serving.loader import ALLOCATORS
-from nvfp4viz.serving.selection import VERSION
+from nvfp4viz.serving.quant_config import VLLM
 from nvfp4viz.serving.spread import Spread, spread_value
 from nvfp4viz.ui import caches, predict
 from nvfp4viz.ui.blas import use_one_thread
@@ -248,7 +248,7 @@ def maxima_part(page: Lesson) -> None:
     trtllm = next(spread for spread in found if spread.scale_c is not None)
     assert trtllm.scale_c is not None
     page.prose("maxima.text", expert=expert, scale_c=four(trtllm.scale_c[expert]))
-    page.prose("maxima.open", version=VERSION)
+    page.prose("maxima.open", version=VLLM)
 
 
 def _spread_table(page: Lesson, found: Sequence[Spread], expert: int) -> list[tuple[str, ...]]:

@@ -15,6 +15,7 @@ from nvfp4viz.figures import mxfp4 as figures
 from nvfp4viz.formats import BLOCK, E2M1, MX_BLOCK
 from nvfp4viz.quant import schemes
 from nvfp4viz.quant.recipes import MXFP4_RECIPES
+from nvfp4viz.serving.quant_config import VLLM
 from nvfp4viz.ui import caches, predict
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.lesson import Lesson
@@ -352,4 +353,4 @@ def models_part(page: Lesson) -> None:
         ("model", "scheme", "weight", "scale_tensors", "source"),
         [(use.name, use.scheme, use.weight, use.scale, use.source) for use in figures.USES],
     )
-    page.prose("models.text", version="0.33.0")
+    page.prose("models.text", version=VLLM)

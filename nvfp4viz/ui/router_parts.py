@@ -12,6 +12,7 @@ from nvfp4viz.errors import InputError, NvError
 from nvfp4viz.figures import routers as figures
 from nvfp4viz.moe.router_comparison import ROUTERS, Picked, compare_routers
 from nvfp4viz.moe.routers import FUSED_MOST, IMAGE_SENTINELS, is_image
+from nvfp4viz.serving.quant_config import VLLM
 from nvfp4viz.ui import errors, predict
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.lesson import Lesson
@@ -108,7 +109,7 @@ def routers_part(page: Lesson) -> None:
     if _ask_nan(page):
         page.prose(
             "routers.text",
-            version="0.33.0",
+            version=VLLM,
             top=TOP,
             kept=TOP_GROUPS,
             groups=GROUPS,

@@ -8,6 +8,7 @@ import streamlit as st
 
 from nvfp4viz.model.calibration_run import GEMMA4
 from nvfp4viz.model.config import TinyMoeConfig
+from nvfp4viz.serving.quant_config import VLLM
 from nvfp4viz.ui import caches
 from nvfp4viz.ui.lesson import Lesson
 
@@ -58,7 +59,7 @@ def run_part(page: Lesson) -> None:
         "layer": layer,
         "missing": ", ".join(map(str, experts)),
         "count": len(experts),
-        "version": "0.33.0",
+        "version": VLLM,
     }
     page.prose("run.before", **values)
     steps = ("unfuse", "prepare", "route", "amax", "export", "rename", "load")

@@ -5,7 +5,7 @@ import pytest
 
 from nvfp4viz.audit import audit
 from nvfp4viz.checkpoint import canonical, memory_checkpoint, tensor
-from tests.audit.families import FAMILIES, config, deepseek_v4, experts, sidecar
+from tests.audit.families import FAMILIES, WIDTH, config, deepseek_r1, deepseek_v4, experts, sidecar
 from tests.audit.reading import codes, found
 
 # What is worth knowing of a sound model of the family.
@@ -118,3 +118,55 @@ def test_an_fp8_module_without_the_scale_that_its_namesakes_have(name):
     parts = name.split(".")
     every = [f"{at}.{'.'.join(parts[2:])}.scale" for at in ("layers.0", "layers.1", "mtp.0")]
     assert not found(audit(changed(checkpoint, drop=every)))
+
+
+def _without(checkpoint, *modules):
+    names = [name for name in checkpoint.tensors if name.startswith(tuple(f"{module}." for module in modules))]
+    assert names
+    return audit(changed(checkpoint, drop=names))
+
+
+@pytest.mark.parametrize(
+    ("build", "module", "layer"),
+    [
+        (deepseek_r1, "model.layers.0.mlp.down_proj", 0), (deepseek_r1, "model.layers.0.mlp.up_proj", 0),
+        (deepseek_r1, "model.layers.1.mlp.shared_experts.gate_proj", 1),
+        (deepseek_v4, "layers.0.ffn.shared_experts.w2", 0),
+        (FAMILIES["Nemotron 3 Super"], "backbone.layers.4.mixer.shared_experts.down_proj", 4),
+        (FAMILIES["Gemma 4"], "model.language_model.layers.0.mlp.up_proj", 0),
+    ],
+)  # fmt: skip
+def test_an_mlp_without_one_of_its_projections(build, module, layer):
+    """Shared experts and dense layers are no routed experts, and a server needs them all the same."""
+    report = _without(build(), module)
+    assert found(report) == [("scale.missing", "error", layer, None, None)]
+    assert (report.findings[0].role, report.findings[0].tensors) == ("weight", (f"{module}.weight",))
+    assert "safe" not in {item.outcome for item in report.backends}
+
+
+def test_a_layer_without_its_shared_expert():
+    parent = "model.layers.1.mlp.shared_experts"
+    # Of two layers each may be the odd one, unless the configuration speaks of shared experts.
+    assert not [item for item in found(_without(deepseek_r1(), parent)) if item[0] == "scale.missing"]
+    checkpoint = deepseek_r1()
+    checkpoint.config.update(n_shared_experts=1, moe_intermediate_size=WIDTH)
+    assert not found(audit(checkpoint))
+    report = _without(checkpoint, parent)
+    assert found(report) == [("scale.missing", "error", 1, None, None)]
+    assert sorted(report.findings[0].tensors) == [f"{parent}.{kind}_proj.weight" for kind in ("down", "gate", "up")]
+
+
+def test_a_dead_input_scale_of_a_shared_expert_is_not_every_backend_s():
+    checkpoint = deepseek_r1()
+    name = "model.layers.1.mlp.shared_experts.up_proj.input_scale"
+    report = audit(changed(checkpoint, replace={name: tensor(np.float32(np.nan))}))
+    assert found(report) == [("scale.nan", "backend", 1, None, None)]
+    assert "marlin" in report.findings[0].advice
+
+
+def test_an_empty_sidecar_names_no_algorithm():
+    for sidecar_ in ({}, {"quantization": {}}):
+        report = audit(
+            memory_checkpoint(FAMILIES["Qwen3"]().read_tensors(), config=config(2), hf_quant_config=sidecar_)
+        )
+        assert ("config.incomplete", "backend") in codes(report)

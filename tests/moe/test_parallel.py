@@ -209,3 +209,9 @@ class TestOverlap:
 
         assert gain(overlap.Machine(link=50e9, latency=1e-6, flops=2e14, memory=1e15)) > 1.1
         assert gain(overlap.Machine(link=1e15, latency=1e-6, flops=1e20, memory=6e12)) < 1
+
+
+def test_an_unknown_payload_is_refused():
+    with pytest.raises(InputError) as stop:
+        parallel.row_bytes(4096, "fp8")
+    assert stop.value.code == "parallel.payload"
