@@ -260,10 +260,11 @@ def _block_scale(linear: Linear) -> TensorEntry | None:
 def _quantises_every_linear(quant: QuantConfig) -> bool:
     """Does the configuration mean every linear layer that it does not exclude?"""
     used = quant.used
-    if used is None or not (used.algo or "").startswith(("NVFP4", "W4A16", "W4A8")):
+    if used is None or not (used.algo or "").startswith(("NVFP4", "W4A16", "W4A8", "MXFP4")):
         return False
     if used.config_groups is None:
-        return used.method is None or used.method.startswith("modelopt")
+        # Quark's global section means every linear layer too.
+        return used.method is None or used.method.startswith(("modelopt", "quark"))
     groups = used.config_groups.values() if isinstance(used.config_groups, dict) else ()
     targets = [
         group.get("targets")

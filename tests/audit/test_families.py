@@ -164,6 +164,17 @@ def test_a_dead_input_scale_of_a_shared_expert_is_not_every_backend_s():
     assert "marlin" in report.findings[0].advice
 
 
+def test_quark_s_global_section_means_attention_too():
+    checkpoint = FAMILIES["Quark"]()
+    section = checkpoint.config["quantization_config"]
+    for exclude, alarms in ((section["exclude"], 0), (["lm_head", "re:.*mlp.gate"], 1), (None, 1)):
+        quant = {**checkpoint.config, "quantization_config": {**section, "exclude": exclude}}
+        expected = [("config.unquantised-not-excluded", "warn", None, None, None)] if alarms else []
+        report = audit(memory_checkpoint(checkpoint.read_tensors(), config=quant))
+        assert found(report) == expected
+        assert all(".self_attn." in name for item in report.findings for name in item.tensors)
+
+
 def test_an_empty_sidecar_names_no_algorithm():
     for sidecar_ in ({}, {"quantization": {}}):
         report = audit(
