@@ -39,6 +39,7 @@ def label_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Sequenc
     # Where the experts are not what the configuration says, it says nothing new of their neighbours.
     if not any(item.severity == "error" for item in found):
         yield from _wrong_linears(checkpoint, view, linears)
+    yield from _no_static_inputs(checkpoint, view)
 
 
 def expert_labels(checkpoint: Checkpoint, view: CanonicalView) -> list[str]:
@@ -62,6 +63,17 @@ def _wrong_method(checkpoint: Checkpoint, view: CanonicalView) -> Finding | None
         return None
     fill = {"method": printable(str(method), 60), "dialect": view.dialect}
     return make("config.conflict", "error", text="config.conflict.method", count=1, fill=fill)
+
+
+def _no_static_inputs(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
+    """Quark's ``is_dynamic: false`` beside MXFP4 experts of which none has an activation scale, under any name."""
+    used = checkpoint.quant_config.used
+    layers = [layer for layer in view.moe_layers if (found := view.dialects[layer]) and found.block == "MXFP4"]
+    if not layers or used is None or not used.static_inputs or checkpoint.blind_files:
+        return
+    names = (*checkpoint.tensors, *checkpoint.unreadable)
+    if not any("expert" in name and ("input_scale" in name or "input_quantizer" in name) for name in names):
+        yield make("config.conflict", "warn", text="config.conflict.static-inputs", count=len(layers))
 
 
 def _block_of(label: str) -> str | None:

@@ -211,3 +211,21 @@ def _depths(modules: Iterable[str]) -> Iterator[str]:
         if middle:
             for part in tail.split("."):
                 yield from (f"{block}.experts.0.{asked}" for asked in _ASKED.get(part, ()))
+
+
+def quark_static_inputs(raw: Mapping[str, Any]) -> bool:
+    """Does a section of Quark's promise stored FP8 scales for the experts' activations?
+
+    >>> quark_static_inputs({"global_quant_config": {"input_tensors": {"dtype": "fp8_e4m3", "is_dynamic": False}}})
+    True
+    """
+    layers = raw.get("layer_quant_config")
+    named = [entry for name, entry in layers.items() if "expert" in str(name)] if isinstance(layers, dict) else []
+    inputs = [entry.get("input_tensors") if isinstance(entry, dict) else None for entry in named]
+    if not inputs:
+        whole = raw.get("global_quant_config")
+        inputs = [whole.get("input_tensors") if isinstance(whole, dict) else None]
+    return all(
+        isinstance(item, dict) and str(item.get("dtype")).startswith("fp8") and item.get("is_dynamic") is False
+        for item in inputs
+    )

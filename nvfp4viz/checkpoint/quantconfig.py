@@ -14,7 +14,16 @@ from fnmatch import fnmatchcase, translate
 from functools import lru_cache
 from typing import Any
 
-from nvfp4viz.checkpoint.module_rules import Rules, bare, compiled, group_algo, groups_of, quark_algo, quark_rules
+from nvfp4viz.checkpoint.module_rules import (
+    Rules,
+    bare,
+    compiled,
+    group_algo,
+    groups_of,
+    quark_algo,
+    quark_rules,
+    quark_static_inputs,
+)
 from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG
 
 # What vLLM refuses to load without, in the nested shape; in the flat one it is the algorithm alone.
@@ -50,6 +59,8 @@ class SourceConfig:
         The algorithm is named, not derived from the method or the groups.
     missing
         Required fields that are not there.
+    static_inputs
+        Quark's section says that the experts' activations have stored FP8 scales.
     """
 
     file: str
@@ -63,6 +74,7 @@ class SourceConfig:
     expert_algo: str | None = None
     explicit: bool = False
     missing: tuple[str, ...] = ()
+    static_inputs: bool = False
     _allowed: _AllowList | None = None
     _rules: Rules | None = None
 
@@ -204,6 +216,7 @@ def _read(file: str, raw: Mapping[str, Any], around: Mapping[str, Any] | None = 
         expert_algo=_expert_algo(around or {}, raw, body),
         explicit=isinstance(algo, str),
         missing=_missing(body, layout, "modelopt" if file == HF_QUANT_CONFIG else method),
+        static_inputs=method == "quark" and quark_static_inputs(raw),
         _allowed=_AllowList(layers) if isinstance(layers, dict) and layers else None,
         _rules=rules,
     )

@@ -175,6 +175,24 @@ def test_quark_s_global_section_means_attention_too():
         assert all(".self_attn." in name for item in report.findings for name in item.tensors)
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_quark_s_promise_of_stored_input_scales(apart):
+    checkpoint = FAMILIES["Quark"]()
+    section = checkpoint.config["quantization_config"]
+    tensors = checkpoint.read_tensors()
+    scales = {
+        name.replace(".weight_scale", ".input_scale"): tensor(np.float32(0.02))
+        for name in tensors if name.endswith(".weight_scale")
+    }  # fmt: skip
+    for dynamic, stored, alarms in ((True, False, 0), (False, False, 1), (False, True, 0)):
+        entry = {**section["global_quant_config"], "input_tensors": {"dtype": "fp8_e4m3", "is_dynamic": dynamic}}
+        new = {"layer_quant_config": {"*mlp.experts*": entry}} if apart else {"global_quant_config": entry}
+        quant = {**checkpoint.config, "quantization_config": {**section, **new}}
+        report = audit(memory_checkpoint({**tensors, **(scales if stored else {})}, config=quant))
+        assert found(report) == [("config.conflict", "warn", None, None, None)] * alarms
+        assert all("is_dynamic" in item.message for item in report.findings)
+
+
 def test_an_empty_sidecar_names_no_algorithm():
     for sidecar_ in ({}, {"quantization": {}}):
         report = audit(
