@@ -13,7 +13,7 @@ from nvfp4viz.quant import grouping
 from nvfp4viz.ui import blocks_tensor, caches, errors, predict
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.lesson import Lesson
-from nvfp4viz.ui.numbers import exact, four, percent
+from nvfp4viz.ui.numbers import exact, near, percent
 from nvfp4viz.ui.pick import pick_expert
 from nvfp4viz.ui.swizzle_map import LAYOUTS, swizzle_map
 from nvfp4viz.ui.theme import theme
@@ -55,7 +55,7 @@ def inner_part(page: Lesson) -> None:
             scales=len(runs),
             products=figures.INNER_K,
             run=runs[0].stop - runs[0].start,
-            total=four(record.total(view["along"])),
+            total=_sum(record.total(view["along"])),
         )
         page.glossary("block_scale", "partial_sum", "gemm")
     with stage:
@@ -81,6 +81,11 @@ def inner_part(page: Lesson) -> None:
                 for r in runs
             ],
         )
+
+
+def _sum(total: float) -> str:
+    """As exact as the terms in the table below it: they add up to it."""
+    return exact(total) if float(np.float32(total)) == total else near(total)
 
 
 def _how_many_scales(page: Lesson) -> bool:

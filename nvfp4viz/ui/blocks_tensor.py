@@ -100,9 +100,12 @@ def pick(page: Lesson) -> None:
         )
     opened = _opened(page)
     if not opened.private:
-        st.selectbox(
-            page.t("tensor.checkpoint"), SAMPLE_IDS, format_func=sample_title, **page.view.widget("checkpoint")
-        )
+        # Streamlit's select is one line, and the side is narrow: what is chosen is written out below it.
+        with st.container(gap=None):
+            st.selectbox(
+                page.t("tensor.checkpoint"), SAMPLE_IDS, format_func=sample_title, **page.view.widget("checkpoint")
+            )
+            st.caption(sample_title(page.view["checkpoint"]))
     if opened.view.moe_layers:
         st.segmented_control(
             page.t("tensor.of"),

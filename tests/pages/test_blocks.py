@@ -3,6 +3,7 @@
 import pytest
 
 from nvfp4viz.figures import blocks
+from nvfp4viz.figures.words import words
 from nvfp4viz.quant.grouping import GROUPINGS, place_of, storage
 from nvfp4viz.ui import explorer_open
 from nvfp4viz.ui.blocks_parts import PARTS, tiny_moe_products
@@ -60,6 +61,8 @@ def test_it_opens_where_the_sentence_is_seen(open_page):
     at = open_page(PAGE)
     assert len(at.get("plotly_chart")) == 1
     assert "This output needs **4** multiplications by scales for 64 products" in texts(at)
+    terms = [run.term for run in blocks.inner_sum(3, 5).runs["k"]]
+    assert f"Without global scales it is {sum(terms)}.".replace("-", "−") in texts(at)  # to the last digit
 
 
 def test_the_other_directions_are_asked_for_before_they_are_shown(open_page):
@@ -125,6 +128,10 @@ def test_a_tensor_of_a_checkpoint_is_compared(open_page, lang, query, said):
     at = checkpoint_part(open_page, lang, **query)
     assert len(at.get("plotly_chart")) == 1
     assert said in texts(at)
+    sample = at.session_state["checkpoint"]
+    assert words(lang, f"samples.{sample}") in [
+        caption.value for caption in at.caption
+    ]  # whole, where the select cuts it
     for name, value in query.items():
         key = name if name in ("checkpoint", "layer", "expert", "projection") else f"{PAGE}.{name}"
         assert str(at.session_state[key]) == value
