@@ -14,10 +14,11 @@ from .conftest import Server, settle
 LANGUAGES = ["en", "zh"]
 HOLES = "tiny-moe-nvfp4-holes"
 WORDS = {
-    "en": {"ranks": "TP and EP", "compare": "Compare", "repair": "Repair", "make": "Make the changed files",
+    "en": {"backends": "Backends", "ranks": "TP and EP", "compare": "Compare", "repair": "Repair",
+           "make": "Make the changed files",
            "zip": "Changed files as ZIP", "server": "On this server", "write": "Write the mended copy",
            "cost": "What this policy costs"},
-    "zh": {"ranks": "TP 与 EP", "compare": "比较", "repair": "修复", "make": "生成改动的文件",
+    "zh": {"backends": "后端", "ranks": "TP 与 EP", "compare": "比较", "repair": "修复", "make": "生成改动的文件",
            "zip": "改动的文件 ZIP", "server": "这台服务器上", "write": "写入修复后的副本",
            "cost": "这个策略的代价"},
 }  # fmt: skip
@@ -52,6 +53,16 @@ def test_no_tool_scrolls_a_phone_sideways(visit, lang, name):
     open_tab(page, lang, name)
     main = page.locator("[data-testid=stMain]")
     assert main.evaluate("box => box.scrollWidth <= box.clientWidth")
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_the_reasons_of_backends_are_not_cut(visit, lang):
+    """A tensor's name is longer than their column."""
+    page = visit(f"/explorer?lang={lang}")
+    open_tab(page, lang, "backends")
+    frame = page.locator("[class*=st-key-table_explorer]:visible").first
+    frame.get_by_text("KeyError").wait_for()
+    assert frame.evaluate("box => box.scrollWidth <= box.clientWidth")
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
