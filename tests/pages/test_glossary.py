@@ -22,7 +22,9 @@ def test_it_opens_by_link(open_page, lang, query):
 
 @pytest.mark.parametrize("lang", LANGUAGES)
 def test_a_term_that_there_is_not_is_named(open_page, lang):
-    assert "`term=nowhere`" in texts(open_page(PAGE, lang=lang, term="nowhere"))
+    shown = texts(open_page(PAGE, lang=lang, term="nowhere"))
+    note = next(line for line in shown.splitlines() if "`term=nowhere`" in line)
+    assert len(note) < 160  # an example or two, not every term there is
 
 
 def test_a_search_from_a_link_is_cut(open_page):
