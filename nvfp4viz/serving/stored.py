@@ -4,6 +4,7 @@
 stored            values                                scales
 ================  ====================================  =====================================================
 BF16, F16, F32    as they are                           none
+F64               rounded to float32                    none
 FP8               E4M3 or E5M2, one a byte              one, one a row, one a tile, or one for 32 (MXFP8)
 NVFP4             E2M1, two a byte along K              E4M3 for 16 along K, and a float32 above them
 MXFP4             E2M1, two a byte along K              UE8M0 for 32 along K
@@ -36,7 +37,7 @@ from nvfp4viz.quant import QuantizedTensor, dequantize
 
 Array = npt.NDArray[Any]
 U8 = npt.NDArray[np.uint8]
-FLOATS = ("BF16", "F16", "F32")
+FLOATS = ("BF16", "F16", "F32", "F64")
 FP8: dict[str, npt.DTypeLike] = {
     "F8_E4M3": ml_dtypes.float8_e4m3fn,
     "F8_E5M2": ml_dtypes.float8_e5m2,
@@ -63,7 +64,8 @@ class StoredMatrix:
     shape
         ``(N, K)``, in values.
     stored
-        ``"BF16"``, ``"F16"``, ``"F32"``, ``"NVFP4"``, ``"MXFP4"``, or FP8's type and scales: ``"F8_E4M3, 128 × 128"``.
+        ``"BF16"``, ``"F16"``, ``"F32"``, ``"F64"``, ``"NVFP4"``, ``"MXFP4"``, or FP8's type and scales:
+        ``"F8_E4M3, 128 × 128"``.
     grain
         Columns that decode together: a rectangle begins and ends on a multiple of it.
     index
@@ -173,8 +175,11 @@ def _floats(checkpoint: Checkpoint, entry: TensorEntry, index: int | None) -> St
 
     def decode(top: int, bottom: int, left: int, right: int) -> Array:
         values = _rows(checkpoint, entry, index, (n, k * kind.itemsize), top, bottom).view(kind)[:, left:right]
-        # F16 in float32: no value changes, and every recipe takes it.
-        return values.astype(np.float32) if entry.dtype == "F16" else values
+        if entry.dtype not in ("F16", "F64"):
+            return values
+        # What every recipe takes.  No F16 changes by it; an F64 beyond float32 becomes infinite, and is told of later.
+        with np.errstate(over="ignore"):
+            return values.astype(np.float32)
 
     return StoredMatrix(entry.name, (n, k), entry.dtype, 1, index, decode)
 

@@ -110,6 +110,18 @@ def test_a_dense_matrix_in_mxfp4_decodes(dtype, scale, suffix):
     assert np.array_equal(everything(found), true)  # powers of two round nothing
 
 
+def test_float64_is_rounded_to_float32():
+    values = np.random.default_rng(3).standard_normal((32, 48))
+    values[0, :2] = 1 + 2.0**-24, 1e300  # a tie, which goes to even, and what float32 has no number for
+    opened = memory_checkpoint({"a.weight": tensor(values)})
+    found = find_matrix(opened, canonical(opened), "a.weight")
+    assert found.stored == "F64"
+    assert "a.weight" in matrix_names(opened, canonical(opened))
+    with np.errstate(over="ignore"):
+        assert everything(found).tobytes() == values.astype(np.float32).tobytes()
+    assert everything(found)[0, :2].tolist() == [1, np.inf]
+
+
 N, K = 200, 320
 TILES = {
     "tensor": ((), (N, K), "F32", "weight_scale"),
