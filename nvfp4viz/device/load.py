@@ -21,7 +21,8 @@ from nvfp4viz.errors import DeviceError
 __all__ = ["Kernel", "Resources", "kernel"]
 
 
-STATIC_SHARED = 48 * 1024  # bytes of shared memory a block may ask for without saying so beforehand
+# Bytes of dynamic shared memory that need no asking: 48 KiB, but what a kernel holds besides counts too.
+UNASKED_SHARED = 47 * 1024
 NULL = np.uint64(0)
 _loading = threading.Lock()
 
@@ -73,7 +74,7 @@ class Kernel:
         torch CUDA tensors (passed as addresses), ``None`` (a null pointer), and NumPy scalars, whose type must be the
         kernel's: a Python number has no width and is refused.
     shared
-        Bytes of dynamic shared memory; more than 48 KiB are asked of the driver at first use.
+        Bytes of dynamic shared memory; more than 47 KiB are asked of the driver at first use.
 
     Raises
     ------
@@ -114,7 +115,7 @@ class Kernel:
         if 0 in grid:
             return
         function = self._functions.get(index) or self._load(index)
-        if shared > STATIC_SHARED and shared > self._allowed_shared.get(index, 0):
+        if shared > UNASKED_SHARED and shared > self._allowed_shared.get(index, 0):
             self._allow_shared(index, function, shared)
         stream = _Stream(stream_of(index))
         try:
