@@ -279,7 +279,8 @@ def _expected(
     if status != 429 and status < 500:
         raise error
     asked = headers.get("Retry-After", "")
-    raise _Interrupted(error, min(float(asked), MOST_PAUSE) if asked.isdigit() and len(asked) < 9 else 0.0)
+    seconds = float(asked) if asked.isascii() and asked.isdigit() and len(asked) < 9 else 0.0
+    raise _Interrupted(error, min(seconds, MOST_PAUSE))
 
 
 def host_of(url: str) -> str:

@@ -247,7 +247,11 @@ def test_a_server_that_says_when_to_come_back(files, folder, monkeypatch):
         await real(0, *rest)
 
     monkeypatch.setattr("nvfp4viz.checkpoint.transport.asyncio.sleep", sleep)
-    for said, pause in (("7", 7.0), ("86400", MOST_PAUSE), ("Fri, 31 Dec 1999 23:59:59 GMT", 0.001), ("-3", 0.001)):
+    superscript = "²".encode().decode("latin-1")  # a digit to Python, and no number
+    for said, pause in (
+        *(("7", 7.0), ("86400", MOST_PAUSE), ("Fri, 31 Dec 1999 23:59:59 GMT", 0.001), ("-3", 0.001)),
+        (superscript, 0.001),
+    ):
         waited.clear()
         with serve(Site(files, fail_first=1, wait=said)) as site:
             open_checkpoint(site.address)
