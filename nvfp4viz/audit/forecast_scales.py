@@ -1,0 +1,237 @@
+"""What a layer's scales do on a backend: those of activations by how far one reaches, those of weights by expert.
+
+`nvfp4viz.audit.forecast` adds what files, configuration and bytes do, and takes the worst.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from nvfp4viz.audit.backends import FATES, Family, outcome_of_scales
+from nvfp4viz.audit.facts import CLASSES, MISSING, OK, Facts, median_of
+from nvfp4viz.audit.scales import has_wrong_convention, mismatched_pairs, outliers
+from nvfp4viz.audit.texts import id_list
+
+# Which of two scales is the right one, a file does not say; and a scale that is far off may be meant.  Where the
+# difference is large the products may also overflow or vanish.
+MILD, WILD, HARSH = ("degraded", "safe"), ("degraded", "nan", "safe", "zero"), 7.0
+
+
+@dataclass(slots=True)
+class Effect:
+    """What one thing that is wrong does on one backend; `text` and `fill` say why (`nvfp4viz.audit.texts`)."""
+
+    outcome: str
+    possible: tuple[str, ...]
+    scope: str
+    layers: set[int]
+    text: str
+    fill: dict[str, Any] = field(default_factory=dict)
+
+
+def of_activations(family: Family, scales: LayerScales) -> Iterable[Effect]:
+    """What one layer's activation scales do."""
+    layer = scales.layer
+    if family.engine == "tensorrt-llm" and scales.missing:
+        fill = {"tensor": scales.first_missing(), "slots": scales.missing}
+        yield Effect("load-error", (), "model", {layer}, "why.key-error", fill)
+    elif family.reach == "none":
+        yield Effect("ignored", (), "none", {layer}, "why.ignored", {"slots": scales.wrong})
+    elif family.reach == "expert":
+        yield from _per_expert(scales, layer)
+    else:
+        yield _one_maximum(scales, layer, family)
+
+
+class LayerScales:
+    """One layer's activation scales, as the loaders' ``(E, S)`` and ``(E,)`` parameters: NaN stands for no value."""
+
+    def __init__(self, facts: Facts, layer: int) -> None:
+        kinds = facts.view.projections
+        self._facts, self.layer = facts, layer
+        tables = {kind: facts.tables["input_scale", layer, kind] for kind in kinds}
+        self.first = [kind for kind in kinds if kind != "down"]
+        self.absent = {kind: table.state == MISSING for kind, table in tables.items()}
+        self.values = {kind: table.values.astype(np.float64) for kind, table in tables.items()}
+        good = {kind: (table.state == OK) & (table.classes() == 0) for kind, table in tables.items()}
+        far = {kind: outliers(table.values, good[kind]) & good[kind] for kind, table in tables.items()}
+        stored = {kind: table.state == OK for kind, table in tables.items()}
+        dialect = facts.view.dialects.get(layer)
+        fused = dialect is not None and dialect.arrangement == "fused"
+        self.shared = fused or any(table.shared for table in tables.values())
+        self.used = np.logical_or.reduce([self.absent[kind] | stored[kind] for kind in kinds])
+        self.bad = {kind: self.absent[kind] | (stored[kind] & ~good[kind]) | far[kind] for kind in kinds}
+        self.missing = int(sum(mask.sum() for mask in self.absent.values()))
+        self.wrong = int(sum(mask.sum() for mask in self.bad.values()))
+        self.healthy = (
+            _typical([self.values[kind][good[kind] & ~far[kind]] for kind in self.first]),
+            _typical([self.values["down"][good["down"] & ~far["down"]]] if "down" in kinds else []),
+        )
+        self.classes = sorted(
+            {CLASSES[k] for kind in kinds for k in tables[kind].classes()[stored[kind]].tolist() if k}
+        )
+
+    def first_missing(self) -> str:
+        for kind, mask in self.absent.items():
+            for expert in np.flatnonzero(mask).tolist():
+                return self._facts.view.slot(self.layer, expert, kind, "input_scale").name
+        return ""
+
+    def experts(self) -> tuple[int, ...]:
+        """Experts with something wrong."""
+        return tuple(np.flatnonzero(np.logical_or.reduce(list(self.bad.values()))).tolist())
+
+    def pair(self, expert: int, fate: float) -> tuple[float, float]:
+        """What CUTLASS makes of one expert's slots when the missing ones hold ``fate``."""
+        values = [fate if self.absent[kind][expert] else self.values[kind][expert] for kind in self.first]
+        down = self.values.get("down")
+        second = self.healthy[1] if down is None else fate if self.absent["down"][expert] else down[expert]
+        return _torch_max(values), float(second)
+
+    def expected(self, expert: int) -> tuple[float, float]:
+        """What the expert's own scales are, or its peers' where they are bad."""
+        own = [self.values[kind][expert] for kind in self.first if not self.bad[kind][expert]]
+        down = "down" in self.bad and not self.bad["down"][expert]
+        return (max(own) if own else self.healthy[0]), float(self.values["down"][expert] if down else self.healthy[1])
+
+
+def _typical(values: list[Any]) -> float:
+    found = np.concatenate(values) if values else np.zeros(0)
+    return float(median_of(found)) if found.size else 1e-3
+
+
+def _torch_max(values: Iterable[float]) -> float:
+    """NaN propagates, as in ``torch.max``."""
+    return float(np.max(np.array(list(values), np.float64)))
+
+
+def _per_expert(scales: LayerScales, layer: int) -> Iterable[Effect]:
+    """Each expert lives by its own scales, or all by the one that the file has for them."""
+    missing, stored = [], []
+    scope = "layer" if scales.shared else "experts"
+    for expert in scales.experts():
+        absent = any(mask[expert] for mask in scales.absent.values())
+        fates = FATES if absent else (0.0,)
+        outcomes: set[str] = set()
+        for fate in fates:
+            outcome, possible = outcome_of_scales(*scales.pair(expert, fate), scales.expected(expert))
+            outcomes |= {outcome, *possible}
+        if absent:
+            missing.append((expert, outcomes))
+        elif outcomes != {"safe"}:
+            outcome, possible = outcome_of_scales(*scales.pair(expert, 0.0), scales.expected(expert))
+            stored.append((expert, outcome, possible))
+    if missing:
+        possible = tuple(sorted(set().union(*(outcomes for _, outcomes in missing))))
+        ids = tuple(expert for expert, _ in missing)
+        fill = {"experts": id_list(ids), "layer": layer, "slots": scales.missing}
+        yield Effect("undefined", possible, scope, {layer}, "why.expert-missing", fill)
+    for outcome in ("nan", "zero", "degraded"):
+        ids = tuple(expert for expert, kind, _ in stored if kind == outcome)
+        if ids:
+            possible = tuple(sorted({one for _, kind, some in stored if kind == outcome for one in some}))
+            fill = {"experts": id_list(ids), "layer": layer, "slots": len(ids), "classes": ", ".join(scales.classes)}
+            yield Effect(outcome, possible, scope, {layer}, f"why.expert-{outcome}", fill)
+    if not missing and not stored:
+        yield Effect("safe", (), "none", {layer}, "why.masked", {"slots": scales.wrong})
+
+
+def _one_maximum(scales: LayerScales, layer: int, family: Family) -> Effect:
+    """All experts of a layer live by one maximum a GEMM."""
+    kinds = [*scales.first, "down"] if family.reads_down and "down" in scales.values else scales.first
+    missing = bool(any(scales.absent[kind].any() for kind in kinds))
+    outcomes: set[str] = set()
+    outcome = "safe"
+    for fate in FATES if missing else (0.0,):
+        pair = []
+        for group, good in ((scales.first, scales.healthy[0]), (["down"], scales.healthy[1])):
+            if not set(group) <= set(kinds):
+                pair.append(good)
+                continue
+            values = [np.where(scales.absent[kind], fate, scales.values[kind])[scales.used] for kind in group]
+            pair.append(_torch_max(np.concatenate(values)))
+        outcome, possible = outcome_of_scales(pair[0], pair[1], _layer_maxima(scales, kinds))
+        outcomes |= {outcome, *possible}
+    fill = {"layer": layer, "slots": scales.wrong, "classes": ", ".join(scales.classes)}
+    # A stored NaN wins every maximum: then it does not matter what the open slots hold.
+    if missing and len(outcomes) > 1:
+        return Effect("undefined", tuple(sorted(outcomes)), "layer", {layer}, "why.layer-missing", fill)
+    if outcome == "safe":
+        read = any(scales.bad[kind].any() for kind in kinds)
+        text = "why.masked" if read else "why.ignored"
+        return Effect("safe" if read else "ignored", (), "none", {layer}, text, fill)
+    return Effect(
+        outcome, tuple(sorted(outcomes - {outcome} and outcomes)), "layer", {layer}, f"why.layer-{outcome}", fill
+    )
+
+
+def _layer_maxima(scales: LayerScales, kinds: list[str]) -> tuple[float, float]:
+    """The maxima that a layer would have without its bad values."""
+    out = []
+    for group, typical in ((scales.first, scales.healthy[0]), (["down"], scales.healthy[1])):
+        values = [scales.values[kind][~scales.bad[kind] & scales.used] for kind in group if kind in kinds]
+        found = np.concatenate(values) if values else np.zeros(0)
+        found = found[np.isfinite(found)]
+        out.append(float(found.max()) if found.size else typical)
+    return out[0], out[1]
+
+
+class LayerWeights:
+    """One layer's second-level weight scales: their classes, and which pairs differ."""
+
+    def __init__(self, facts: Facts, layer: int) -> None:
+        self.layer = layer
+        tables = {kind: facts.tables["weight_scale_2", layer, kind] for kind in facts.view.projections}
+        self.classes = {kind: table.classes() for kind, table in tables.items()}
+        self.mismatched, self.ratios = mismatched_pairs(facts, layer)
+        # Values far from their peers; where the whole layer is the other way up, that is said already.
+        upright = not any(has_wrong_convention(table) for table in tables.values())
+        self.far = {
+            kind: outliers(table.values, table.good()) if upright else np.zeros(len(table.values), np.bool_)
+            for kind, table in tables.items()
+        }
+        masks = [self.mismatched, *self.far.values(), *self.classes.values()]
+        self.wrong = any(bool(mask.any()) for mask in masks)
+
+
+def of_weights(family: Family, weights: LayerWeights) -> Iterable[Effect]:
+    """What second-level weight scales do: on every backend, for gate and down; for up where it has its own."""
+    layer = weights.layer
+    effects: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for kind, found in weights.classes.items():
+        follows_gate = kind == "up" and family.gate_rules and "gate" in weights.classes
+        for expert in np.flatnonzero(found).tolist():
+            name = CLASSES[int(found[expert])]
+            effect = ("degraded", MILD) if follows_gate else _weight_outcome(family, kind, name)
+            effects.setdefault(effect, []).append(expert)
+    for (outcome, possible), experts in effects.items():
+        fill = {"experts": id_list(tuple(sorted(set(experts)))), "layer": layer, "slots": len(experts)}
+        yield Effect(outcome, possible, "experts", {layer}, f"why.weight-{outcome}", fill)
+    if family.gate_rules and weights.mismatched.any():
+        ids = tuple(np.flatnonzero(weights.mismatched).tolist())
+        fill = {"experts": id_list(ids), "layer": layer, "slots": len(ids)}
+        text = "why.pair.maximum" if family.engine == "tensorrt-llm" else "why.pair"
+        off = np.abs(np.log2(weights.ratios[list(ids)])).max()
+        yield Effect("degraded", MILD if off < HARSH else WILD, "experts", {layer}, text, fill)
+    for kind, far in weights.far.items():
+        told = weights.mismatched if family.gate_rules and kind in ("gate", "up") and weights.mismatched.size else False
+        ids = tuple(np.flatnonzero(far & ~np.asarray(told)).tolist())
+        if ids:
+            fill = {"experts": id_list(ids), "layer": layer, "projection": kind, "slots": len(ids)}
+            yield Effect("degraded", WILD, "experts", {layer}, "why.weight-outlier", fill)
+
+
+def _weight_outcome(family: Family, kind: str, name: str) -> tuple[str, tuple[str, ...]]:
+    """What a bad second-level weight scale does where it is read."""
+    if name in ("zero", "subnormal"):
+        return "zero", ()
+    if name == "negative":
+        return "degraded", ()
+    # Infinite products of the first GEMM are quantised again for the second: blocks saturate, codes end at ±6, and
+    # finite garbage may come out.
+    saturates = name == "inf" and kind != "down" and family.reach != "none"
+    return "nan", ("degraded", "nan") if saturates else ()
