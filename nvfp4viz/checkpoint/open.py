@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.checkpoint.dtypes import DTYPES
+from nvfp4viz.checkpoint.gather import gather
 from nvfp4viz.checkpoint.header import Header, TensorEntry, TensorTable, read_header
 from nvfp4viz.checkpoint.index import asked_index, read_index
 from nvfp4viz.checkpoint.merge import merge_shards
@@ -24,8 +25,6 @@ from nvfp4viz.errors import CheckpointError
 Array = npt.NDArray[Any]
 # Told of a stage's name, how many files or ranges are done, and of how many.
 Progress = Callable[[str, int, int], None]
-# Reads that lie closer than this are one read: a seek costs more than 4 KiB of data.  A source may say its own ``gap``.
-GAP = 4096
 # A file of at most this many bytes is read at once where all of its tensors are wanted.
 AT_ONCE = 1 << 26
 
@@ -213,9 +212,7 @@ class Checkpoint:
         is_f32 = np.array([dtype == "F32" for dtype, _ in table.kinds] or [False])
         wrong = np.flatnonzero(~is_f32[table.kind[rows]] | (table.end[rows] - table.begin[rows] != 4))
         if len(wrong):
-            entry = table.entry_at(int(rows[wrong[0]]))
-            shape, shown = list(entry.shape), printable(entry.name)
-            raise CheckpointError("checkpoint.not-a-scalar", tensor=shown, dtype=entry.dtype, shape=shape)
+            raise _no_scalar(table.entry_at(int(rows[wrong[0]])))
         return self._floats(table.file[rows], table.begin[rows])
 
     def half_scalars(self, names: Sequence[str]) -> npt.NDArray[np.float32]:
@@ -233,8 +230,7 @@ class Checkpoint:
         entries = [self.entry(name) for name in names]
         for entry in entries:
             if entry.dtype not in ("BF16", "F16") or entry.nbytes != 2:
-                shape, shown = list(entry.shape), printable(entry.name)
-                raise CheckpointError("checkpoint.not-a-scalar", tensor=shown, dtype=entry.dtype, shape=shape)
+                raise _no_scalar(entry)
         index = {file: k for k, file in enumerate(self.tensors.files)}
         files = np.array([index[entry.file] for entry in entries], np.int64)
         begins = np.array([entry.begin for entry in entries], np.int64)
@@ -264,22 +260,8 @@ class Checkpoint:
         return np.split(self._floats(files, starts + 4 * places), cuts[:-1]) if entries else []
 
     def _floats(self, shard: npt.NDArray[np.int64], begin: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """4-byte values at places in files (by their number in the table), neighbours fetched together."""
-        table = self.tensors
-        values = np.empty(len(shard), np.float32)
-        order = np.lexsort((begin, shard))
-        files = shard[order]
-        runs = np.split(order, np.flatnonzero(np.diff(files)) + 1) if len(order) else []
-        gap: int = getattr(self.source, "gap", GAP)
-        plan = {table.files[shard[run[0]]]: _Gather(begin[run], gap) for run in runs}
-        chunks = _read_many(self.source, {file: gather.ranges for file, gather in plan.items()})
-        for run, (file, gather) in zip(runs, plan.items(), strict=True):
-            data = b"".join(chunks[file])
-            self._count(len(data))
-            if list(map(len, chunks[file])) != gather.lengths.tolist():
-                raise CheckpointError("checkpoint.unreadable", tensor="", file=printable(file))
-            values[run] = gather.values(data)
-        return values
+        """4-byte values at places in files (by their number in the table)."""
+        return gather(self.source, self.tensors.files, shard, begin, self._count)
 
     def scalar_rows(self) -> npt.NDArray[np.int64]:
         """Rows of `tensors` that are one F32 number, whatever its shape."""
@@ -308,36 +290,9 @@ class Checkpoint:
         return entry
 
 
-class _Gather:
-    """4-byte values of one file at ascending places, coalesced into ranges over gaps up to ``gap`` bytes."""
-
-    def __init__(self, begins: npt.NDArray[np.int64], gap: int = GAP) -> None:
-        self._begins = begins
-        self._first = np.concatenate([[True], np.diff(begins) > gap + 4])
-        self._starts = begins[self._first]
-        ends = np.append(begins[np.flatnonzero(self._first)[1:] - 1], begins[-1]) + 4
-        self.lengths = ends - self._starts
-        self.ranges = list(zip(self._starts.tolist(), ends.tolist(), strict=True))
-
-    def values(self, data: bytes) -> npt.NDArray[np.float32]:
-        """The values out of the ranges' bytes, one after the other."""
-        # Where each range landed among the joined bytes.
-        landed = np.cumsum(self.lengths) - self.lengths
-        at = self._begins + (landed - self._starts)[np.cumsum(self._first) - 1]
-        gathered = np.frombuffer(data, np.uint8)[at[:, None] + np.arange(4)]
-        return np.frombuffer(gathered.tobytes(), "<f4")
-
-
-def _read_many(source: Source, plan: dict[str, list[tuple[int, int]]]) -> dict[str, list[bytes]]:
-    """All ranges of all files, at a time where the source can do that."""
-    many = getattr(source, "read_many", None)
-    if many is not None:
-        chunks: dict[str, list[bytes]] = many(plan)
-        return chunks
-    some = getattr(source, "read_ranges", None)
-    if some is not None:
-        return {file: some(file, ranges) for file, ranges in plan.items()}
-    return {file: [source.read_range(file, *ends) for ends in ranges] for file, ranges in plan.items()}
+def _no_scalar(entry: TensorEntry) -> CheckpointError:
+    shape, shown = list(entry.shape), printable(entry.name)
+    return CheckpointError("checkpoint.not-a-scalar", tensor=shown, dtype=entry.dtype, shape=shape)
 
 
 def _call(source: Source, method: str, *arguments: object) -> None:
