@@ -201,10 +201,12 @@ def mending(quick: bool) -> harness.Section:
         candidates = {"a plain copy of the shards": ["-c", COPY.format([str(path) for path in files], str(out))],
                       "nvfp4viz repair --policy weight-only --apply": repair}  # fmt: skip
         times: dict[str, list[float]] = {}
+        peak = 0
         for _ in range(1 if quick else 3):
             for name, command in candidates.items():
                 seconds, memory, _ = run(command)
                 times.setdefault(name, []).append(seconds)
+                peak = max(peak, memory) if command is repair else peak
                 shutil.rmtree(out)
         rows = harness.rows_from(times, big.nbytes)
     copy, ours = (statistics.median(values) for values in times.values())
@@ -214,7 +216,7 @@ def mending(quick: bool) -> harness.Section:
         rows,
         goals=[
             harness.Goal("part of a plain copy's rate", copy / ours, 0.5),
-            harness.Goal("peak resident memory, MB", memory / 1e6, 200, at_most=True),
+            harness.Goal("peak resident memory, MB", peak / 1e6, 200, at_most=True),
         ],
     )
 
