@@ -35,9 +35,16 @@ def scan_on_cluster(address: str, place: str, work: Mapping[str, Sequence[Unit]]
     """
     try:
         from distributed import Client, as_completed
+        from distributed.comm.addressing import parse_address, parse_host_port
+        from distributed.comm.registry import get_backend
     except ImportError:
         raise InputError("cli.no-dask") from None
     try:
+        # A client that fails at one of these prints a traceback when it is collected.
+        scheme, location = parse_address(address)
+        get_backend(scheme)
+        if scheme in ("tcp", "tls"):
+            parse_host_port(location)
         client = Client(address, timeout=15, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         raise InputError("cli.scheduler", address=printable(address, 80), reason=type(error).__name__) from None

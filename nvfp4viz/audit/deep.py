@@ -174,7 +174,7 @@ class DeepScan:
     nbytes
         Bytes looked at, those of an earlier scan apart.
     elsewhere
-        Of these, the bytes that others have read.
+        Bytes that others have read, small gaps between tensors included.
     """
 
     units: tuple[Unit, ...]
@@ -221,7 +221,7 @@ def deep_scan(
         raise InputError("deep.cannot-resume", name=checkpoint.name)
     kept = _State((state or default_state(checkpoint, work)) if lasting else None, resume)
     total = sum(map(_size, work.values()))
-    done, fresh = 0, 0
+    done, fresh, there = 0, 0, 0
 
     def told(count: int) -> None:
         nonlocal done
@@ -244,11 +244,13 @@ def deep_scan(
         kept.add(file, found)
         if elsewhere is not None:
             told(_size(left[file]))
+            # As here: what lies between neighbours comes along.
+            there += sum(end - begin for begin, end, _ in _cuts(left[file]))
     flat_units = tuple(unit for units in work.values() for unit in units)
     flat_scans = tuple(scan for file in work for scan in scans[file])
     twins = _twins(checkpoint.read_range, flat_units, flat_scans)
     kept.remove()
-    return DeepScan(flat_units, flat_scans, twins, resumed, fresh, fresh if elsewhere else 0)
+    return DeepScan(flat_units, flat_scans, twins, resumed, fresh, there)
 
 
 def _size(units: Sequence[Unit]) -> int:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from nvfp4viz import cli
@@ -13,7 +14,7 @@ from nvfp4viz.audit import run_audit
 from nvfp4viz.audit.cluster import scan_on_cluster, scan_shard
 from nvfp4viz.audit.deep import plan
 from nvfp4viz.audit.deep_findings import deepen
-from nvfp4viz.checkpoint import inject, inspect, write_checkpoint
+from nvfp4viz.checkpoint import inject, inspect, tensor, write_checkpoint
 from nvfp4viz.errors import CheckpointError, InputError
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base
 
@@ -62,7 +63,7 @@ def test_a_cluster_reports_the_same(folder, cluster, monkeypatch, kill):
             yield done
 
     there = deepen(run_audit(folder), elsewhere=elsewhere).report
-    assert there.findings == here.findings
+    assert there == here
     assert [item.code for item in there.findings] == ["block-scale.nan"]
     assert there.verdict == here.verdict
     assert bool(killed) == kill
@@ -127,10 +128,28 @@ def test_a_task_is_a_scan_of_one_shard(folder):
         assert [scan.nbytes for scan in scans] == [unit.end - unit.begin for unit in units]
 
 
-def test_nobody_at_the_address():
-    pytest.importorskip("distributed", reason="an optional extra: requirements-cluster.txt")
+def test_bytes_that_others_read_are_counted_as_here(tmp_path, monkeypatch):
+    """What lies between two tensors of a scan comes along in one read, wherever that is done."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    between = tensor(np.zeros(5, np.uint8))
+    write_checkpoint(tmp_path / "model", {**base(), "model.layers.0.mlp.experts.1.other": between}, config=CONFIG,
+                     hf_quant_config=QUANT)  # fmt: skip
+    here = deepen(run_audit(tmp_path / "model")).report
+
+    def elsewhere(work):
+        return ((file, scan_shard(str(tmp_path / "model"), file, units)) for file, units in work.items())
+
+    assert deepen(run_audit(tmp_path / "model"), elsewhere=elsewhere).report == here
+    assert here.container.bytes_read > run_audit(tmp_path / "model").report.container.bytes_read
+
+
+@pytest.mark.parametrize("address", ["nonsense://x", "nonsense", "tcp://nonsense"])
+def test_nobody_at_the_address(monkeypatch, address):
+    distributed = pytest.importorskip("distributed", reason="an optional extra: requirements-cluster.txt")
+    # A client that fails at an address prints a traceback later.
+    monkeypatch.setattr(distributed, "Client", None)
     with pytest.raises(InputError) as caught:
-        next(scan_on_cluster("nonsense://x", "here", {"a": []}))
+        next(scan_on_cluster(address, "here", {"a": []}))
     assert caught.value.code == "cli.scheduler"
 
 
