@@ -1,8 +1,8 @@
 """A part of any matrix of a checkpoint, small enough for an answer at once or all of it, and its error when grouped.
 
 A matrix of at most `MOST` values is taken whole.  Of a larger one a reader chooses: a *window* of neighbouring rows and
-columns, rows *spread* evenly over all of it in bands of sixteen neighbours (a grouping along the rows needs them), or
-the *whole*, piece by piece.
+columns, rows *spread* evenly over all of it in bands of sixteen neighbours (a grouping along the rows needs them; of
+rows longer than 16,384 the beginning), or the *whole*, piece by piece.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def choose_part(found: StoredMatrix, how: How = "window", top: int = 0, left: in
         return Part(found.shape, tuple((int(at), int(at) + BLOCK) for at in places), 0, wide)
     wide = min(columns, MOST_COLUMNS)
     tall = min(rows, MOST // wide // BLOCK * BLOCK)
-    top, left = min(top // BLOCK * BLOCK, rows - tall), min(left // grain * grain, columns - wide)
+    top = min(max(top, 0) // BLOCK * BLOCK, rows - tall)
+    left = min(max(left, 0) // grain * grain, columns - wide)
     return Part(found.shape, ((top, top + tall),), left, left + wide)
 
 

@@ -263,7 +263,7 @@ def _packed(
     lead = 0 if index is None else 1
     if rest or (turned and entry.dtype == "F4") or scales.shape[lead:] != tall or DTYPES[scales.dtype].bits != 8:
         raise CheckpointError("matrix.layout", tensor=scales.name, type=scales.dtype, shape=scales.shape)
-    above = _second(checkpoint, entry.name, second, index) if dialect.block == "NVFP4" else np.float32(1)
+    above = _second(checkpoint, entry, second, index) if dialect.block == "NVFP4" else np.float32(1)
     recipe = _RECIPES[dialect.block, dialect.block == "NVFP4" and dialect.divisors]
 
     def bytes_of(of: TensorEntry, each: int, top: int, bottom: int, left: int, right: int) -> U8:
@@ -297,15 +297,17 @@ def _sizes(entry: TensorEntry, scales: TensorEntry, index: int | None) -> tuple[
     return shape[1], shape[0] * pair, True
 
 
-def _second(checkpoint: Checkpoint, name: str, second: tuple[TensorEntry | None, str], index: int | None) -> np.float32:
+def _second(
+    checkpoint: Checkpoint, weight: TensorEntry, second: tuple[TensorEntry | None, str], index: int | None
+) -> np.float32:
     """The scale above the blocks, as stored: the matrix's own, or one for all experts."""
     entry, wanted = second
     if entry is None:
-        raise CheckpointError("matrix.no-scale", tensor=name, scale=wanted)
-    count = entry.nbytes // 4
-    at = index or 0 if count > 1 else 0
-    if entry.dtype != "F32" or at >= count or (index is None and count != 1):
+        raise CheckpointError("matrix.no-scale", tensor=weight.name, scale=wanted)
+    count, matrices = entry.nbytes // 4, 1 if index is None else weight.shape[0]
+    if entry.dtype != "F32" or count not in (1, matrices):
         raise CheckpointError("matrix.layout", tensor=entry.name, type=entry.dtype, shape=entry.shape)
+    at = index or 0 if count > 1 else 0
     data = checkpoint.read_range(entry.file, entry.begin + 4 * at, entry.begin + 4 * at + 4)
     if len(data) != 4:
         raise CheckpointError("checkpoint.unreadable", tensor=entry.name, file=entry.file)

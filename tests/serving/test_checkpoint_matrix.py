@@ -101,7 +101,12 @@ def large(monkeypatch, shape=(200, 96)):
 
 @pytest.mark.parametrize(
     ("top", "left", "rows", "columns"),
-    [(0, 0, (0, 64), (0, 64)), (50, 20, (48, 112), (16, 80)), (10**6, 10**6, (128, 192), (32, 96))],
+    [
+        (0, 0, (0, 64), (0, 64)),
+        (50, 20, (48, 112), (16, 80)),
+        (10**6, 10**6, (128, 192), (32, 96)),
+        (-5, -(10**6), (0, 64), (0, 64)),
+    ],
 )
 def test_a_window_begins_where_it_is_asked_to(monkeypatch, top, left, rows, columns):
     opened, values = large(monkeypatch)

@@ -177,8 +177,8 @@ def test_fp8_without_a_scale_stands_for_itself():
     assert (everything(found).tobytes(), found.stored) == (values.astype(np.float32).tobytes(), "F8_E4M3")
 
 
-def test_a_fused_weight_that_is_stored_turned_is_turned_back():
-    """Llama 4: ``(E, in, out)``, two values of the input axis in a byte."""
+def turned(second):
+    """Llama 4: ``(E, in, out)``, two values of the input axis in a byte; ``second`` is the scale above the blocks."""
     rng, experts, n, k = np.random.default_rng(4), 4, 48, 64
     packed = rng.integers(0, 256, (experts, k // 2, n), np.uint8)
     blocks = rng.integers(0x30, 0x78, (experts, k // 16, n), np.uint8)
@@ -186,17 +186,29 @@ def test_a_fused_weight_that_is_stored_turned_is_turned_back():
     tensors = {
         at: typed(packed, "U8"),
         f"{at}_weight_scale": typed(blocks, "F8_E4M3"),
-        f"{at}_weight_scale_2": tensor(np.float32(0.25)),
+        f"{at}_weight_scale_2": tensor(np.float32(second)),
         f"{at}_input_scale": tensor(np.float32(1)),
     }
     opened = memory_checkpoint(tensors, config={"num_hidden_layers": 1, "num_experts": experts})
-    found = find_matrix(opened, canonical(opened), at, 3)
+    return find_matrix(opened, canonical(opened), at, 3), packed, blocks, n, k
+
+
+@pytest.mark.parametrize("second", [0.25, [1, 2, 4, 0.25]])
+def test_a_fused_weight_that_is_stored_turned_is_turned_back(second):
+    found, packed, blocks, n, k = turned(second)
     assert found.shape == (n, k)
     scale = np.repeat(blocks[3].T.copy().view(ml_dtypes.float8_e4m3fn).astype(np.float64), 16, axis=1)
     true = codes(np.ascontiguousarray(packed[3].T).tobytes(), (n,)) * scale * 0.25
     np.testing.assert_allclose(everything(found), true, rtol=3e-7)
     whole = everything(found)
     assert found.rectangle(16, 32, 32, 64).tobytes() == np.ascontiguousarray(whole[16:32, 32:]).tobytes()
+
+
+def test_scales_above_the_blocks_that_are_not_one_an_expert_are_refused():
+    """Two an expert, say of gate and up: the fourth expert's are not the fourth."""
+    with pytest.raises(CheckpointError) as raised:
+        turned(np.ones((4, 2)))
+    assert raised.value.code == "matrix.layout"
 
 
 def test_a_stack_of_floats_is_read_by_place():
