@@ -104,6 +104,38 @@ def test_ranges_of_rows(recipe, columns, sizes):
     assert not found[1][len(expected) :].any()
 
 
+def placed_case(dtype, recipe, columns, form):
+    """Ranges into 128x4: matrix, offsets, one scale, one a row or one a range, codes, and what the layout holds."""
+    sizes = [0, 33, 0, 1, 130, 0]
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+    bounds = [*offsets[:-1], int(offsets[-1]) + 7]  # rows past the last offset
+    x = data.coarse(dtype, (bounds[-1], 16 * columns), 18)
+    count = {"one": 1, "row": len(x), "range": len(sizes)}[form]
+    given = np.resize(np.float32([726.5, 1.0, np.inf, -3.0, 300.0]), count)
+    of_row = given.repeat(np.diff(bounds)) if form == "range" else np.resize(given, len(x))
+    rows = [data.on_cpu(x[i : i + 1], recipe, of_row[i]) for i in range(len(x))]
+    scales = np.concatenate([row[1] for row in rows])
+    tiles = [formats.swizzle_128x4(scales[low:high]) for low, high in itertools.pairwise(bounds) if high > low]
+    return x, offsets, given, np.concatenate([row[0] for row in rows]), np.concatenate(tiles)
+
+
+def assert_placed(found, packed, scales):
+    assert (found[0] == packed).all()
+    assert (found[1][: len(scales)] == scales).all()
+    assert not found[1][len(scales) :].any()
+
+
+@pytest.mark.parametrize("form", ["one", "row", "range"])
+@pytest.mark.parametrize("columns", [3, 270])  # 270: two blocks of threads across, the second with an end in it
+@pytest.mark.parametrize("dtype", data.DTYPES)
+@pytest.mark.parametrize("recipe", NVFP4)
+def test_ranges_into_128x4_of_every_dtype(recipe, dtype, columns, form):
+    x, offsets, given, packed, scales = placed_case(dtype, recipe, columns, form)
+    for soft in (False, True):
+        found = data.on_gpu(x, recipe, to_cuda(given), "swizzled", soft, to_cuda(offsets))
+        assert_placed(found, packed, scales)
+
+
 def test_rows_past_the_last_offset_belong_to_the_last_range(torch):
     x = data.coarse("bf16", (10, 64), 15)
     found = data.on_gpu(x, "ieee", torch.tensor([1.0, 5.0], device="cuda"), offsets=to_cuda(np.int32([0, 4, 6])))

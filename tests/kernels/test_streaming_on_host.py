@@ -16,6 +16,7 @@ import pytest
 from nvfp4viz import formats, quant
 from nvfp4viz.device import selftest_data as data
 from nvfp4viz.moe.experts import activate
+from tests.gpu.test_quantize import assert_placed, placed_case
 from tests.host.kernels_on_host import KERNELS, HostKernels
 from tests.kernels.test_ops_on_host import to_cpu
 
@@ -117,6 +118,14 @@ def test_ranges_of_rows(ops, monkeypatch, recipe, layout, spread, behind):
     expected = np.concatenate([formats.swizzle_128x4(part[1]) for part in parts])
     assert (scales[: len(expected)] == expected).all()
     assert not scales[len(expected) :].any()
+
+
+@pytest.mark.parametrize("form", ["one", "row", "range"])
+@pytest.mark.parametrize("dtype", data.DTYPES)
+@pytest.mark.parametrize("recipe", ["ieee", "vllm-cuda"])
+def test_ranges_into_128x4_of_every_dtype(ops, recipe, dtype, form):
+    x, offsets, given, packed, scales = placed_case(dtype, recipe, 270 if form == "range" else 3, form)
+    assert_placed(quantized(ops, x, recipe, to_cpu(given), "swizzled", to_cpu(offsets)), packed, scales)
 
 
 @pytest.mark.parametrize("layout", ["linear", "swizzled"])
