@@ -246,8 +246,13 @@ def shared_size(layout: Layout) -> Built:
     for kind, disk in names.items():
         rows, columns = (HIDDEN, 2 * WIDTH) if kind == "down" else (2 * WIDTH, HIDDEN)
         tensors |= shared(layout, f"{parent}.shared_experts.{disk}", rows, columns)
-    changes = with_section(layout, section_of(layout), n_shared_experts=1)
-    return Case(tensors, [CONFLICT], changes)
+    section = section_of(layout)
+    keys = ("exclude_modules", "exclude", "modules_to_not_convert", "ignore")
+    key = next((key for key in keys if key in section), None)
+    if key is not None and layout.block == "MXFP4" and layout.dialect != "deepseek-v4":
+        # Stored in BF16, which the list says.
+        section[key] = [*section[key], f"{parent}.shared_experts"]
+    return Case(tensors, [CONFLICT], with_section(layout, section, n_shared_experts=1))
 
 
 def shared(layout: Layout, name: str, rows: int, columns: int) -> dict[str, Tensor]:
