@@ -26,6 +26,7 @@ page = lesson.open_page(
     stored=state.choice(tuple(figures.LAYERS), default="deepseek_v4_flash"),
 )
 view = page.view
+page.bound(run=parts.runs_of(view["w"]) - 1)
 
 part = page.parts("part", parts.PARTS)
 if part == "tensor":

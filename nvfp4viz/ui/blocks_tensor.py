@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import streamlit as st
@@ -84,6 +85,15 @@ def settle(page: Lesson) -> None:
         page.refine(tensor=state.Param(names[0], state.choice(opened.checkpoint.tensors).parse, f"{names[0]} …"))
         if page.view["tensor"] is None:
             page.view.put(tensor=names[0])
+    if page.view["take"] == "window":
+        # Here already: behind the page's question it is another run, which no longer knows what the link brought.
+        with suppress(NvError):
+            _bound_window(page, found_of(page))
+
+
+def _bound_window(page: Lesson, found: StoredMatrix) -> None:
+    n, k = found.shape
+    page.bound(row=n - 1, column=k - 1)
 
 
 def pick(page: Lesson) -> None:
@@ -170,8 +180,8 @@ def pick_part(page: Lesson, found: StoredMatrix) -> Part:
             **view.widget("take"),
         )
         if view["take"] == "window":
+            _bound_window(page, found)
             n, k = found.shape
-            view.put(row=min(view["row"], n - 1), column=min(view["column"], k - 1))
             left, right = st.columns(2)
             left.number_input(page.t("tensor.row"), 0, n - 1, step=BLOCK, **view.widget("row"))
             right.number_input(page.t("tensor.column"), 0, k - 1, step=MX_BLOCK, **view.widget("column"))

@@ -89,9 +89,16 @@ class Lesson:
 
     def refine(self, **params: state.Param) -> None:
         """The real ranges of settings, once what is open tells them: as :meth:`state.View.refine`, with its notes."""
+        self._settle(self.view.refine, params)
+
+    def bound(self, **highs: int) -> None:
+        """The largest indices that other settings leave: as :meth:`state.View.bound`, with its notes."""
+        self._settle(self.view.bound, highs)
+
+    def _settle(self, one: Callable[[str, Any], None], ranges: Mapping[str, Any]) -> None:
         known = len(self.view.notes)
-        for name, param in params.items():
-            self.view.refine(name, param)
+        for name, allowed in ranges.items():
+            one(name, allowed)
         if len(self.view.notes) > known:
             self.view.write_link()
         self._draw_notes()

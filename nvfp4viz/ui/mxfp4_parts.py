@@ -37,6 +37,11 @@ SAMPLE = "tiny-moe-bf16"
 RULE = "vllm-even"
 
 
+def runs_of(weight: str) -> int:
+    """Blocks of 32 in a row of one of tiny-moe's weights: ``down_proj`` is half as wide."""
+    return RUNS if weight == WEIGHTS[0] else RUNS // 2
+
+
 # ------------------------------------------------------------------ one tensor in both
 
 
@@ -212,8 +217,7 @@ def rules_part(page: Lesson) -> None:
         if view["on"] == "tiny_moe":
             _pick_expert(page)
             left, right = st.columns(2)
-            runs = RUNS if view["w"] == WEIGHTS[0] else RUNS // 2
-            view.put(run=min(view["run"], runs - 1))
+            runs = runs_of(view["w"])
             left.number_input(page.t("pick.row"), 0, ROWS - 1, **view.widget("row"))
             right.number_input(page.t("pick.run"), 0, runs - 1, **view.widget("run"))
         else:

@@ -10,7 +10,8 @@ A page declares its settings once::
 
 Values live in the session under ``view.key(name)``; the address bar holds those that differ from their default.  What a
 link says is checked here, once: a value that makes no sense is named in ``view.notes``, and not written again.  Where
-the range is known only after something was opened, the page says it then: ``view.refine("layer", integer(0, 3))``.
+the range is known only after something was opened, the page says it then: ``view.refine("layer", integer(0, 3))``;
+where another setting decides it, ``view.bound("row", rows - 1)``.
 
 The browser's Back and Forward bring an earlier address.  What that address leaves out stands at its default there.
 """
@@ -219,6 +220,20 @@ class View:
                 _note(name, param.write(value))
                 self.notes = st.session_state["_notes"]
             self.put(**{name: param.default})
+
+    def bound(self, name: str, high: int) -> None:
+        """The largest index that another setting leaves, such as a row of so many; before its widget is drawn.
+
+        A larger one that a link brought is named and falls back to the default, or to ``high`` below it; one that was
+        there when the reader made the other setting smaller comes down to ``high``, without a word.
+        """
+        default, value = self.params[name].default, self[name]
+        # The default stays as it is: another would write the address twice in a run.
+        self.params[name] = integer(0, high, default=default)
+        if value > high and name in self.asked:
+            _note(name, str(value))
+            self.notes, value = st.session_state["_notes"], default
+        self.put(**{name: min(value, high)})
 
     def address(self) -> dict[str, str]:
         """All that the link to this view says: the language, the mode if the link has one, and :meth:`query`."""

@@ -145,6 +145,7 @@ def test_a_tensor_of_a_checkpoint_is_compared(open_page, lang, query, said):
         ({"projection": "gate_up"}, "projection=gate_up", "gate, up, down"),
         ({"of": "other", "tensor": "no.such.weight"}, "tensor=no.such.weight", "model.embed_tokens.weight …"),
         ({"checkpoint": "elsewhere"}, "checkpoint=elsewhere", "tiny-moe-bf16"),
+        ({"checkpoint": "tiny-moe-bf16", "projection": "down", "take": "window", "row": "128"}, "row=128", "0 … 127"),
     ],
     ids=str,
 )
@@ -201,8 +202,8 @@ def test_real_channels_of_one_size_have_no_better_direction():
 
 @pytest.mark.parametrize(("rows", "steps"), [("128", "4"), ("1", "1"), ("65536", "2048")])
 def test_sizes_and_places_are_the_library_s(open_page, rows, steps):
-    at = open_page(PAGE, part="shapes", w_rows=rows, w_blocks=steps, e_row="65535", e_k="65535")
     n, k = int(rows), 32 * int(steps)
+    at = open_page(PAGE, part="shapes", w_rows=rows, w_blocks=steps, e_row=str(n - 1), e_k=str(k - 1))
     found, place = storage(n, k), place_of(n - 1, k - 1, k)
     assert f"({found.packed[0]}, {found.packed[1]})" in texts(at)
     assert f"A weight ({n}, {k}) is" in texts(at), "no comma for thousands inside a shape"
@@ -221,6 +222,32 @@ def test_padding_is_counted(open_page, layout):
 def test_a_place_outside_the_shape_falls_back_into_it(open_page):
     at = open_page(PAGE, part="swizzle", s_rows="2", s_cols="1", s_row="900", s_col="60")
     assert (at.session_state[f"{PAGE}.s_row"], at.session_state[f"{PAGE}.s_col"]) == (1, 0)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize(
+    ("query", "named", "kept"),
+    [
+        ({"part": "swizzle", "s_rows": "100", "s_row": "500"}, ("s_row=500", "0 … 99"), {"s_row": 33}),
+        ({"part": "swizzle", "s_cols": "6", "s_col": "63"}, ("s_col=63", "0 … 5"), {"s_col": 1}),
+        ({"part": "shapes", "w_rows": "100", "e_row": "100"}, ("e_row=100", "0 … 99"), {"e_row": 33}),
+        ({"part": "shapes", "w_blocks": "3", "e_k": "96"}, ("e_k=96", "0 … 95"), {"e_k": 83}),
+    ],
+    ids=str,
+)
+def test_a_place_that_the_shape_of_its_link_lacks_is_named(open_page, lang, query, named, kept):
+    at = open_page(PAGE, lang=lang, **query)
+    (said,) = [caption.value for caption in at.caption if f"`{named[0]}`" in caption.value]
+    assert named[1] in said
+    assert {name: at.session_state[f"{PAGE}.{name}"] for name in kept} == kept
+
+
+def test_a_place_comes_down_with_a_shape_that_the_reader_makes_smaller(open_page):
+    at = open_page(PAGE, part="swizzle", s_rows="100", s_row="99", s_col="5")
+    at.number_input(key=f"{PAGE}.s_rows").set_value(50)
+    clean(at.number_input(key=f"{PAGE}.s_cols").set_value(4).run())
+    assert (at.session_state[f"{PAGE}.s_row"], at.session_state[f"{PAGE}.s_col"]) == (49, 3)
+    assert not [caption.value for caption in at.caption if "s_row" in caption.value or "s_col" in caption.value]
 
 
 @pytest.mark.parametrize("query", [{}, {"along": "rows", "size": "100"}, {"w_rows": "7", "w_blocks": "3"}], ids=str)
