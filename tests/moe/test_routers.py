@@ -235,7 +235,7 @@ def test_too_few_whole_groups_give_equal_weights():
 
 @pytest.mark.parametrize(
     ("groups", "kept", "top", "bias"),
-    [(3, 1, 1, None), (0, 0, 0, None), (2, 3, 4, None), (4, 1, 5, None), (16, 4, 4, BIAS)],
+    [(3, 1, 1, None), (0, 0, 1, None), (2, 3, 4, None), (4, 1, 5, None), (16, 4, 4, BIAS)],
     ids=["unequal", "none", "more kept than there are", "too few experts", "one expert has no two largest"],
 )
 def test_groups_that_cannot_serve_a_token_are_refused(groups, kept, top, bias):
@@ -253,6 +253,80 @@ def test_a_bias_that_is_not_finite_is_refused(route, bad):
     with pytest.raises(InputError) as error:
         route(_logits("ordinary"), TOP, bias=bias)
     assert (error.value.code, error.value.params["expert"]) == ("router.bias", 5)
+
+
+ONE_EACH = {
+    "softmax": lambda x, k, **more: routers.route_softmax(x, k, **more),
+    "sigmoid": lambda x, k, **more: routers.route_sigmoid(x, k, **more),
+    "grouped": lambda x, k, **more: routers.route_grouped(x, k, groups=4, top_groups=2, **more),
+    "sqrtsoftplus": lambda x, k, **more: routers.route_sqrt_softplus(x, k, **more),
+    "hash": lambda x, k, **more: routers.route_hash(x, [0] * len(x), np.zeros((2, int(k)), int), **more),
+    "gemma4": lambda x, k, **more: routers.route_gemma4_logits(x, k, **more),
+}
+
+
+def refused(call):
+    with pytest.raises(InputError) as error:
+        call()
+    assert error.value.text("zh")["what"] != error.value.what
+    return error.value.code
+
+
+@pytest.mark.parametrize("path", ["numpy", "reference"])
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_what_is_no_logits_is_refused_by_every_router(name, path):
+    x = _logits("ordinary")[:2]
+    for bad in (x[0], x.tolist(), x[None], x.astype(np.float64), x.astype(np.int32)):
+        assert refused(lambda bad=bad: ONE_EACH[name](bad, 2, path=path)) == "router.logits"
+
+
+@pytest.mark.parametrize("path", ["numpy", "reference"])
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_no_router_chooses_none_or_more_experts_than_there_are(name, path):
+    x = _logits("ordinary")[:2]
+    for bad in (0, EXPERTS + 1):
+        assert refused(lambda bad=bad: ONE_EACH[name](x, bad, path=path)) == "router.top"
+    if name != "hash":  # its k is a shape
+        for bad in (-1, 2.0, True, None):
+            assert refused(lambda bad=bad: ONE_EACH[name](x, bad, path=path)) == "router.top"
+    if name != "grouped":  # two of its four groups hold no more than eight
+        assert ONE_EACH[name](x, np.int64(EXPERTS), path=path).ids.shape == (2, EXPERTS)
+
+
+@pytest.mark.parametrize("kernel", ["zz", "", None, "Fused"])
+def test_an_unknown_kernel_is_refused(kernel):
+    x = _logits("ordinary")
+    for name in ("grouped", "sqrtsoftplus"):
+        assert refused(lambda name=name: ONE_EACH[name](x, TOP, kernel=kernel)) == "router.kernel"
+
+
+@pytest.mark.parametrize("name", [name for name in ONE_EACH if name != "hash"])
+def test_numbers_that_are_not_one_an_expert_are_refused(name):
+    x = _logits("ordinary")
+    of = "per_expert_scale" if name == "gemma4" else "bias"
+    for bad in (BIAS[:1], BIAS[:-1], BIAS[None]):
+        assert refused(lambda bad=bad: ONE_EACH[name](x, TOP, **{of: bad})) == "router.per-expert"
+
+
+@pytest.mark.parametrize("path", ["numpy", "reference"])
+@pytest.mark.parametrize("token", [-1, 40, 10**6])
+def test_a_token_without_a_row_in_the_table_is_refused(token, path):
+    x = _logits("ordinary")[:2]
+    assert refused(lambda: routers.route_hash(x, [3, token], TABLE, path=path)) == "router.token"
+    # An image's ids are five; the next one asks the table again.
+    seen = {"bias_vl": BIAS, "image_sentinel_lo": 100, "path": path}
+    assert refused(lambda: routers.route_hash(x, [100, 105], TABLE, **seen)) == "router.token"
+
+
+def test_tables_and_token_ids_that_cannot_be_asked_are_refused():
+    x = _logits("ordinary")[:2]
+    for tokens in ([1], [[1, 2]], [1.0, 2.0], 1, [True, False]):
+        assert refused(lambda tokens=tokens: routers.route_hash(x, tokens, TABLE)) == "router.token-ids"
+    for table in (TABLE[0], TABLE.astype(float), TABLE[:0]):
+        assert refused(lambda table=table: routers.route_hash(x, [0, 1], table)) == "router.table"
+    for expert in (-1, EXPERTS):
+        assert refused(lambda e=expert: routers.route_hash(x, [0, 1], [[0], [e], [0]])) == "router.table-expert"
+    assert routers.route_hash(x, [0, 2], [[0], [EXPERTS], [1]]).ids.tolist() == [[0], [1]]  # rows nobody asks
 
 
 def test_softplus_goes_over_to_its_argument():

@@ -19,8 +19,9 @@ router              compares               weighs                     a NaN logi
 
 All take logits ``(T, E)`` float32 and give a `Scored`: int32 ids and float32 weights ``(T, k)``.  Ties go to the lower
 id in all of them.  A correction bias is ``(E,)`` float32 and holds finite numbers; otherwise `InputError`
-``router.bias``.  Every function has two paths, ``"reference"``, which goes through one token's experts one by one, and
-``"numpy"``; their bits are equal.
+``router.bias``.  All refuse other logits (``router.logits``), a k that is not from 1 to E (``router.top``) and an array
+that has not one number an expert (``router.per-expert``).  Every function has two paths, ``"reference"``, which goes
+through one token's experts one by one, and ``"numpy"``; their bits are equal.
 
 Exponentials, logarithms and tangents are taken in float64 and rounded, and sums over experts run in f32 by rising id,
 or by rank where they run over the chosen: a definition that every machine repeats.  A GPU's ``expf`` and the order in

@@ -158,15 +158,63 @@ def choose(path: Path, scores: F32, compared: F32, k: int, renormalize: bool, sc
     return way(scores, compared, k, renormalize, scaling)
 
 
+# ------------------------------------------------------------------ what a caller gave
+
+
+def check_logits(logits: object, top_k: object) -> None:
+    """Refuse what is no (T, E) float32, and a k that those experts cannot serve; every router asks first.
+
+    Raises
+    ------
+    InputError
+        ``router.logits``: another type, dtype or number of axes; ``router.top``: k is no whole number from 1 to E.
+    """
+    if not isinstance(logits, np.ndarray):
+        raise InputError("router.logits", given=type(logits).__name__)
+    if logits.dtype != np.float32 or logits.ndim != 2:
+        raise InputError("router.logits", given=f"{logits.dtype}, {logits.shape}")
+    whole = isinstance(top_k, int | np.integer) and not isinstance(top_k, bool)
+    if not whole or not 1 <= int(top_k) <= logits.shape[1]:  # type: ignore[call-overload]
+        raise InputError("router.top", top=repr(top_k)[:40], experts=logits.shape[1])
+
+
+def check_kernel(kernel: str, among: tuple[str, ...]) -> None:
+    """Refuse a name that is no kernel: taken for one of two, it would mix their rules.
+
+    Raises
+    ------
+    InputError
+        ``router.kernel``.
+    """
+    if kernel not in among:
+        raise InputError("router.kernel", kernel=repr(kernel)[:40], kernels=", ".join(among))
+
+
+def per_expert(name: str, values: Array | None, experts: int, absent: np.float32) -> F32:
+    """One f32 for each expert, ``absent`` where there are none.
+
+    Raises
+    ------
+    InputError
+        ``router.per-expert``: another shape; one number would be broadcast to all.
+    """
+    if values is None:
+        return np.full(experts, absent)
+    given = np.asarray(values).astype(np.float32)
+    if given.shape != (experts,):
+        raise InputError("router.per-expert", name=name, shape=given.shape, experts=experts)
+    return given
+
+
 def finite_bias(bias: Array | None, experts: int) -> F32:
     """A correction bias (E,) float32, zeros where there is none.
 
     Raises
     ------
     InputError
-        ``router.bias``: one of its numbers is not finite.
+        ``router.bias``: one of its numbers is not finite; ``router.per-expert``.
     """
-    extra = np.zeros(experts, np.float32) if bias is None else np.asarray(bias, np.float32)
+    extra = per_expert("bias", bias, experts, ZERO)
     for expert in np.flatnonzero(~np.isfinite(extra)).tolist():
         raise InputError("router.bias", expert=expert, value=extra[expert])
     return extra

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from nvfp4viz.moe.routers.choice import (
     add_rows,
     best,
     best_nan_first,
+    check_kernel,
+    check_logits,
     choose,
     each,
     exp,
@@ -73,6 +75,7 @@ def route_sigmoid(
     >>> route_sigmoid(np.float32([[0, 0, 0]]), 1, bias=np.float32([0, 0.1, 0])).ids.tolist()
     [[1]]
     """
+    check_logits(logits, top_k)
     extra = finite_bias(bias, logits.shape[1])
     with np.errstate(all="ignore"):
         scores = each(logits, sigmoid) if by_reference(path) else _sigmoid_all(logits)
@@ -111,7 +114,8 @@ def route_grouped(
     Raises
     ------
     InputError
-        ``router.groups``: groups of unequal size, or too few experts in those kept; ``router.bias``.
+        ``router.groups``: groups of unequal size, or too few experts in those kept; ``router.kernel``; and those that
+        all routers share.
 
     >>> routed = route_grouped(np.float32([[2, 0, 1, 1.5]]), 2, groups=2, top_groups=1, bias=np.zeros(4))
     >>> routed.ids.tolist(), routed.compared.tolist()
@@ -121,6 +125,8 @@ def route_grouped(
     >>> [one.ids.tolist() for one in ways], ways[1].weights.tolist()
     ([[[3, 2]], [[1, 0]]], [[nan, nan]])
     """
+    check_logits(logits, top_k)
+    check_kernel(kernel, get_args(Kernel))
     experts = logits.shape[1]
     size = 0 if groups < 1 or experts % groups else experts // groups
     if not 0 < top_groups <= groups or top_groups * size < top_k or size < (1 if bias is None else 2):

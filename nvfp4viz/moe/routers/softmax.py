@@ -15,9 +15,11 @@ from nvfp4viz.moe.routers.choice import (
     add,
     add_rows,
     best_nan_first,
+    check_logits,
     choose,
     exp,
     finite_bias,
+    per_expert,
     take,
 )
 from nvfp4viz.moe.routing import LOG2_E, top_k_stable
@@ -44,6 +46,7 @@ def route_softmax(
     >>> route_softmax(np.float32([[0, np.nan, 2, 1]]), 2).ids.tolist()
     [[0, 1]]
     """
+    check_logits(logits, top_k)
     extra = finite_bias(bias, logits.shape[1])
     with np.errstate(all="ignore"):
         if by_reference(path):
@@ -76,7 +79,8 @@ def route_gemma4_logits(
     >>> route_gemma4_logits(np.float32([[1, np.nan, 3]]), 2).ids.tolist()
     [[1, 2]]
     """
-    scale = np.ones(logits.shape[1], np.float32) if per_expert_scale is None else per_expert_scale.astype(np.float32)
+    check_logits(logits, top_k)
+    scale = per_expert("per_expert_scale", per_expert_scale, logits.shape[1], ONE)
     with np.errstate(all="ignore"):
         if not by_reference(path):
             ids = top_k_stable(logits, top_k)

@@ -8,19 +8,23 @@ newer than the 0.33.0 of the rest.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from nvfp4viz.errors import InputError
 from nvfp4viz.formats.paths import by_reference
 from nvfp4viz.moe.routers.choice import (
     F32,
+    I32,
     ONE,
     ZERO,
     Array,
     Path,
     Scored,
+    check_kernel,
+    check_logits,
     choose,
     each,
     exp,
@@ -76,12 +80,19 @@ def route_sqrt_softplus(
         renormalised weights.  The weight is the score itself; a NaN is compared as −1e30, so it is chosen only where
         numbers run out, and then its weight is NaN and the others are not divided by the sum.
 
+    Raises
+    ------
+    InputError
+        ``router.kernel``, and those that all routers share.
+
     >>> routed = route_sqrt_softplus(np.float32([[3, 25, np.nan]]), 2)
     >>> routed.ids.tolist(), routed.scores.tolist()
     ([[1, 0]], [[1.7460204362869263, 5.0, 0.0]])
     >>> route_sqrt_softplus(np.float32([[3, np.nan, np.nan]]), 2, kernel="triton").weights.tolist()
     [[1.7460204362869263, nan]]
     """
+    check_logits(logits, top_k)
+    check_kernel(kernel, get_args(Kernel))
     extra = finite_bias(bias, logits.shape[1])
     with np.errstate(all="ignore"):
         scores = _scores(logits, path)
@@ -131,13 +142,23 @@ def route_hash(
     image_sentinel_lo
         First of the five ids of an image's places; 0 if there are none.
 
+    Raises
+    ------
+    InputError
+        ``router.table``: no rows of whole numbers; ``router.token-ids``: not one whole number for every row of logits;
+        ``router.token``: an id that has no row and is no image's place; ``router.table-expert``: its row names an
+        expert that there is not; and those that all routers share.
+
     >>> x, table = np.float32([[0, 1, 2]] * 2), np.array([[0], [0], [1]])
     >>> route_hash(x, [1, 2], table, bias_vl=np.zeros(3), image_sentinel_lo=2).ids.tolist()
     [[0], [2]]
     """
     tokens, table = np.asarray(token_ids), np.asarray(table)
+    if table.ndim != 2 or table.dtype.kind not in "iu" or not len(table):
+        raise InputError("router.table", given=f"{table.dtype}, {table.shape}")
+    check_logits(logits, table.shape[1])
     image = is_image(tokens, 0 if bias_vl is None else image_sentinel_lo)
-    ids = table[np.where(image, 0, tokens)].astype(np.int32)
+    ids = _looked_up(tokens, table, image, logits)
     factor = np.float32(scaling)
     with np.errstate(all="ignore"):
         scores = _scores(logits, path)
@@ -154,3 +175,18 @@ def route_hash(
         seen = route_sqrt_softplus(logits[image], table.shape[1], bias=bias_vl, **options)
         ids[image], weights[image], compared[image] = seen.ids, seen.weights, seen.compared
     return Scored(ids, weights, scores, compared)
+
+
+def _looked_up(tokens: Array, table: Array, image: Array, logits: F32) -> I32:
+    """The table's rows (T, k), zeros for the places of an image."""
+    if tokens.shape != (len(logits),) or (tokens.size and tokens.dtype.kind not in "iu"):
+        raise InputError("router.token-ids", given=f"{tokens.dtype}, {tokens.shape}", tokens=len(logits))
+    # NumPy would take an id below 0 from the table's end.
+    for token in tokens[~image & ((tokens < 0) | (tokens >= len(table)))].tolist():
+        raise InputError("router.token", token=token, last=len(table) - 1)
+    rows = np.where(image, 0, tokens).astype(np.int64)
+    ids, experts = table[rows], logits.shape[1]
+    for at, place in np.argwhere(((ids < 0) | (ids >= experts)) & ~image[:, None]).tolist():
+        raise InputError("router.table-expert", token=rows[at], expert=ids[at, place], last=experts - 1)
+    looked_up: I32 = np.where(image[:, None], 0, ids).astype(np.int32)
+    return looked_up
