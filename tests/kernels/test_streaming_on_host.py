@@ -128,6 +128,28 @@ def test_ranges_into_128x4_of_every_dtype(ops, recipe, dtype, form):
     assert_placed(quantized(ops, x, recipe, to_cpu(given), "swizzled", to_cpu(offsets)), packed, scales)
 
 
+def test_the_place_of_every_row_and_which_is_the_last_of_its_piece(ops):
+    """Asked for itself: a row that were called the last too soon would race with the next one for its bytes."""
+    bounds = np.cumsum([0, 0, 5, 0, 1, 33, 96, 127, 128, 129, 161, 3])
+    rows, wide = int(bounds[-1]), 2
+    offsets = to_cpu(np.int32([*bounds[:-1], rows - 2]))
+    given = sys.modules["nvfp4viz.device.ops.groups"].check_scales("quantize", 1.0, offsets, rows, offsets.device)
+    tiles = sys.modules["nvfp4viz.device.ops.quantize"].most_tiles(rows, offsets)
+    flat = torch.full((tiles * 512 * wide,), 7, dtype=torch.uint8)
+    places = given.spread_over_tiles("quantize", rows, tiles, flat)[1].numpy().view(np.uint32)
+    expected, holds = [], []
+    for count in np.diff(bounds):
+        for first in range(0, count, 128):
+            within = min(128, count - first)
+            lasts = [row + 32 >= within for row in range(within)]
+            expected += [128 * len(holds) + row + (last << 31) for row, last in enumerate(lasts)]
+            holds.append(within)
+    assert places.tolist() == expected
+    pieces = flat.numpy().reshape(tiles, wide, 32, 16)
+    reached = np.arange(32) < np.array(holds + [0] * (tiles - len(holds)))[:, None]
+    assert (pieces == np.where(reached, 7, 0)[:, None, :, None]).all()
+
+
 @pytest.mark.parametrize("layout", ["linear", "swizzled"])
 def test_a_scale_for_each_row_and_back(ops, layout):
     x = data.coarse("f32", (131, 16 * 21), 4)
