@@ -5,13 +5,15 @@ Every function here takes one row, column or byte and is the formula of its sour
 
 Block scales of a matrix are M rows × C columns, C = K/16 (K/32 for MXFP4).  *Linear* is row-major.  The tensor core
 reads tiles of 128 rows × 4 columns ("128x4 swizzle"), FlashInfer's small-batch kernels tiles of 8 × 4; rows and columns
-that fill the last tiles up are *padding*.  Formulas: vLLM ``cvt_quant_to_fp4_get_sf_out_offset``.
+that fill the last tiles up are *padding*: they have bytes as well, what lies beyond has none.  Formulas: vLLM
+``cvt_quant_to_fp4_get_sf_out_offset``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from operator import index
+from typing import Literal, SupportsIndex, get_args
 
 from nvfp4viz.errors import FormatError
 
@@ -29,21 +31,54 @@ UTCCP_ROWS = 128
 # ------------------------------------------------------------------ block scales
 
 
+def _whole(value: SupportsIndex) -> int:
+    """A row, column, byte or number of them as Python counts, of whatever type of whole number."""
+    try:
+        return index(value)
+    except TypeError:
+        raise FormatError("format.layout-whole", given=repr(value)[:40]) from None
+
+
+def _in_layout(row: int, column: int, columns: int, layout: ScaleLayout) -> tuple[int, int, int]:
+    """A place and the tensor's columns, refused where no byte of the layout stands for it."""
+    row, column, columns = _whole(row), _whole(column), _whole(columns)
+    across = -(-columns // TILE_COLUMNS[layout]) * TILE_COLUMNS[layout]
+    if row < 0 or not 0 <= column < across:
+        raise FormatError(
+            "format.layout-place", row=row, column=column, columns=columns, layout=layout, across=max(across, 0)
+        )
+    return row, column, columns
+
+
 def offset_linear(row: int, column: int, columns: int) -> int:
     """Byte offset of scale (row, column), row after row.
+
+    Raises
+    ------
+    FormatError
+        As `offset_128x4`; there is no padding here.
 
     >>> offset_linear(33, 5, 8)
     269
     """
+    row, column, columns = _in_layout(row, column, columns, "linear")
     return row * columns + column
 
 
 def offset_128x4(row: int, column: int, columns: int) -> int:
     """Byte offset of scale (row, column) in the 128x4 layout of a tensor with ``columns`` scale columns.
 
+    A column of the padding has its byte too: `scale_at` finds the way back from it.
+
+    Raises
+    ------
+    FormatError
+        ``format.layout-place``: a row below 0, or a column beyond the padding; ``format.layout-whole``: no integer.
+
     >>> offset_128x4(33, 5, 8)
     533
     """
+    row, column, columns = _in_layout(row, column, columns, "128x4")
     tiles = -(-columns // 4)
     return ((row >> 7) * tiles + (column >> 2)) * 512 + (row & 31) * 16 + ((row >> 5) & 3) * 4 + (column & 3)
 
@@ -51,9 +86,15 @@ def offset_128x4(row: int, column: int, columns: int) -> int:
 def offset_8x4(row: int, column: int, columns: int) -> int:
     """Byte offset of scale (row, column) in the 8x4 layout.
 
+    Raises
+    ------
+    FormatError
+        As `offset_128x4`.
+
     >>> offset_8x4(9, 5, 8)
     101
     """
+    row, column, columns = _in_layout(row, column, columns, "8x4")
     tiles = -(-columns // 4)
     return ((row >> 3) * tiles + (column >> 2)) * 32 + (row & 7) * 4 + (column & 3)
 
@@ -68,13 +109,17 @@ def padded_shape(rows: int, columns: int, layout: ScaleLayout = "128x4") -> tupl
     Raises
     ------
     FormatError
-        ``format.layout-name``: no such layout.
+        ``format.layout-name``: no such layout; ``format.layout-whole``, ``format.layout-shape``: a number of rows or
+        columns that is no integer, or below 0.
 
     >>> [padded_shape(150, 6, layout) for layout in SCALE_LAYOUTS]
     [(150, 6), (256, 8), (152, 8)]
     """
     if layout not in SCALE_LAYOUTS:
         raise FormatError("format.layout-name", layout=layout, known=", ".join(SCALE_LAYOUTS))
+    rows, columns = _whole(rows), _whole(columns)
+    if rows < 0 or columns < 0:
+        raise FormatError("format.layout-shape", rows=rows, columns=columns)
     return -(-rows // TILE_ROWS[layout]) * TILE_ROWS[layout], -(-columns // TILE_COLUMNS[layout]) * TILE_COLUMNS[layout]
 
 
@@ -103,11 +148,13 @@ def scale_at(byte: int, rows: int, columns: int, layout: ScaleLayout = "128x4") 
     Raises
     ------
     FormatError
-        ``format.layout-byte``: not a byte of this tensor, padding included; ``format.layout-name``.
+        ``format.layout-byte``: not a byte of this tensor, padding included; ``format.layout-name``,
+        ``format.layout-shape``, ``format.layout-whole``.
 
     >>> scale_at(533, 150, 6), scale_at(2047, 150, 6)
     (ScalePlace(row=33, column=5, padding=False), ScalePlace(row=255, column=7, padding=True))
     """
+    byte, rows, columns = _whole(byte), _whole(rows), _whole(columns)
     size = swizzled_size(rows, columns, layout)
     if not 0 <= byte < size:
         raise FormatError("format.layout-byte", byte=byte, rows=rows, columns=columns, layout=layout, size=size)

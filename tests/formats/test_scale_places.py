@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -68,6 +69,11 @@ def test_tiles_follow_one_another_along_the_columns_first():
         (lambda: formats.scale_at(32, 8, 4, "8x4"), "format.layout-byte"),
         (lambda: formats.scale_at(32, 8, 4, "linear"), "format.layout-byte"),
         (lambda: formats.scale_at(512, 8, 4), "format.layout-byte"),
+        (lambda: formats.scale_at(1.5, 8, 4), "format.layout-whole"),
+        (lambda: formats.scale_at(1.0, 8, 4, "linear"), "format.layout-whole"),
+        (lambda: formats.scale_at(0, 8.0, 4, "8x4"), "format.layout-whole"),
+        (lambda: formats.scale_at(0, -8, -4, "8x4"), "format.layout-shape"),
+        (lambda: formats.swizzled_size(-8, -4, "linear"), "format.layout-shape"),
         (lambda: formats.scale_at(0, 8, 4, "4x128"), "format.layout-name"),
         (lambda: formats.swizzled_size(8, 4, ""), "format.layout-name"),
     ],
@@ -76,6 +82,28 @@ def test_what_is_no_place_is_refused(call, code):
     with pytest.raises(FormatError) as error:
         call()
     assert error.value.code == code
+
+
+@pytest.mark.parametrize("layout", SCALE_LAYOUTS)
+@pytest.mark.parametrize("columns", [1, 4, 6, 8])
+def test_an_offset_is_for_rows_and_columns_that_have_a_byte(layout, columns):
+    offset, across = OFFSETS[layout], padded_shape(1, columns, layout)[1]
+    for row, column in ((-1, 0), (0, -1), (0, across), (5, across + 3)):
+        with pytest.raises(FormatError) as error:
+            offset(row, column, columns)
+        assert (error.value.code, error.value.params["across"]) == ("format.layout-place", across)
+    for row, column, of in ((1.5, 0, columns), (0, 0.0, columns), (0, 0, float(columns)), ("0", 0, columns)):
+        with pytest.raises(FormatError) as error:
+            offset(row, column, of)
+        assert error.value.code == "format.layout-whole"
+    with pytest.raises(FormatError):
+        offset(0, 0, 0)
+
+
+def test_whole_numbers_of_numpy_count_as_python_s():
+    """An 8-bit row would overflow in the formula."""
+    assert formats.offset_128x4(np.uint8(200), np.uint8(5), np.uint8(8)) == formats.offset_128x4(200, 5, 8)
+    assert formats.scale_at(np.int16(533), 150, np.uint8(6)) == formats.scale_at(533, 150, 6)
 
 
 @pytest.mark.parametrize("group", [1, 2, 8])
