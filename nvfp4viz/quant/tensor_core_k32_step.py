@@ -35,6 +35,7 @@ from nvfp4viz.quant.tensor_core_step import (
     AlignedSum,
     AlignedTerm,
     align,
+    check_codes,
     split_f32,
     split_ue8m0,
     truncate_to_f32,
@@ -126,12 +127,16 @@ def mma_step_k32_trace(
     Raises
     ------
     FormatError
-        ``mma.element``, ``mma.step-size-k32``.
+        ``mma.element``, ``mma.step-size-k32``; ``format.code-range``: a code or a scale that has more bits than its
+        format.
     """
     for name in elements:
         known_element(name)
     if len(a) != STEP_K32 or len(b) != STEP_K32:
         raise FormatError("mma.step-size-k32", got=len(a), other=len(b), step=STEP_K32)
+    for codes, element in zip((a, b), elements, strict=True):
+        check_codes(codes, element.upper(), 15 if element == "e2m1" else 255)
+    check_codes((a_scale, b_scale), "UE8M0", 255)
     c_bits = int(np.float32(c).view(np.uint32))
     scales = split_ue8m0(int(a_scale)), split_ue8m0(int(b_scale))
     if scales[0] is None or scales[1] is None or (c_bits & 0x7FFFFFFF) > 0x7F800000:

@@ -51,6 +51,7 @@ CANONICAL_NAN = 0x7FFFFFFF
 
 BLOCK_SIZE: dict[str, int] = {"nvfp4": 16, "mxfp4": 32}
 """Elements that share a scale."""
+SCALE_FORMAT: dict[str, str] = {"nvfp4": "UE4M3", "mxfp4": "UE8M0"}
 
 E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the value of each E2M1 code: integers, so that a product of two codes is an integer number of quarters."""
@@ -227,6 +228,13 @@ def align(significand: Fraction, exponent: int, max_exponent: int, fraction_bits
     return -size if significand < 0 else size
 
 
+def check_codes(codes: Sequence[int] | U8, name: str, limit: int) -> None:
+    """Refuse what has more bits than its format, or a sign; ``limit`` is the largest code (``format.code-range``)."""
+    for code in codes:
+        if not 0 <= code <= limit:
+            raise FormatError("format.code-range", code=code, format=name, limit=limit)
+
+
 def mma_step_trace(
     a_codes: Sequence[int] | U8,
     b_codes: Sequence[int] | U8,
@@ -247,6 +255,12 @@ def mma_step_trace(
         The accumulator, an f32.
     kind
         Which instruction.
+
+    Raises
+    ------
+    FormatError
+        ``mma.kind``, ``mma.step-size``, ``mma.step-scales``; ``format.code-range``: a code or a scale that has more
+        bits than its format.
     """
     block = block_size(kind)
     split = split_ue4m3 if kind == "nvfp4" else split_ue8m0
@@ -254,6 +268,9 @@ def mma_step_trace(
         raise FormatError("mma.step-size", got=len(a_codes), other=len(b_codes))
     if len(a_scales) * block != STEP or len(b_scales) * block != STEP:
         raise FormatError("mma.step-scales", kind=kind, expected=STEP // block, got=len(a_scales))
+    for codes, scales in ((a_codes, a_scales), (b_codes, b_scales)):
+        check_codes(codes, "E2M1", 15)
+        check_codes(scales, SCALE_FORMAT[kind], 255)
     c_bits = int(np.float32(c).view(np.uint32))
     a_split = [split(int(byte)) for byte in a_scales]
     b_split = [split(int(byte)) for byte in b_scales]

@@ -445,3 +445,23 @@ def test_wrong_experts_and_steps_say_what_is_wrong():
     with pytest.raises(FormatError) as caught:
         mma_step_reference([0] * 64, [0] * 64, [0] * 2, [0] * 4, 0.0)
     assert caught.value.code == "mma.step-scales"
+
+
+@pytest.mark.parametrize("bad", [16, -1, 255])
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_step_refuses_what_is_no_e2m1_code(side, bad):
+    """-1 would be the table's last value, -6."""
+    codes = [[0] * 64, [0] * 64]
+    codes[side][40] = bad
+    with pytest.raises(FormatError) as caught:
+        mma_step_reference(*codes, [0] * 4, [0] * 4, 0.0)
+    assert (caught.value.code, caught.value.params["limit"]) == ("format.code-range", 15)
+
+
+@pytest.mark.parametrize(("kind", "scales", "name"), [("nvfp4", 4, "UE4M3"), ("mxfp4", 2, "UE8M0")])
+@pytest.mark.parametrize("bad", [256, -1])
+def test_a_step_refuses_what_is_no_scale_byte(kind, scales, name, bad):
+    """Taken bit by bit, 256 would be a scale of 0."""
+    with pytest.raises(FormatError) as caught:
+        mma_step_reference([0] * 64, [0] * 64, [0] * scales, [0] * (scales - 1) + [bad], 0.0, kind)
+    assert (caught.value.code, caught.value.params["format"]) == ("format.code-range", name)

@@ -370,3 +370,19 @@ def test_a_step_of_the_wrong_size_is_refused():
     with pytest.raises(FormatError) as error:
         mma_step_k32_trace([0] * 31, [0] * 32, 127, 127, 0.0)
     assert error.value.code == "mma.step-size-k32"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "scale", "elements", "name"),
+    [
+        (0, 16, 127, ("e4m3", "e2m1"), "E2M1"),
+        (-1, 0, 127, ("e2m1", "e4m3"), "E2M1"),
+        (256, 0, 127, ("e4m3", "e2m1"), "E4M3"),
+        (0, 256, 127, ("e4m3", "e5m2"), "E5M2"),
+        (0, 0, 256, ("e4m3", "e2m1"), "UE8M0"),
+    ],
+)
+def test_a_step_refuses_what_is_no_code_of_its_format(a, b, scale, elements, name):
+    with pytest.raises(FormatError) as error:
+        mma_step_k32_trace([a] * 32, [b] * 32, 127, scale, 0.0, elements)
+    assert (error.value.code, error.value.params["format"]) == ("format.code-range", name)
