@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from nvfp4viz.audit.facts import pruned_layers
 from nvfp4viz.audit.findings import make
+from nvfp4viz.audit.fp8 import block_scale
 from nvfp4viz.audit.labels import expert_labels, is_native, label_findings
 from nvfp4viz.audit.linears import FORCED, MATRICES, Linear, is_draft
 from nvfp4viz.audit.report import Finding
@@ -242,7 +243,7 @@ def _excluded_fp8(quant: QuantConfig, linears: Sequence[Linear], *, note: bool) 
     names = [
         scale.name
         for linear in linears
-        if linear.format == "FP8" and lists and (scale := _block_scale(linear)) is not None
+        if linear.format == "FP8" and lists and (scale := block_scale(linear)) is not None
         and any(section.lists(linear.name) for section in lists)
     ]  # fmt: skip
     if names and note:
@@ -250,11 +251,6 @@ def _excluded_fp8(quant: QuantConfig, linears: Sequence[Linear], *, note: bool) 
     elif names:
         text = "config.excluded-but-quantised.fp8"
         yield make("config.excluded-but-quantised", "warn", text=text, tensors=names)
-
-
-def _block_scale(linear: Linear) -> TensorEntry | None:
-    found = (linear.tensors.get(suffix) for suffix in ("weight_scale", "scale", "weight_scale_inv"))
-    return next((entry for entry in found if entry is not None), None)
 
 
 def _quantises_every_linear(quant: QuantConfig) -> bool:

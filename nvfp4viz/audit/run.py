@@ -19,6 +19,7 @@ from nvfp4viz.audit.coverage import SlotRow, coverage, slot_rows
 from nvfp4viz.audit.facts import Facts, collect
 from nvfp4viz.audit.findings import make, ordered
 from nvfp4viz.audit.forecast import forecast
+from nvfp4viz.audit.fp8 import fp8_findings
 from nvfp4viz.audit.kv import kv_findings
 from nvfp4viz.audit.layers import layer_findings
 from nvfp4viz.audit.linears import SIBLINGS, collect_linears, linear_findings
@@ -193,6 +194,7 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
         findings += _one_shard(checkpoint)
         findings += _partial(view, in_full)
         findings += linear_findings(checkpoint, facts, linears, siblings)
+        findings += fp8_findings(checkpoint.quant_config, linears)
         findings += mlp_findings(checkpoint, view, linears)
         findings += absent_findings(checkpoint, view, linears) if in_full else ()
         findings += kv_findings(checkpoint)

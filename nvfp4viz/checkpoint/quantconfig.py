@@ -61,6 +61,12 @@ class SourceConfig:
         Required fields that are not there.
     static_inputs
         Quark's section says that the experts' activations have stored FP8 scales.
+    weight_block
+        `weight_block_size`: rows and values of the blocks of FP8 weights.
+    moe_algo
+        What `moe_quant_algo` says.
+    packing
+        `format` of compressed-tensors: how codes are packed.
     """
 
     file: str
@@ -75,6 +81,9 @@ class SourceConfig:
     explicit: bool = False
     missing: tuple[str, ...] = ()
     static_inputs: bool = False
+    weight_block: tuple[int, int] | None = None
+    moe_algo: str | None = None
+    packing: str | None = None
     _allowed: _AllowList | None = None
     _rules: Rules | None = None
 
@@ -145,6 +154,15 @@ class QuantConfig:
         """
         return any(_section_excludes(section, module) for section in self.sections)
 
+    def listed_algo(self, *modules: str) -> str | None:
+        """What an allow-list calls a module (given at several depths) or a parent of it; None where none does."""
+        for section in self.sections:
+            for module in modules:
+                entry = section._allowed.find(module) if section._allowed else None
+                if isinstance(entry, dict) and isinstance(entry.get("quant_algo"), str):
+                    return str(entry["quant_algo"]).upper()
+        return None
+
     def algo_of(self, *modules: str) -> str | None:
         """Algorithm of one module, where ``quantized_layers`` names it or a parent of it; else the file's own.
 
@@ -153,11 +171,9 @@ class QuantConfig:
         modules
             The same thing at several depths, such as a layer's experts and one of them.
         """
-        for section in self.sections:
-            for module in modules:
-                entry = section._allowed.find(module) if section._allowed else None
-                if isinstance(entry, dict) and isinstance(entry.get("quant_algo"), str):
-                    return str(entry["quant_algo"]).upper()
+        listed = self.listed_algo(*modules)
+        if listed is not None:
+            return listed
         for section in self.sections:
             if section.expert_algo and any("experts" in module.split(".") for module in modules):
                 return section.expert_algo
@@ -217,6 +233,9 @@ def _read(file: str, raw: Mapping[str, Any], around: Mapping[str, Any] | None = 
         explicit=isinstance(algo, str),
         missing=_missing(body, layout, "modelopt" if file == HF_QUANT_CONFIG else method),
         static_inputs=method == "quark" and quark_static_inputs(raw),
+        weight_block=_weight_block(raw),
+        moe_algo=_moe_algo(around or {}, raw, body),
+        packing=str(raw["format"]) if method == "compressed-tensors" and isinstance(raw.get("format"), str) else None,
         _allowed=_AllowList(layers) if isinstance(layers, dict) and layers else None,
         _rules=rules,
     )
@@ -250,15 +269,29 @@ def _missing(body: Mapping[str, Any], layout: str, method: Any) -> tuple[str, ..
 
 def _expert_algo(*holders: Mapping[str, Any]) -> str | None:
     """What is said of routed experts alone.  `expert_dtype` is asked by DeepSeek's own method, not by ModelOpt's."""
-    for holder in reversed(holders):
-        if isinstance(holder.get("moe_quant_algo"), str):
-            return str(holder["moe_quant_algo"]).upper()
+    named = _moe_algo(*holders)
+    if named is not None:
+        return named
     method = next((holder["quant_method"] for holder in holders if isinstance(holder.get("quant_method"), str)), "")
     for holder in holders:
         kind = holder.get("expert_dtype")
         if isinstance(kind, str) and kind and not method.startswith("modelopt"):
             return "MXFP4" if kind == "fp4" else kind.upper()
     return None
+
+
+def _moe_algo(*holders: Mapping[str, Any]) -> str | None:
+    found = (holder.get("moe_quant_algo") for holder in reversed(holders))
+    return next((name.upper() for name in found if isinstance(name, str)), None)
+
+
+def _weight_block(raw: Mapping[str, Any]) -> tuple[int, int] | None:
+    sizes = raw.get("weight_block_size")
+    if not isinstance(sizes, list) or len(sizes) != 2:
+        return None
+    if not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes):
+        return None
+    return sizes[0], sizes[1]
 
 
 def _group_size(body: Mapping[str, Any], groups: Any) -> int | None:

@@ -276,6 +276,25 @@ def padding(layout: Layout) -> Built:
     return Case(tensors, [("config.conflict", severity, None, None, None, None)], changes)
 
 
+def fp8_beside(layout: Layout, rows: int, columns: int) -> dict[str, Tensor]:
+    """A 64 × 64 module in FP8 beside the experts, with so many block scales, under the family's own names."""
+    layer = layout.prefix.partition("layers.0")[0] + "layers.0"
+    if layout.dialect in ("deepseek-v4", "mixed"):
+        at, suffix = f"{layer}.attn.wq_a", "scale"
+        scale = typed(np.full((rows, columns), 120, np.uint8), "F8_E8M0")
+    else:
+        at, suffix = f"{layer}.linear_attn.out_proj", "weight_scale"
+        scale = typed(np.ones((rows, columns), np.float32), "F32")
+    weight = typed(np.full((HIDDEN, HIDDEN), 0x38, np.uint8), "F8_E4M3")
+    return {f"{at}.weight": weight, f"{at}.{suffix}": scale}
+
+
+def fp8_blocks(layout: Layout) -> Built:
+    """FP8 beside the experts with 128 × 4 scales, where its 128 × 128 blocks have one."""
+    expected: list[Expected] = [("block-scale.group", "error", "weight_scale", 0, None, None)]
+    return Case({**layout.tensors(), **fp8_beside(layout, 128, 4)}, expected)
+
+
 CONFIG_FAULTS: dict[str, Callable[[Layout], Built]] = {
     **{f"experts called {dtype}": called(dtype) for dtype in ("fp8_e4m3", "int4", "int8")},
     "quant_method awq, the rest in place": foreign_method,
@@ -287,4 +306,5 @@ CONFIG_FAULTS: dict[str, Callable[[Layout], Built]] = {
     "a layer of another hidden size, none configured": other_stream,
     "shared expert of another width": shared_size,
     "more experts than the router has rows": padding,
+    "FP8 block scales of another shape": fp8_blocks,
 }
