@@ -141,15 +141,23 @@ def _inputs() -> dict[int, np.ndarray]:
 def tiny_moe_products(layer: int, expert: int) -> tuple[grouping.GroupedProduct, ...]:
     """The first GEMM of a real expert on the real inputs of its layer, under every grouping."""
     opened = caches.checkpoint(TINY_MOE.sample)
-    weight = opened.read(f"model.layers.{layer}.experts.gate_up_proj")[expert]
+    weight = opened.read(_gate_up(layer))[expert]
     return grouping.compare_grouping(_inputs()[layer], weight)
 
 
+def _gate_up(layer: int) -> str:
+    return f"model.layers.{layer}.experts.gate_up_proj"
+
+
 def error_rows(page: Lesson) -> list[dict[str, object]]:
-    """The comparison that the page's settings ask for, as rows."""
-    if page.view["data"] == "checkpoint":
+    """The comparison that the page's settings ask for, as rows, each with what it is about."""
+    view = page.view
+    if view["data"] == "checkpoint":
         return blocks_tensor.rows_of(page)
-    return figures.error_rows(products_of(page))
+    of: dict[str, object] = {"outlier_size": view["size"]}
+    if view["data"] == "tiny_moe":
+        of = {"checkpoint": TINY_MOE.sample, "tensor": _gate_up(view["layer"]), "index": view["expert"]}
+    return [of | row for row in figures.error_rows(products_of(page))]
 
 
 def products_of(page: Lesson) -> tuple[grouping.GroupedProduct, ...]:

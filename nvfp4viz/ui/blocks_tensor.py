@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -277,13 +278,21 @@ def _places(part: Part) -> dict[str, object]:
 
 
 def rows_of(page: Lesson) -> list[dict[str, object]]:
-    """The comparison as rows to download; none where the tensor cannot be compared."""
+    """The comparison as rows to download, each with what was measured; none where the tensor cannot be compared."""
     try:
         found = found_of(page)
-        errors_of = compared(page, found, part_of(page, found))
-        return figures.tensor_rows(errors_of or ())
+        part = part_of(page, found)
+        errors_of = compared(page, found, part)
     except NvError:
         return []
+    of = {"checkpoint": _opened(page).checkpoint.name, "tensor": found.name, "index": found.index}
+    of |= {"stored": found.stored, "rows": _spans(part.bands), "columns": _spans([(part.left, part.right)])}
+    return [of | row for row in figures.tensor_rows(errors_of or ())]
+
+
+def _spans(ends: Sequence[tuple[int, int]]) -> str:
+    """``0…15 64…79``: the last one included.  A dash would make a spreadsheet read a date."""
+    return " ".join(f"{first}…{after - 1}" for first, after in ends)
 
 
 def snippet_of(page: Lesson) -> dict[str, object] | None:

@@ -394,4 +394,5 @@ def files(page: Lesson, opened: Opened) -> None:
 
 def slot_rows(opened: Opened) -> list[dict[str, object]]:
     """Every slot with its status: what the page offers as CSV and JSON."""
-    return [dataclasses.asdict(row) for row in opened.audit.rows()]
+    of = {"checkpoint": opened.audit.checkpoint.name}
+    return [of | dataclasses.asdict(row) for row in opened.audit.rows()]

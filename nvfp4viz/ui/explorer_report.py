@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,8 @@ def report_text(done: Audit, kind: str, language: str) -> str:
 def report_buttons(page: Lesson, opened: Opened) -> None:
     """A button for each form."""
     language = lang()
+    # The table itself does not say whose slots they are; every other form does.
+    of = re.sub(r"[^\w.-]+", "-", opened.audit.checkpoint.name).strip("-")
 
     def later(kind: str) -> Callable[[], str]:
         return lambda: report_text(opened.audit, kind, language)
@@ -45,7 +48,7 @@ def report_buttons(page: Lesson, opened: Opened) -> None:
             st.download_button(
                 page.t(f"report.{kind}"),
                 data=later(kind),
-                file_name=f"nvfp4viz-slots.{kind}" if kind == "csv" else f"nvfp4viz-audit.{kind}",
+                file_name=f"nvfp4viz-slots-{of}.{kind}" if kind == "csv" else f"nvfp4viz-audit.{kind}",
                 mime=mime,
                 key=f"explorer.report.{kind}",
                 help=page.t(f"report.{kind}_help"),

@@ -5,8 +5,10 @@ import pytest
 from nvfp4viz.figures import blocks
 from nvfp4viz.figures.words import words
 from nvfp4viz.quant.grouping import GROUPINGS, place_of, storage
+from nvfp4viz.serving import matrix
 from nvfp4viz.ui import explorer_open
 from nvfp4viz.ui.blocks_parts import PARTS, tiny_moe_products
+from nvfp4viz.ui.lesson import Lesson
 
 from .conftest import clean, shown_code_output, texts
 
@@ -256,6 +258,59 @@ def test_the_code_shown_gives_the_page_s_numbers(open_page, query):
     if not query:
         assert "k 0-15: -12.0 * 26624.0 = -319488.0" in output
         assert "k: product 8.5 dB" in output
+
+
+@pytest.fixture
+def downloaded(monkeypatch):
+    """What each download of the page would hold, as rows, once the page has run with its downloads open."""
+    given = {}
+    monkeypatch.setattr(Lesson, "_downloads", lambda self, data: given.update({n: rows() for n, rows in data.items()}))
+    return given
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ({"data": "outliers", "size": "100"}, {"outlier_size": 100.0}),
+        (
+            {"data": "tiny_moe", "layer": "2", "expert": "9"},
+            {"checkpoint": "tiny-moe-bf16", "tensor": "model.layers.2.experts.gate_up_proj", "index": 9},
+        ),
+        (
+            {"data": "checkpoint", "checkpoint": "tiny-moe-bf16", "layer": "3", "expert": "7", "projection": "down"},
+            {"checkpoint": "tiny-moe-bf16", "tensor": "model.layers.3.experts.down_proj", "index": 7, "stored": "BF16"}
+            | {"rows": "0…127", "columns": "0…63"},
+        ),
+        (
+            {"data": "checkpoint", "checkpoint": "tiny-moe-nvfp4-holes", "of": "other"}
+            | {"tensor": "model.embed_tokens.weight"},
+            {"checkpoint": "tiny-moe-nvfp4-holes", "tensor": "model.embed_tokens.weight", "index": None}
+            | {"rows": "0…95", "columns": "0…127"},
+        ),
+    ],
+    ids=str,
+)
+def test_the_download_says_what_was_measured(open_page, downloaded, query, says):
+    at = open_page(PAGE, part="error", **query)
+    at.session_state[f"{PAGE}.download"] = True
+    clean(at.run())
+    rows = downloaded["grouping_error"]
+    assert [row["grouping"] for row in rows] == list(GROUPINGS)
+    assert [{name: row[name] for name in says} for row in rows] == [says] * len(GROUPINGS)
+
+
+def test_the_download_of_a_part_names_its_rows_and_columns(open_page, downloaded, monkeypatch):
+    monkeypatch.setattr(matrix, "MOST", 32 * 32)
+    monkeypatch.setattr(matrix, "MOST_COLUMNS", 32)
+    query = {"part": "error", "data": "checkpoint", "checkpoint": "tiny-moe-bf16", "projection": "down"}
+    for more, rows, columns in (
+        ({"take": "window", "row": "40", "column": "20"}, "32…63", "16…47"),
+        ({"take": "spread"}, "0…15 32…47 80…95 112…127", "0…15"),
+    ):
+        at = open_page(PAGE, **query, **more)
+        at.session_state[f"{PAGE}.download"] = True
+        clean(at.run())
+        assert {(row["rows"], row["columns"]) for row in downloaded["grouping_error"]} == {(rows, columns)}
 
 
 def test_downloads_open(open_page):

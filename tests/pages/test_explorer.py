@@ -268,6 +268,7 @@ def test_the_slots_can_be_downloaded_and_agree_with_the_report(open_page):
     rows = slot_rows(open_sample(HOLES))
     missing = [row for row in rows if row["role"] == "input_scale" and row["status"] == "missing"]
     assert len(missing) == audit(ensure(HOLES)).coverage["input_scale"].missing
+    assert {row["checkpoint"] for row in rows} == {HOLES}
     assert len(json.loads(to_json(rows))) == len(rows) == to_csv(rows).count(b"\n") - 1
 
 
@@ -319,5 +320,5 @@ def test_a_report_is_made_only_when_asked_for(open_page, lang, monkeypatch):
     assert labels == [i18n.t(f"explorer.report.{kind}") for kind in ("html", "md", "json", "csv")]
     assert made == []
     offered["nvfp4viz-audit.html"]()
-    offered["nvfp4viz-slots.csv"]()
+    offered[f"nvfp4viz-slots-{HOLES}.csv"]()
     assert made == [("html", lang), ("csv", lang)]
