@@ -5,7 +5,7 @@ import pytest
 
 from nvfp4viz.figures import mega_kernel as figures
 from nvfp4viz.figures.tensor_core import bit_chart
-from nvfp4viz.moe.mega_kernel_error import EFFECTS
+from nvfp4viz.moe.mega_kernel_error import EFFECTS, LayerError
 
 THEMES = ["light", "dark"]
 LANGUAGES = ["en", "zh"]
@@ -91,3 +91,21 @@ def test_products_of_one_step_never_cut_one_another():
     high, low = figures.product_span()
     assert (high, low) == (11, -10)
     assert low >= 8 + 2 - 25  # exponents of 448 and 6
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_the_shares_are_of_the_steps_squares_added_up_and_not_of_the_whole_error(lang):
+    """Two steps that cancel: of 9 + 9 + 1 they make 18, of the error that is left (1) they make nothing."""
+    effects = {name: np.zeros((1, 4)) for name in EFFECTS}
+    effects["stage"][0, 0], effects["requantise"][0, 0], effects["bf16"][0, 0] = 3.0, -3.0, 1.0
+    error = LayerError((), effects, np.full((1, 4), 10.0))
+    assert error.share("stage", "requantise") == 18 / 19
+    assert error.share("bf16") == 1 / 19
+    said = figures.describe_effects(error, lang)
+    assert figures.QUANTISING == ("stage", "requantise")
+    for value in ("94.7 %", "5.26 %", " 5 %"):  # 18/19, 1/19 and the whole error over the output, 0.5/10
+        assert value in said
+    assert {"en": "squares of these steps, added up", "zh": "平方相加"}[lang] in said
+    shares = {row["step"]: row["share"] for row in figures.effect_rows(error)}
+    assert (shares["stage"], shares["requantise"], shares["bf16"]) == (9 / 19, 9 / 19, 1 / 19)
+    assert sum(shares.values()) == pytest.approx(1, abs=1e-15)  # roundings of an f64 quotient
