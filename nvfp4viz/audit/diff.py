@@ -17,6 +17,7 @@ import numpy.typing as npt
 from nvfp4viz.audit.containers import fingerprint
 from nvfp4viz.audit.report import Value, json_values
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, canonical, inspect
+from nvfp4viz.checkpoint.dtypes import SCALE_BYTES
 from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG
 
 Floats = npt.NDArray[np.float32]
@@ -174,7 +175,7 @@ def _scalar_names(checkpoint: Checkpoint) -> list[str]:
 
 
 def _vectors(view: CanonicalView) -> dict[str, tuple[int, str, str]]:
-    """F32 vectors of scales along the experts, with layer, projection and role."""
+    """Vectors of scales along the experts, with layer, projection and role."""
     return {
         slot.name: (layer, projection, role)
         for layer in (*view.moe_layers, *view.draft_layers)
@@ -182,7 +183,7 @@ def _vectors(view: CanonicalView) -> dict[str, tuple[int, str, str]]:
         for projection in view.projections
         for role in SCALARS
         for slot in (view.slot(layer, 0, projection, role),)
-        if slot.entry is not None and slot.index is not None and slot.entry.dtype == "F32"
+        if slot.entry is not None and slot.index is not None and slot.entry.dtype in SCALE_BYTES
     }
 
 

@@ -1,7 +1,7 @@
 """What the checks look at: every scalar scale in a table, with the state of its slot.
 
 Values are **effective multipliers**: a divisor of compressed-tensors is inverted, so that zero means zero in every
-dialect.  Reading them fetches the F32 scalars and nothing else.
+dialect.  Reading them fetches the scalars and nothing else.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from nvfp4viz.checkpoint import CanonicalView, Checkpoint, Module
 from nvfp4viz.checkpoint.canonical import config_experts
 from nvfp4viz.checkpoint.dialects import parse_expert_name, parse_whole
 from nvfp4viz.checkpoint.dialects.per_expert import PROJECTIONS, ROLES
+from nvfp4viz.checkpoint.dtypes import SCALE_BYTES
 from nvfp4viz.checkpoint.header import TensorEntry
 from nvfp4viz.checkpoint.modules import is_one_number
 
@@ -173,7 +174,7 @@ def collect(checkpoint: Checkpoint, view: CanonicalView) -> Facts:
             for role in ROLES:
                 facts.states[role, layer, projection] = np.full(view.experts_in[layer], NOT_NEEDED, np.uint8)
     singles: list[tuple[Key, int, int]] = []
-    numbers = [dtype == "F32" and prod(shape) == 1 for dtype, shape in view.table.kinds]
+    numbers = [dtype in SCALE_BYTES and prod(shape) == 1 for dtype, shape in view.table.kinds]
     is_number = [numbers[kind] for kind in view.table.kind.tolist()]
     vectors: dict[str, tuple[Key, int]] = {}
     done: set[int] = set()
@@ -266,14 +267,14 @@ def _note_whole(facts: Facts, layer: int, projection: str, module: Module, vecto
         elif role not in SCALARS:
             facts.states[key][:size] = OK
         else:
-            usable = is_one_number(entry) or (entry.dtype == "F32" and entry.nbytes == 4 * size)
+            usable = is_one_number(entry) or entry.nbytes == SCALE_BYTES.get(entry.dtype, -1) * size
             facts.states[key][:size] = OK if usable else NOT_A_SCALAR
             if usable:
                 vectors[entry.name] = (key, size)
 
 
 def is_scalar(entry: TensorEntry) -> bool:
-    """One F32 number, whatever its shape."""
+    """One F32, BF16 or F16 number, whatever its shape."""
     return is_one_number(entry)
 
 

@@ -22,10 +22,8 @@ def kv_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     tensors = checkpoint.tensors
     named = [name for name in tensors if name.endswith(("k_scale", "v_scale")) and _KV.search(name)]
     names = [name for name in named if is_scalar(tensors[name])]
-    values = checkpoint.read_scalars(names)
     # llm-compressor stores them in the model's own type.
-    halves = [name for name in named if tensors[name].dtype in ("BF16", "F16") and tensors[name].nbytes == 2]
-    values |= dict(zip(halves, checkpoint.half_scalars(halves), strict=True))
+    values = checkpoint.read_scalars(names)
     groups: dict[str, list[str]] = {}
     for name, value in values.items():
         kind = CLASSES[int(classify(np.array([value], np.float32))[0])]

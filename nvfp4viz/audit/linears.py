@@ -16,10 +16,11 @@ import numpy as np
 from nvfp4viz.audit.facts import CLAIMS, CLASSES, Facts, classify, is_scalar, median_of
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding
-from nvfp4viz.audit.scales import block_fault, block_width, close, json_number, severity_of
+from nvfp4viz.audit.scales import block_fault, block_width, close, half_findings, json_number, severity_of
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, TensorEntry
 from nvfp4viz.checkpoint.dialects import COMPRESSED_TENSORS, MODELOPT, PACKED, QUARK_NVFP4, Dialect
 from nvfp4viz.checkpoint.dialects.per_expert import E8M0, ROLES
+from nvfp4viz.checkpoint.dtypes import SCALE_BYTES
 
 # Modules that servers fuse into one, with one second-level scale: the default of `run_audit`'s ``siblings``.
 SIBLINGS = (
@@ -227,12 +228,15 @@ def _wants_activations(checkpoint: Checkpoint, module: str, stored: bool) -> boo
 def _shapes(linears: list[Linear]) -> Iterator[Finding]:
     """Scalars that are none, and blocks of another width."""
     odd: dict[str, list[TensorEntry]] = {}
+    halves: dict[str, list[str]] = {}
     widths: dict[tuple[str, str], list[str]] = {}
     for linear in linears:
         for role in ("weight_scale_2", "input_scale"):
             entry = linear.tensor(role)
             if entry is not None and not is_scalar(entry):
                 odd.setdefault(role, []).append(entry)
+            elif entry is not None and entry.dtype != "F32":
+                halves.setdefault(entry.dtype, []).append(entry.name)
         weight, scale = linear.tensor("weight"), linear.tensor("weight_scale")
         if weight is None or scale is None or weight.dtype not in PACKED:
             continue
@@ -244,12 +248,13 @@ def _shapes(linears: list[Linear]) -> Iterator[Finding]:
     for role, entries in odd.items():
         shapes = sorted({f"{entry.dtype}{list(entry.shape)}" for entry in entries})
         # A fused module may keep one number for each of its parts; that is no defect of the file.
-        several = all(entry.dtype == "F32" and entry.nbytes in (8, 12) for entry in entries)
+        several = all(entry.nbytes / SCALE_BYTES.get(entry.dtype, -1) in (2, 3) for entry in entries)
         yield make(
             "scale.shape", "info" if several else "error",
             text="scale.shape.several" if several else "scale.shape.linear", role=role,
             tensors=[entry.name for entry in entries], fill={"shape": ", ".join(shapes[:3])},
         )  # fmt: skip
+    yield from half_findings(halves)
     for (shape, text, number), names in widths.items():
         yield make(
             "block-scale.group", "error", text=f"{text}.linear", role="weight_scale", layer=layer_of(names),

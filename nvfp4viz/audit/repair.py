@@ -18,7 +18,7 @@ import numpy as np
 from nvfp4viz.audit.facts import CLASSES, MISSING, ScaleTable
 from nvfp4viz.audit.report import Finding, Value, json_value
 from nvfp4viz.audit.run import Audit, for_ranks, run_audit
-from nvfp4viz.checkpoint import Checkpoint, Tensor, inspect
+from nvfp4viz.checkpoint import Checkpoint, Tensor, inspect, tensor
 from nvfp4viz.checkpoint.copies import Changes, Copied, changed_copy, changed_in_memory, to_write
 from nvfp4viz.checkpoint.sidecars import read_side_file
 from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG, Overlay
@@ -343,7 +343,7 @@ def _numbers(
     distrusted = {place: item.code for item in findings if places.has(item) for place in places.of(item)}
     wanted = sorted(place for place, code in distrusted.items() if code in codes)
     best: dict[tuple[int, str], np.float32] = {}
-    rows: dict[str, np.ndarray[Any, np.dtype[np.float32]]] = {}
+    rows: dict[str, np.ndarray[Any, np.dtype[Any]]] = {}
     slots = []
     for layer, expert, projection in wanted:
         if (layer, projection) not in best:
@@ -354,20 +354,22 @@ def _numbers(
         slot = view.slot(layer, expert, projection, "input_scale")
         shape = slot.entry.shape if slot.entry else places.shape(layer, expert, projection)
         if slot.name not in rows:
-            data = places.done.checkpoint.read_tensor(slot.name).tobytes() if slot.entry else None
             rows[slot.name] = (
-                np.full(shape, new, np.float32) if data is None else np.frombuffer(data, "<f4").reshape(shape).copy()
+                np.full(shape, new) if slot.entry is None else places.done.checkpoint.read(slot.name).copy()
             )
         table = places.table(layer, projection)
         known = slot.entry is not None and table is not None
-        rows[slot.name].reshape(-1)[0 if slot.index is None else slot.index] = new
+        row, at = rows[slot.name].reshape(-1), 0 if slot.index is None else slot.index
+        row[at] = new
+        # A number in BF16 stays one, so that the tensor keeps its place in the file.
+        written = np.float32(row[at])
         state = "missing"
         if known and table is not None:
             state = CLASSES[int(table.classes()[expert])]
             state = distrusted[layer, expert, projection].partition(".")[2] if state == "ok" else state
         old = json_value(table.stored[expert]) if known and table is not None else None
-        slots.append(MendedSlot(layer, expert, projection, "input_scale", slot.name, state, old, json_value(new)))
-    return tuple(slots), {name: Tensor("F32", row.shape, row.tobytes()) for name, row in rows.items()}
+        slots.append(MendedSlot(layer, expert, projection, "input_scale", slot.name, state, old, json_value(written)))
+    return tuple(slots), {name: tensor(row) for name, row in rows.items()}
 
 
 def _largest(

@@ -7,7 +7,7 @@ second-level weight scale that is far from its peers because it is far from its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from nvfp4viz.audit.report import Finding, json_value
 from nvfp4viz.audit.texts import id_list
 from nvfp4viz.checkpoint import TensorEntry
 from nvfp4viz.checkpoint.dialects.per_expert import ROLES
+from nvfp4viz.checkpoint.dtypes import SCALE_BYTES
 
 Mask = npt.NDArray[np.bool_]
 
@@ -253,7 +254,7 @@ def close(one: Any, two: Any) -> npt.NDArray[np.bool_]:
 
 
 def _shapes(facts: Facts) -> Iterator[Finding]:
-    """Scalars that are none, and scalars in an unusual shape."""
+    """Scalars that are none, and scalars of an unusual shape or type."""
     for (role, layer, projection), states in facts.states.items():
         wrong = tuple(np.flatnonzero(states == NOT_A_SCALAR).tolist()) if role in SCALARS else ()
         if wrong:
@@ -266,10 +267,19 @@ def _shapes(facts: Facts) -> Iterator[Finding]:
                 fill={"shape": ", ".join(shapes[:3]), "experts": id_list(wrong)},
             )  # fmt: skip
     unusual: dict[tuple[int, ...], list[str]] = {}
+    halves: dict[str, dict[str, None]] = {}
     kinds = facts.view.table.kind.tolist()
+    is_half = [SCALE_BYTES.get(dtype) == 2 for dtype, _ in facts.view.table.kinds]
     is_usual = {usual: [shape == usual for _, shape in facts.view.table.kinds] for usual in ((), (1,))}
-    for (layer, _, _), module in facts.view.modules.items():
-        if module.whole or layer not in facts.needs:
+    for (layer, expert, projection), module in facts.view.modules.items():
+        if layer not in facts.needs:
+            continue
+        for role in SCALARS:
+            row = module.tensors.rows.get(role)
+            if row is not None and is_half[kinds[row]] and facts.states[role, layer, projection][expert] == OK:
+                entry = module.tensors[role]
+                halves.setdefault(entry.dtype, {})[entry.name] = None
+        if module.whole:
             continue
         usual = (1,) if facts.view.divisors_in(layer) else ()
         for role in SCALARS:
@@ -280,6 +290,13 @@ def _shapes(facts: Facts) -> Iterator[Finding]:
                     unusual.setdefault(entry.shape, []).append(entry.name)
     for shape, names in sorted(unusual.items()):
         yield make("scale.shape", "info", text="scale.shape.accepted", tensors=names, fill={"shape": list(shape)})
+    yield from half_findings(halves)
+
+
+def half_findings(names: Mapping[str, Iterable[str]]) -> Iterator[Finding]:
+    """Numbers in BF16 or F16, by type: servers copy them into F32 parameters, which changes no value."""
+    for dtype, tensors in sorted(names.items()):
+        yield make("scale.shape", "info", text="scale.shape.half", tensors=tensors, fill={"dtype": dtype})
 
 
 def block_findings(facts: Facts) -> Iterator[Finding]:

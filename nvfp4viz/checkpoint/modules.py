@@ -15,6 +15,7 @@ import numpy as np
 from nvfp4viz.checkpoint.dialects import PACKED, PROJECTIONS, Dialect, recognise
 from nvfp4viz.checkpoint.dialects.collect import Parts
 from nvfp4viz.checkpoint.dialects.per_expert import ROLES
+from nvfp4viz.checkpoint.dtypes import SCALE_BYTES
 from nvfp4viz.checkpoint.table import TensorEntry, TensorTable
 
 FLOATS = frozenset({"BF16", "F16", "F32"})
@@ -69,8 +70,8 @@ class Module(NamedTuple):
 
 
 def is_one_number(entry: TensorEntry) -> bool:
-    """One F32 number, whatever its shape."""
-    return entry.dtype == "F32" and entry.nbytes == 4
+    """One F32, BF16 or F16 number, whatever its shape."""
+    return entry.nbytes == SCALE_BYTES.get(entry.dtype)
 
 
 class ModuleReader:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nvfp4viz.checkpoint.dtypes import DTYPES
+from nvfp4viz.checkpoint.dtypes import DTYPES, SCALE_BYTES
 from nvfp4viz.checkpoint.gather import gather
 from nvfp4viz.checkpoint.header import Header, TensorEntry, TensorTable, read_header
 from nvfp4viz.checkpoint.index import asked_index, read_index
@@ -171,7 +171,7 @@ class Checkpoint:
         return found
 
     def read_scalar(self, name: str) -> np.float32:
-        """A one-element F32 tensor (``[]``, ``[1]`` or ``[1, 1]``).
+        """A one-element F32, BF16 or F16 tensor (``[]``, ``[1]`` or ``[1, 1]``), as float32.
 
         Raises
         ------
@@ -186,7 +186,9 @@ class Checkpoint:
         return dict(zip(wanted, self.scalars(wanted), strict=True))
 
     def scalars(self, names: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Many one-element F32 tensors with few reads: neighbours in a file are fetched together.
+        """Many one-element tensors with few reads: neighbours in a file are fetched together.
+
+        BF16 and F16 come as float32 too, which changes no value.
 
         Returns
         -------
@@ -195,7 +197,7 @@ class Checkpoint:
         Raises
         ------
         CheckpointError
-            As `entry`; ``checkpoint.not-a-scalar`` for tensors that are no F32 scalar.
+            As `entry`; ``checkpoint.not-a-scalar`` for tensors that are no F32, BF16 or F16 scalar.
         """
         table = self.tensors
         known = table.rows
@@ -209,41 +211,16 @@ class Checkpoint:
     def scalars_at(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """As `scalars`, for rows of `tensors`."""
         table = self.tensors
-        is_f32 = np.array([dtype == "F32" for dtype, _ in table.kinds] or [False])
-        wrong = np.flatnonzero(~is_f32[table.kind[rows]] | (table.end[rows] - table.begin[rows] != 4))
+        kind = table.kind[rows]
+        # An empty tensor has no type's width either.
+        width = np.array([SCALE_BYTES.get(dtype, -1) for dtype, _ in table.kinds] or [-1])[kind]
+        wrong = np.flatnonzero(table.end[rows] - table.begin[rows] != width)
         if len(wrong):
             raise _no_scalar(table.entry_at(int(rows[wrong[0]])))
-        return self._floats(table.file[rows], table.begin[rows])
-
-    def half_scalars(self, names: Sequence[str]) -> npt.NDArray[np.float32]:
-        """One-number BF16 and F16 tensors with few reads, as float32; which changes no value.
-
-        Returns
-        -------
-        (len(names),) float32
-
-        Raises
-        ------
-        CheckpointError
-            As `entry`; ``checkpoint.not-a-scalar`` for tensors that are something else.
-        """
-        entries = [self.entry(name) for name in names]
-        for entry in entries:
-            if entry.dtype not in ("BF16", "F16") or entry.nbytes != 2:
-                raise _no_scalar(entry)
-        index = {file: k for k, file in enumerate(self.tensors.files)}
-        files = np.array([index[entry.file] for entry in entries], np.int64)
-        begins = np.array([entry.begin for entry in entries], np.int64)
-        # The two bytes before belong to a neighbour or to the header; behind may be the file's end.
-        bits = (self._floats(files, begins - 2).view(np.uint32) >> 16).astype(np.uint16)
-        values = np.empty(len(entries), np.float32)
-        for dtype in {entry.dtype for entry in entries}:
-            these = np.array([entry.dtype == dtype for entry in entries], np.bool_)
-            values[these] = bits[these].view(DTYPES[dtype].view).astype(np.float32)
-        return values
+        return self._numbers(table.file[rows], table.begin[rows], kind)
 
     def vectors(self, names: Sequence[str]) -> list[npt.NDArray[np.float32]]:
-        """Short F32 vectors with few reads, such as one scale an expert; as `scalars`.
+        """Short F32, BF16 or F16 vectors with few reads, such as one scale an expert; as `scalars`.
 
         Raises
         ------
@@ -251,26 +228,38 @@ class Checkpoint:
             As `entry`.
         """
         entries = [self.entry(name) for name in names]
-        lengths = np.array([entry.nbytes // 4 for entry in entries], np.int64)
+        rows = np.array([self.tensors.rows[name] for name in names], np.int64)
+        width = np.array([SCALE_BYTES[entry.dtype] for entry in entries], np.int64)
+        lengths = np.array([entry.nbytes for entry in entries], np.int64) // width
         cuts = np.cumsum(lengths)
-        index = {file: k for k, file in enumerate(self.tensors.files)}
-        files = np.repeat(np.array([index[entry.file] for entry in entries], np.int64), lengths)
-        starts = np.repeat(np.array([entry.begin for entry in entries], np.int64), lengths)
-        places = np.arange(len(starts)) - np.repeat(cuts - lengths, lengths)
-        return np.split(self._floats(files, starts + 4 * places), cuts[:-1]) if entries else []
+        each = np.repeat(np.arange(len(entries)), lengths)
+        places = np.arange(len(each)) - np.repeat(cuts - lengths, lengths)
+        begin = self.tensors.begin[rows][each] + width[each] * places
+        numbers = self._numbers(self.tensors.file[rows][each], begin, self.tensors.kind[rows][each])
+        return np.split(numbers, cuts[:-1]) if entries else []
 
-    def _floats(self, shard: npt.NDArray[np.int64], begin: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """4-byte values at places in files (by their number in the table)."""
-        return gather(self.source, self.tensors.files, shard, begin, self._count)
+    def _numbers(
+        self, shard: npt.NDArray[np.int64], begin: npt.NDArray[np.int64], kind: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float32]:
+        """Numbers at places in files (by their number in the table), of the types of their kinds."""
+        types = [dtype for dtype, _ in self.tensors.kinds]
+        half = np.array([SCALE_BYTES.get(dtype) == 2 for dtype in types] or [False])[kind]
+        # Of two bytes the two before belong to a neighbour or to the header; behind may be the file's end.
+        values = gather(self.source, self.tensors.files, shard, begin - 2 * half, self._count)
+        for dtype in {types[k] for k in np.unique(kind[half]).tolist()}:
+            these = np.array([name == dtype for name in types])[kind]
+            bits = (values[these].view(np.uint32) >> 16).astype(np.uint16)
+            values[these] = bits.view(DTYPES[dtype].view).astype(np.float32)
+        return values
 
     def scalar_rows(self) -> npt.NDArray[np.int64]:
-        """Rows of `tensors` that are one F32 number, whatever its shape."""
+        """Rows of `tensors` that are one F32, BF16 or F16 number, whatever its shape."""
         return self.tensors.rows_where(
-            [dtype == "F32" and math.prod(shape) == 1 for dtype, shape in self.tensors.kinds]
+            [dtype in SCALE_BYTES and math.prod(shape) == 1 for dtype, shape in self.tensors.kinds]
         )
 
     def all_scalars(self) -> npt.NDArray[np.float32]:
-        """Every one-number F32 tensor's value, in the order of `scalar_rows`."""
+        """Every one-number tensor's value, in the order of `scalar_rows`."""
         return self.scalars_at(self.scalar_rows())
 
     def entry(self, name: str) -> TensorEntry:

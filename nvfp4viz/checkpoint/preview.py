@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.checkpoint.canonical import CanonicalView, Slot, canonical
-from nvfp4viz.checkpoint.dtypes import DTYPES
+from nvfp4viz.checkpoint.dtypes import DTYPES, SCALE_BYTES
 from nvfp4viz.checkpoint.header import TensorEntry
 from nvfp4viz.checkpoint.open import Checkpoint
 from nvfp4viz.formats import bf16_to_f32, decode_e2m1, decode_e4m3, decode_ue8m0, unpack_nibbles
@@ -84,11 +84,13 @@ def _packed_rows(checkpoint: Checkpoint, view: CanonicalView, slot: Slot, data: 
             rows.append(("weights", _numbers(values * block)))
         return tuple(rows)
     second = view.slot(slot.layer, slot.expert, slot.projection, "weight_scale_2")
-    if second.entry is None or second.entry.dtype != "F32" or not second.entry.nbytes:
+    if second.entry is None or second.entry.dtype not in SCALE_BYTES or not second.entry.nbytes:
         return tuple(rows)
     block = decode_e4m3(byte)[0]
     # Of a tensor that holds all experts, the first bytes are the first expert's, and so is the first scale.
-    stored = np.frombuffer(checkpoint.read_first(second.name, 4), "<f4")[0]
+    kind = second.entry.dtype
+    first = np.frombuffer(checkpoint.read_first(second.name, SCALE_BYTES[kind]), DTYPES[kind].view)
+    stored = first.astype(np.float32)[0]
     with np.errstate(all="ignore"):
         level = np.float32(1) / stored if view.divisors_in(slot.layer) else stored
         rows.append(("scale", f"block {block:g} × second level {level:g}"))

@@ -487,12 +487,52 @@ def test_47_scalars_of_any_shape(shape, codes):
 
 
 @pytest.mark.parametrize(
-    "item", [tensor(np.zeros(4, np.float32)), tensor(np.zeros((), np.float16)), tensor(np.zeros(0, np.float32))]
+    "item", [tensor(np.zeros(4, np.float32)), tensor(np.zeros(2, np.float16)), tensor(np.zeros(0, np.float32))]
 )
 def test_47_what_is_no_scalar(item):
     report = audit(opened({**base(), f"{E}.1.down_proj.input_scale": item}))
     assert found(report) == [("scale.shape", "error", 0, "down", (1,))]
     assert report.coverage["input_scale"].invalid == 1
+
+
+SCALES = ("weight_scale_2", "input_scale")
+HALF = {"BF16": ml_dtypes.bfloat16, "F16": np.float16}
+
+
+@pytest.mark.parametrize("dtype", list(HALF))
+@pytest.mark.parametrize("id", [id for id, layout in LAYOUTS.items() if layout.block == "NVFP4"])
+def test_47_scalars_in_half_precision(id, dtype):
+    """Servers copy them into F32 parameters: sound in every layout, and each judged as any other number."""
+    layout = LAYOUTS[id]
+    healthy = {
+        name: tensor(np.frombuffer(item.tobytes(), "<f4").reshape(item.shape).astype(HALF[dtype]))
+        if item.dtype == "F32"
+        else item
+        for name, item in layout.tensors().items()
+    }
+    report = audit(layout.open(healthy))
+    assert found(report) == []
+    halves = [item for item in report.findings if item.text == "scale.shape.half"]
+    assert {(item.severity, item.params["dtype"]) for item in halves} == {("info", dtype)}
+    scales = {
+        layout.name(expert, kind, role)
+        for expert in range(8)
+        for kind in layout.kinds
+        for role in SCALES
+        if role in layout.roles
+    }
+    assert [item.count for item in halves if item.tensors[0] in scales] == [len(scales & set(healthy))]
+    assert {item.outcome for item in report.backends} <= {item.outcome for item in audit(layout.open()).backends}
+    for value, code in ((0.0, "zero"), (np.nan, "nan"), (-1.0, "negative")):
+        tensors = dict(healthy)
+        name = layout.name(1, "down", "weight_scale_2")
+        old = tensors[name]
+        bad = np.frombuffer(old.tobytes(), HALF[dtype]).reshape(old.shape).copy()
+        bad.reshape(-1)[1 if bad.size > 1 else 0] = value
+        tensors[name] = tensor(bad)
+        codes = [item.code for item in audit(layout.open(tensors)).findings if item.severity == "error"]
+        inverse = layout.divisors and code == "zero"
+        assert codes == ["scale.inf" if inverse else f"scale.{code}"]
 
 
 # 48. KV-cache scales.

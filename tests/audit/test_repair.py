@@ -4,13 +4,14 @@ import json
 import os
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from nvfp4viz import serving
 from nvfp4viz.audit import audit
 from nvfp4viz.audit.repair import POLICIES, RECORD, apply_repair, plan_repair
-from nvfp4viz.checkpoint import FAULTS, copies, inject, inject_tensors, open_checkpoint, write_checkpoint
+from nvfp4viz.checkpoint import FAULTS, copies, inject, inject_tensors, open_checkpoint, tensor, write_checkpoint
 from nvfp4viz.checkpoint.weight_only import activation_scales
 from nvfp4viz.errors import CheckpointError, InputError
 from nvfp4viz.model.corpus import sample
@@ -427,3 +428,34 @@ def test_tiny_moe_after_every_fault(healthy, fault, tmp_path):
     assert not [item for item in audit(tmp_path / "peers").findings if item.severity != "info"]
     served = serving.load(tmp_path / "peers", backend="vllm-cutlass")
     assert abs(serving.evaluate(served, texts) - loss) < MARGIN
+
+
+@pytest.mark.parametrize("name", ["modelopt", "stacked"])
+@pytest.mark.parametrize("half", [ml_dtypes.bfloat16, np.float16])
+def test_a_number_in_half_precision_is_mended_in_its_place(name, half, tmp_path):
+    """A stacked one with its row of all experts, whose other numbers stay; the record has what is read."""
+    layout, place = LAYOUTS[name], LAYOUTS[name].name(BAD, KIND, "input_scale")
+    tensors = layout.tensors()
+    numbers = np.frombuffer(tensors[place].tobytes(), "<f4").reshape(tensors[place].shape).astype(half)
+    at = BAD if numbers.size > 1 else 0
+    numbers.reshape(-1)[at] = 0
+    written(layout, tmp_path / "bad", {**tensors, place: tensor(numbers)})
+    assert codes(layout, tmp_path / "bad") == ["scale.zero", "scale.shape"]
+    plan = mended(tmp_path / "bad", tmp_path / "out", "peer-max")
+    assert codes(layout, tmp_path / "out") == ["scale.shape"]
+    new = open_checkpoint(tmp_path / "out").read(place)
+    assert (new.dtype, new.shape) == (half, numbers.shape)
+    assert new.reshape(-1)[at] > 0
+    kept = numbers != 0
+    assert np.array_equal(new[kept], numbers[kept])
+    assert [np.float32(slot.new) for slot in plan.record.slots] == [np.float32(new.reshape(-1)[at])]
+
+
+def test_a_number_that_its_type_cannot_hold_is_refused(tmp_path):
+    """The least F16 above zero is 2⁻²⁴: a smaller one would be the zero that was to be mended."""
+    layout, place = LAYOUTS["modelopt"], LAYOUTS["modelopt"].name(BAD, KIND, "input_scale")
+    written(layout, tmp_path / "bad", {**layout.tensors(), place: tensor(np.float16(0))})
+    with pytest.raises(CheckpointError) as caught:
+        mended(tmp_path / "bad", tmp_path / "out", "constant", value=2e-9)
+    assert caught.value.code == "repair.still-broken"
+    assert not (tmp_path / "out").exists()

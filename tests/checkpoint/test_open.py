@@ -11,6 +11,7 @@ from nvfp4viz.checkpoint import (
     LocalSource,
     MemorySource,
     inspect,
+    memory_checkpoint,
     open_checkpoint,
     read_quant_config,
     tensor,
@@ -124,6 +125,23 @@ def test_a_scalar_may_have_any_shape_of_one_element(tmp_path, shape):
     write_checkpoint(tmp_path / "out", base(scalar_shape=shape))
     checkpoint = open_checkpoint(tmp_path / "out")
     assert checkpoint.read_scalar("model.layers.0.mlp.experts.0.down_proj.input_scale") == np.float32(5e-3)
+
+
+@pytest.mark.parametrize("half", [ml_dtypes.bfloat16, np.float16])
+def test_a_scalar_in_half_precision_keeps_every_bit_of_its_value(half):
+    """Every seventh alone and all in a vector, beside numbers in F32; the first and the last of a file too."""
+    every = np.arange(1 << 16, dtype=np.uint16).view(half)
+    names = [f"s{k}" for k in range(0, 1 << 16, 7)]
+    tensors = {name: tensor(every[7 * k]) for k, name in enumerate(names)}
+    numbers = {f"t{k}": tensor(np.float32(k) / 3) for k in range(5)}
+    checkpoint = memory_checkpoint({**numbers, **tensors, "v": tensor(every)})
+    got = checkpoint.scalars([*names, *numbers])
+    with np.errstate(invalid="ignore"):
+        wanted = np.concatenate([every[::7].astype(np.float32), np.arange(5, dtype=np.float32) / np.float32(3)])
+        assert got.tobytes() == wanted.tobytes()
+        [vector, two] = checkpoint.vectors(["v", "t1"])
+        assert vector.tobytes() == every.astype(np.float32).tobytes()
+    assert two.tolist() == [float(np.float32(1) / 3)]
 
 
 def test_an_index_or_a_file_can_be_opened_by_itself(sharded):

@@ -14,6 +14,7 @@ from nvfp4viz.checkpoint.dialects.modelopt import (
 )
 from nvfp4viz.checkpoint.dialects.mxfp4 import DEEPSEEK_V4, GPT_OSS, QUARK, QUARK_NVFP4, QUARK_QUANTIZER
 from nvfp4viz.checkpoint.dialects.per_expert import E8M0, Dialect
+from nvfp4viz.checkpoint.dtypes import SCALE_BYTES
 
 PACKED = ("U8", "I8", "F4")
 
@@ -68,7 +69,7 @@ def _per_expert(types: Mapping[str, str], method: str) -> Dialect | None:
         return COMPRESSED_TENSORS_MXFP4
     if "input_scale_2" in types or ("weight_scale_2" in types and method.startswith("quark")):
         return QUARK_NVFP4
-    if types.get("weight_scale_2") == "F32":
+    if types.get("weight_scale_2") in SCALE_BYTES:
         return MODELOPT
     if weight in PACKED:
         if types.get("scale") in E8M0:
