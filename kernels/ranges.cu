@@ -75,22 +75,22 @@ extern "C" __global__ void __launch_bounds__(256) nv_spread_ranges(const int* __
   int* starts = shared + ranges;
   float* scales = reinterpret_cast<float*>(shared + 2 * ranges);
   for (int e = threadIdx.x; e < ranges; e += blockDim.x) {
-    firsts[e] = __ldg(offsets + e);
+    firsts[e] = e == 0 ? 0 : __ldg(offsets + e);  // rows before the first offset: never a place before the layout
     if (row_scales != 0) scales[e] = __ldg(range_scales + e);
   }
   __syncthreads();
   if (tiles > 0) nv::tile_starts(firsts, ranges, rows, starts, sums);
-  const int index = blockIdx.x * blockDim.x + threadIdx.x;
-  if (index < rows && blockIdx.y == 0) {
-    const int e = nv::range_of(index, firsts, ranges);
+  const nv::u32 index = blockIdx.x * blockDim.x + threadIdx.x;  // up to twice the rows, where every row has a tile of its own
+  if (index < (nv::u32)rows && blockIdx.y == 0) {
+    const int e = nv::range_of((int)index, firsts, ranges);
     if (row_scales != 0) row_scales[index] = scales[e];
     if (places != 0) {
-      const int within = index - firsts[e], count = (e + 1 < ranges ? firsts[e + 1] : rows) - firsts[e];
+      const int within = (int)index - firsts[e], count = (e + 1 < ranges ? firsts[e + 1] : rows) - firsts[e];
       const bool last = within + 32 >= min(count, (within | 127) + 1);
       places[index] = (nv::u32)(starts[e] + within) | (last ? nv::kLastOfPiece : 0);
     }
   }
-  if (sources != 0 && index < tiles) sources[index] = nv::source_of(index, firsts, starts, ranges, rows);
+  if (sources != 0 && index < (nv::u32)tiles) sources[index] = nv::source_of((int)index, firsts, starts, ranges, rows);
   const int tile = blockIdx.x;
   if (flat == 0 || tile >= tiles) return;
   if ((threadIdx.x & 31) < nv::source_of(tile, firsts, starts, ranges, rows).y) return;
