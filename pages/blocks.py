@@ -40,6 +40,9 @@ page = lesson.open_page(
     s_col=state.integer(0, 63, default=1),
 )
 view = page.view
+# For every part: the code shown and the downloads ask for these places too.
+page.bound(e_row=view["w_rows"] - 1, e_k=view["w_blocks"] * parts.K_STEP - 1)
+page.bound(s_row=view["s_rows"] - 1, s_col=view["s_cols"] - 1)
 if view["data"] != "checkpoint":
     page.refine(layer=state.integer(0, LAYERS - 1, default=0), expert=state.integer(0, EXPERTS - 1, default=0))
 elif view["part"] == "error":

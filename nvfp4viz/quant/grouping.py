@@ -332,13 +332,16 @@ def place_of(row: int, column: int, k: int) -> ElementPlace:
     Raises
     ------
     FormatError
-        ``grouping.shape`` if ``k`` is no multiple of 16.
+        ``grouping.shape`` if ``k`` is no multiple of 16; ``grouping.element`` if a weight with ``k`` columns has no
+        such element.
 
     >>> place_of(33, 83, 128)
     ElementPlace(byte=(33, 41), high=True, scale=(33, 5), offset_128x4=533, offset_8x4=293)
     """
     if k < 1 or k % BLOCK:
         raise FormatError("grouping.shape", shape=(row + 1, k), along="k", rows=1, columns=BLOCK)
+    if row < 0 or not 0 <= column < k:
+        raise FormatError("grouping.element", row=row, column=column, k=k)
     scale = (row, column // BLOCK)
     columns = k // BLOCK
     return ElementPlace(

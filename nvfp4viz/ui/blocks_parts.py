@@ -232,7 +232,6 @@ def shapes_part(page: Lesson) -> None:
     left.number_input(page.t("shapes.n"), 1, 65536, **view.widget("w_rows"))
     middle.number_input(page.t("shapes.blocks", step=K_STEP), 1, 2048, **view.widget("w_blocks"))
     n, k = view["w_rows"], view["w_blocks"] * K_STEP
-    page.bound(e_row=n - 1, e_k=k - 1)
     right.number_input(page.t("shapes.row"), 0, n - 1, **view.widget("e_row"))
     last.number_input(page.t("shapes.column"), 0, k - 1, **view.widget("e_k"))
     nvfp4, mxfp4 = grouping.storage(n, k), grouping.storage(n, k, "mxfp4")
@@ -294,7 +293,6 @@ def swizzle_part(page: Lesson) -> None:
         left.number_input(page.t("swizzle.rows"), 1, 1024, **view.widget("s_rows"))
         right.number_input(page.t("swizzle.columns"), 1, 64, **view.widget("s_cols"))
         rows, columns = view["s_rows"], view["s_cols"]
-        page.bound(s_row=rows - 1, s_col=columns - 1)
         # A second pair of columns: on a phone they stack, and a row belongs after both sizes.
         left, right = st.columns(2)
         left.number_input(page.t("swizzle.row"), 0, rows - 1, **view.widget("s_row"))

@@ -233,7 +233,11 @@ class View:
         if value > high and name in self.asked:
             _note(name, str(value))
             self.notes, value = st.session_state["_notes"], default
-        self.put(**{name: min(value, high)})
+        within = min(value, high)
+        if within != self[name]:
+            self.put(**{name: within})
+        # Set anew in any case: a widget of other bounds would begin at its lowest value.
+        st.session_state[self.key(name)] = within
 
     def address(self) -> dict[str, str]:
         """All that the link to this view says: the language, the mode if the link has one, and :meth:`query`."""

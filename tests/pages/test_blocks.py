@@ -246,13 +246,17 @@ def test_a_place_that_the_shape_of_its_link_lacks_is_named(open_page, lang, quer
 
 def test_a_place_comes_down_with_a_shape_that_the_reader_makes_smaller(open_page):
     at = open_page(PAGE, part="swizzle", s_rows="100", s_row="99", s_col="5")
+    clean(at.number_input(key=f"{PAGE}.s_rows").set_value(101).run())
+    assert (at.session_state[f"{PAGE}.s_row"], at.session_state[f"{PAGE}.s_col"]) == (99, 5)
     at.number_input(key=f"{PAGE}.s_rows").set_value(50)
     clean(at.number_input(key=f"{PAGE}.s_cols").set_value(4).run())
     assert (at.session_state[f"{PAGE}.s_row"], at.session_state[f"{PAGE}.s_col"]) == (49, 3)
     assert not [caption.value for caption in at.caption if "s_row" in caption.value or "s_col" in caption.value]
 
 
-@pytest.mark.parametrize("query", [{}, {"along": "rows", "size": "100"}, {"w_rows": "7", "w_blocks": "3"}], ids=str)
+@pytest.mark.parametrize(
+    "query", [{}, {"along": "rows", "size": "100"}, {"w_rows": "7", "w_blocks": "3"}, {"w_blocks": "1"}], ids=str
+)
 def test_the_code_shown_gives_the_page_s_numbers(open_page, query):
     output = shown_code_output(open_page(PAGE, **query), PAGE)
     if not query:

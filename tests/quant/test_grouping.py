@@ -181,6 +181,9 @@ def test_sizes_are_those_of_a_real_tensor(n, k):
         (lambda: storage(4, 24), "grouping.shape"),
         (lambda: storage(0, 16), "grouping.shape"),
         (lambda: place_of(0, 0, 8), "grouping.shape"),
+        (lambda: place_of(-1, 0, 32), "grouping.element"),
+        (lambda: place_of(0, -1, 32), "grouping.element"),
+        (lambda: place_of(0, 32, 32), "grouping.element"),
     ],
 )
 def test_what_cannot_be_grouped_is_refused(call, code):
