@@ -115,6 +115,10 @@ def _files(family: Family, findings: list[Finding]) -> Iterable[Effect]:
         elif item.text == "config.conflict.size":
             layers = set(item.params["numbers"])
             yield Effect("load-error", (), "model", layers, "why.config-size", dict(item.params))
+        elif item.text == "config.conflict.size.padded":
+            layers = set(item.params["numbers"])
+            possible = ("load-error", "safe")
+            yield Effect("load-error", possible, "model", layers, "why.config-size.padded", dict(item.params))
         elif item.text == "config.conflict.size.linear":
             yield Effect("load-error", (), "model", set(), "why.config-size.linear", dict(item.params))
         elif item.text == "config.conflict.experts":

@@ -7,6 +7,7 @@ packing and orientation do not matter.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -97,13 +98,14 @@ def _between_projections(
     against: dict[tuple[str, int, int], list[int]] = {}
     wrong: dict[tuple[str, Size, Size], list[int]] = {}
     strays: dict[tuple[int, int], list[int]] = {}
-    claimed = configured_sizes(config)
+    width_key = _width_key(facts, config)
+    claimed = configured_sizes(config, width_key)
     stream = _usual_hidden(facts, layers)
     for layer, own in layers.items():
         flat = {kind: hidden_and_width(kind, own[kind]) for kind in PROJECTION_ORDER if kind in own}
         here = claimed if layer in facts.view.moe_layers else (None, None)
         agreed = []
-        for axis, name in enumerate(("hidden_size", "moe_intermediate_size")):
+        for axis, name in enumerate(("hidden_size", width_key)):
             values = [size[axis] for size in flat.values()]
             said = here[axis]
             stray = axis == 0 and stream not in (None, *values) and layer in facts.view.moe_layers
@@ -139,8 +141,16 @@ def _between_projections(
             count=len(where), fill=fill,
         )  # fmt: skip
     for (name, said, value), where in against.items():
-        fill = {"key": name, "claimed": said, "found": value, "layers": id_list(tuple(where)), "numbers": where}
-        yield make("config.conflict", "error", text="config.conflict.size", count=1, fill=fill)
+        fill: dict[str, Any] = {
+            "key": name, "claimed": said, "found": value, "layers": id_list(tuple(where)), "numbers": where,
+        }  # fmt: skip
+        multiple = _padded_to(said, value)
+        if multiple is not None:
+            # A loader may cut off what it does not know, or stop.
+            fill["multiple"] = multiple
+            yield make("config.conflict", "backend", text="config.conflict.size.padded", count=1, fill=fill)
+        else:
+            yield make("config.conflict", "error", text="config.conflict.size", count=1, fill=fill)
 
 
 def _usual_hidden(facts: Facts, layers: Mapping[int, Mapping[str, Size]]) -> int | None:
@@ -174,19 +184,62 @@ def _names(facts: Facts, layers: Iterable[int], kind: str) -> list[str]:
     return [facts.view.slot(layer, 0, kind, "weight").name for layer in layers]
 
 
-def configured_sizes(config: Mapping[str, Any]) -> tuple[int | None, int | None]:
+def configured_sizes(
+    config: Mapping[str, Any], width_key: str = "moe_intermediate_size"
+) -> tuple[int | None, int | None]:
     """Hidden and expert width as the configuration of the text model says them, None where it does not.
 
-    ``intermediate_size`` is the experts' in some families and the dense layers' in others; it is not asked.
+    Parameters
+    ----------
+    width_key
+        The experts' width; ``intermediate_size`` is theirs in some families and the dense layers' in others.
     """
-    text = config.get("text_config")
-    holder = text if isinstance(text, dict) and text else config
+    holder = _text(config)
     if holder.get("block_configs"):
         # Layers searched one by one (Puzzle) have sizes of their own.
         return None, None
-    found = (holder.get(key) for key in ("hidden_size", "moe_intermediate_size"))
+    found = (holder.get(key) for key in ("hidden_size", width_key))
     hidden, width = (v if isinstance(v, int) and not isinstance(v, bool) and v > 0 else None for v in found)
     return hidden, width
+
+
+# Families whose experts are as wide as `intermediate_size` says: they have no dense layers, or another key for them.
+_ONE_WIDTH = re.compile(r"gpt_?oss|mixtral|minimax(?:_?m2)?$|phimoe|granitemoe|olmoe|llama_?4")
+
+
+def _width_key(facts: Facts, config: Mapping[str, Any]) -> str:
+    """The key of the experts' width: ``intermediate_size`` where the family, or nothing but experts, proves it."""
+    holder, usual = _text(config), "moe_intermediate_size"
+    if any(re.search("moe|expert", key) and re.search("intermediate|ffn|width|hidden|dim", key) for key in holder):
+        return usual
+    names = [holder.get("model_type"), config.get("model_type")]
+    lists = [found for one in (holder, config) if isinstance(found := one.get("architectures"), list)]
+    names += [re.sub(r"For[A-Z].*", "", name) for found in lists for name in found if isinstance(name, str)]
+    known = [name.lower().removesuffix("_text") for name in names if isinstance(name, str)]
+    view = facts.view
+    if known:
+        return "intermediate_size" if any(map(_ONE_WIDTH.match, known)) else usual
+    # Mixtral's names, and no layer without experts.
+    everywhere = view.layers is not None and len(view.moe_layers) >= view.layers
+    mixtral = everywhere and all(".block_sparse_moe." in f".{view.blocks[layer]}" for layer in view.moe_layers)
+    return "intermediate_size" if view.dialect == "gpt-oss" or mixtral else usual
+
+
+def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a configuration that is the text model's."""
+    text = config.get("text_config")
+    return text if isinstance(text, dict) and text else config
+
+
+def _padded_to(said: int, found: int) -> int | None:
+    """The multiple to which a packer probably padded a size for its kernels, or None.
+
+    >>> _padded_to(2880, 3072), _padded_to(2880, 2944), _padded_to(64, 96)
+    (256, 128, None)
+    """
+    if not said < found <= said * 5 // 4:
+        return None
+    return next((to for to in (64, 128, 256, 512) if said % to and found == -(-said // to) * to), None)
 
 
 def is_latent(checkpoint: Checkpoint, config: Mapping[str, Any]) -> bool:

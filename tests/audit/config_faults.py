@@ -295,6 +295,15 @@ def fp8_blocks(layout: Layout) -> Built:
     return Case({**layout.tensors(), **fp8_beside(layout, 128, 4)}, expected)
 
 
+def one_width(layout: Layout) -> Built:
+    """Experts that are not as wide as `intermediate_size`, in a family that has no other key for them."""
+    family = {"gpt-oss": "gpt_oss", "w1/w2/w3": "mixtral", "fused": "llama4_text"}.get(layout.id)
+    if family is None:
+        return "its family has a key for the experts alone"
+    said = {"model_type": family, "intermediate_size": 3 * WIDTH, "moe_intermediate_size": None}
+    return Case(layout.tensors(), [CONFLICT], with_section(layout, section_of(layout), **said))
+
+
 CONFIG_FAULTS: dict[str, Callable[[Layout], Built]] = {
     **{f"experts called {dtype}": called(dtype) for dtype in ("fp8_e4m3", "int4", "int8")},
     "quant_method awq, the rest in place": foreign_method,
@@ -307,4 +316,5 @@ CONFIG_FAULTS: dict[str, Callable[[Layout], Built]] = {
     "shared expert of another width": shared_size,
     "more experts than the router has rows": padding,
     "FP8 block scales of another shape": fp8_blocks,
+    "experts of another width than intermediate_size": one_width,
 }

@@ -9,6 +9,7 @@ from nvfp4viz import serving
 from nvfp4viz.audit import audit
 from nvfp4viz.checkpoint import Tensor, memory_checkpoint
 from nvfp4viz.errors import ServingError
+from tests.audit.config_faults import section_of, with_section
 from tests.audit.layouts import CONFIG, EXPERTS, HIDDEN, LAYOUTS, SIZES, WIDTH, typed
 from tests.audit.reading import found, outcomes
 from tests.checkpoint.checkpoint_fixtures import CONFIG as FOUR
@@ -182,3 +183,70 @@ def test_scales_padded_for_a_kernel_fit_no_blocks():
     assert report.findings[0].text == "block-scale.group.unrelated"
     assert "128, 4" in report.findings[0].message
     assert refused(report)
+
+
+# Families whose experts are as wide as `intermediate_size` says, and layouts that they are stored in.
+ONE_WIDTH = [
+    ("gpt-oss", {"model_type": "gpt_oss"}), ("gpt-oss", {"architectures": ["GptOssForCausalLM"]}), ("gpt-oss", {}),
+    ("fused", {"model_type": "gpt_oss"}), ("fused", {"model_type": "llama4_text", "interleave_moe_layer_step": 1}),
+    ("w1/w2/w3", {"model_type": "mixtral"}), ("w1/w2/w3", {"architectures": ["MixtralForCausalLM"]}),
+    ("w1/w2/w3", {}), ("w1/w2/w3", {"model_type": "minimax_m2"}), ("modelopt", {"model_type": "olmoe"}),
+    ("compressed-tensors", {"model_type": "mixtral"}), ("Quark", {"model_type": "mixtral"}),
+    ("stacked", {"model_type": "granitemoe"}), ("modelopt", {"architectures": ["PhimoeForCausalLM"]}),
+]  # fmt: skip
+
+
+def of_size(id, hidden, width, stored, **more):
+    """All experts stored in one size, and a configuration without `moe_intermediate_size`."""
+    layout = LAYOUTS[id]
+    sizes = {"gate": stored[::-1], "up": stored[::-1], "gate_up": (2 * stored[1], stored[0]), "down": stored}
+    tensors = layout.tensors()
+    for kind in layout.kinds:
+        for expert in range(EXPERTS if layout.arrangement == "expert" else 1):
+            tensors = resized(layout, tensors, kind, expert, *sizes[kind])
+    said = {"hidden_size": hidden, "intermediate_size": width, "moe_intermediate_size": None, **more}
+    return audit(layout.open(tensors, **with_section(layout, section_of(layout), **said)))
+
+
+@pytest.mark.parametrize(("id", "family"), ONE_WIDTH)
+def test_intermediate_size_of_families_that_have_one_width(id, family):
+    assert found(of_size(id, 64, 64, (64, 64), **family)) == []
+    for stored, key, number in (((64, 96), "intermediate_size", 96), ((96, 64), "hidden_size", 96)):
+        report = of_size(id, 64, 64, stored, **family)
+        assert found(report) == [("config.conflict", "error", None, None, None)]
+        [item] = [one for one in report.findings if one.code == "config.conflict"]
+        assert (item.params["key"], item.params["claimed"], item.params["found"]) == (key, 64, number)
+        assert refused(report)
+
+
+@pytest.mark.parametrize(
+    ("id", "more"),
+    [
+        ("modelopt", {}),
+        ("modelopt", {"model_type": "qwen3_moe"}),
+        ("w1/w2/w3", {"model_type": "minimax_m3"}),
+        ("w1/w2/w3", {"num_hidden_layers": 3}),
+        ("w1/w2/w3", {"model_type": "mixtral", "moe_ffn_hidden_size": 96}),
+        ("gpt-oss", {"model_type": "gpt_oss", "moe_intermediate_size": 96}),
+        ("gpt-oss", {"model_type": "gpt_oss", "intermediate_size": "64"}),
+    ],
+)
+def test_intermediate_size_that_may_be_the_dense_layers(id, more):
+    report = of_size(id, 64, 64, (64, 96), **more)
+    assert not [item for item in report.findings if "key" in item.params]
+
+
+@pytest.mark.parametrize("id", ["gpt-oss", "w1/w2/w3", "modelopt", "compressed-tensors", "fused", "Quark"])
+@pytest.mark.parametrize(("axis", "said", "stored", "to"), [(1, 640, 768, 256), (1, 288, 320, 64), (0, 416, 512, 128)])
+def test_a_size_that_was_probably_padded(id, axis, said, stored, to):
+    """2880 as 3072 is a kernel's padding; a loader that takes slices never notices, another stops."""
+    size, claimed = [64, 64], [64, 64]
+    size[axis], claimed[axis] = stored, said
+    report = of_size(id, *claimed, tuple(size), model_type="mixtral")
+    assert found(report) == [("config.conflict", "backend", None, None, None)]
+    [item] = [one for one in report.findings if one.code == "config.conflict"]
+    assert item.text == "config.conflict.size.padded"
+    assert (item.params["found"], item.params["multiple"]) == (stored, to)
+    served = {forecast.outcome for forecast in report.backends}
+    assert served <= {"load-error", "unsupported"}
+    assert all(f.possible == ("load-error", "safe") for f in report.backends if f.outcome == "load-error")
