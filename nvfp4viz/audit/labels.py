@@ -15,11 +15,13 @@ from nvfp4viz.audit.linears import FORCED, FP8, MATRICES, Linear, is_draft
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.texts import id_list
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig
+from nvfp4viz.checkpoint.module_rules import group_algo
 from nvfp4viz.checkpoint.problems import printable
 
 CONFLICTS = (
     "config.conflict.method", "config.conflict.format", "config.conflict.format.linear", "config.conflict.left-out",
-    "config.conflict.untargeted", "config.conflict.untargeted.linear",
+    "config.conflict.untargeted", "config.conflict.untargeted.linear", "config.conflict.moe-algo",
+    "config.conflict.packing",
 )  # fmt: skip
 """Texts after which the packed codes fit no parameter of what the server builds."""
 
@@ -35,6 +37,8 @@ def label_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Sequenc
         yield wrong
         return
     yield from found
+    yield from _two_names(checkpoint, view)
+    yield from _wrong_packing(checkpoint, view, linears)
     yield from _wrong_experts(checkpoint, view, {layer for item in found for layer in item.params["numbers"]})
     # Where the experts are not what the configuration says, it says nothing new of their neighbours.
     if not any(item.severity == "error" for item in found):
@@ -107,6 +111,52 @@ def _wrong_labels(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Findi
                 "numbers": layers,
             },
         )  # fmt: skip
+
+
+def _two_names(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
+    """``moe_quant_algo`` that no layer's experts have, beside something that names them as they are stored."""
+    quant = checkpoint.quant_config
+    stored = {layer: found.block for layer in view.moe_layers if (found := view.dialects[layer])}
+    for claim in dict.fromkeys(section.moe_algo for section in quant.sections):
+        if claim is None or _block_of(claim) in stored.values():
+            continue
+        layers = [
+            layer for layer, block in stored.items()
+            if _block_of(_claim(checkpoint, view.blocks[layer], view.module(layer, 0, view.projections[0]).name) or "")
+            == block
+        ]  # fmt: skip
+        if layers:
+            fill = {
+                "claimed": printable(claim, 60), "found": ", ".join(sorted({stored[layer] for layer in layers})),
+                "layers": id_list(tuple(layers)), "numbers": layers,
+            }  # fmt: skip
+            names = [view.blocks[layer] for layer in layers]
+            yield make("config.conflict", "error", text="config.conflict.moe-algo", tensors=names, fill=fill)
+
+
+# compressed-tensors' names for how codes are packed.
+_PACKINGS = {"NVFP4": "nvfp4-pack-quantized", "MXFP4": "mxfp4-pack-quantized"}
+
+
+def _wrong_packing(checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear]) -> Iterator[Finding]:
+    """``format`` of compressed-tensors, or of one of its groups, that is another packing than the group's numbers."""
+    used = checkpoint.quant_config.used
+    if used is None or used.method != "compressed-tensors" or not isinstance(used.config_groups, dict):
+        return
+    said: dict[tuple[str, str], None] = {}
+    for group in used.config_groups.values():
+        block = _block_of(group_algo(group)) if isinstance(group, dict) else None
+        own = group.get("format") if isinstance(group, dict) else None
+        form = own if isinstance(own, str) else used.packing
+        # Of several formats the file names none.
+        if block and form and form != "mixed-precision" and form != _PACKINGS[block]:
+            said[form, block] = None
+    for form, block in said:
+        experts = [view.blocks[at] for at in view.moe_layers if (found := view.dialects[at]) and found.block == block]
+        names = experts or [linear.name for linear in linears if linear.format == block]
+        if names:
+            fill = {"claimed": printable(form, 60), "found": _PACKINGS[block]}
+            yield make("config.conflict", "error", text="config.conflict.packing", tensors=names, fill=fill)
 
 
 def _stored_in(checkpoint: Checkpoint, view: CanonicalView, layer: int) -> str | None:

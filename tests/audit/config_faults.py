@@ -304,6 +304,25 @@ def one_width(layout: Layout) -> Built:
     return Case(layout.tensors(), [CONFLICT], with_section(layout, section_of(layout), **said))
 
 
+def moe_algo(layout: Layout) -> Built:
+    """``moe_quant_algo`` says another format than the list that names the experts."""
+    section = section_of(layout)
+    if layout.id == "DeepSeek V4, three formats":
+        section["quantized_layers"] = {layout.prefix: {"quant_algo": "NVFP4"}}
+        section["quant_algo"] = "MIXED_PRECISION"
+    if "quantized_layers" not in section:
+        return "no allow-list"
+    return Case(layout.tensors(), [CONFLICT], with_section(layout, {**section, "moe_quant_algo": "MXFP4"}))
+
+
+def other_packing(layout: Layout) -> Built:
+    """compressed-tensors' name for packed integers."""
+    if layout.dialect != "compressed-tensors":
+        return "its configuration names no packing"
+    changes = with_section(layout, {**section_of(layout), "format": "pack-quantized"})
+    return Case(layout.tensors(), [CONFLICT], changes)
+
+
 CONFIG_FAULTS: dict[str, Callable[[Layout], Built]] = {
     **{f"experts called {dtype}": called(dtype) for dtype in ("fp8_e4m3", "int4", "int8")},
     "quant_method awq, the rest in place": foreign_method,
@@ -317,4 +336,6 @@ CONFIG_FAULTS: dict[str, Callable[[Layout], Built]] = {
     "more experts than the router has rows": padding,
     "FP8 block scales of another shape": fp8_blocks,
     "experts of another width than intermediate_size": one_width,
+    "moe_quant_algo against the allow-list": moe_algo,
+    "format of another packing": other_packing,
 }

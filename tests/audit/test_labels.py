@@ -5,7 +5,7 @@ import pytest
 from nvfp4viz.audit import audit
 from nvfp4viz.errors import ServingError
 from nvfp4viz.serving.quant_config import resolve_quantization
-from tests.audit.layouts import ALLOWED, EXPERTS, LAYOUTS, MLP, ct_linear, linear, modelopt, with_quant
+from tests.audit.layouts import ALLOWED, EXPERTS, LAYOUTS, MLP, ct_linear, linear, modelopt, packed, with_quant
 from tests.audit.reading import codes, found, outcomes
 from tests.checkpoint.checkpoint_fixtures import CONFIG, FLAT, QUANT, base, opened
 
@@ -197,3 +197,80 @@ def test_modelopts_own_mixed_export():
     assert found(audit(alone)) == [("config.incomplete", "backend", None, None, None)]
     with pytest.raises(ServingError):
         resolve_quantization(alone.config, alone.hf_quant_config)
+
+
+# `moe_quant_algo` beside a list, and compressed-tensors' `format`.
+
+
+@pytest.mark.parametrize("algo", ["MXFP4", "FP8", "W4A8_MXFP4_FP8"])
+@pytest.mark.parametrize("where", ["quant", "config"])
+def test_moe_quant_algo_against_the_list(algo, where):
+    layout = LAYOUTS["MIXED_PRECISION"]
+    body = {**layout.quant["quantization"], "moe_quant_algo": algo}
+    changes = {"quant": {"quantization": body}}
+    if where == "config":
+        changes = {"config": with_quant({"quant_method": "modelopt", **body}), "quant": None}
+    report = audit(layout.open(**changes))
+    assert found(report) == CONFLICT
+    [item] = report.findings
+    assert (item.text, item.params["claimed"], item.params["found"]) == ("config.conflict.moe-algo", algo, "NVFP4")
+    assert refused(report)
+    body["moe_quant_algo"] = "nvfp4"
+    assert found(audit(layout.open(quant={"quantization": body}))) == []
+
+
+def test_moe_quant_algo_of_the_file_that_is_not_read():
+    layout = LAYOUTS["MIXED_PRECISION"]
+    listed = {**layout.quant["quantization"], "quant_method": "modelopt"}
+    for algo, expected in (("MXFP4", CONFLICT), ("NVFP4", [])):
+        quant = {"quantization": {**layout.quant["quantization"], "moe_quant_algo": algo}}
+        assert found(audit(layout.open(config=with_quant(listed), quant=quant))) == expected
+
+
+def test_moe_quant_algo_right_and_the_list_wrong_is_one_finding():
+    layout = LAYOUTS["MIXED_PRECISION"]
+    body = modelopt("MIXED_PRECISION", exclude=(), quantized_layers={**ALLOWED, MLP: {"quant_algo": "MXFP4"}})
+    body["quantization"]["moe_quant_algo"] = "NVFP4"
+    report = audit(layout.open(quant=body))
+    assert [item.text for item in report.findings] == ["config.conflict.format"]
+
+
+CT_LAYOUTS = [id for id, layout in LAYOUTS.items() if layout.dialect == "compressed-tensors"]
+FORMS = ("nvfp4-pack-quantized", "mxfp4-pack-quantized", "pack-quantized", "float-quantized", "dense")
+
+
+@pytest.mark.parametrize("id", CT_LAYOUTS)
+@pytest.mark.parametrize("form", [*FORMS, "mixed-precision", None])
+def test_how_compressed_tensors_says_that_codes_are_packed(id, form):
+    layout = LAYOUTS[id]
+    own = layout.config["quantization_config"]["format"]
+    section = {**layout.config["quantization_config"], "format": form}
+    report = audit(layout.open(config={**layout.config, "quantization_config": section}))
+    assert found(report) == ([] if form in (own, "mixed-precision", None) else CONFLICT)
+    if form not in (own, "mixed-precision", None):
+        [item] = [one for one in report.findings if one.code == "config.conflict"]
+        assert (item.params["claimed"], item.params["found"]) == (form, own)
+        assert refused(report)
+
+
+def test_the_format_of_a_group_goes_before_that_of_the_file():
+    layout = LAYOUTS["compressed-tensors"]
+    section = layout.config["quantization_config"]
+    four = section["config_groups"]["group_0"]
+    attention = {**packed_as(8, "float", ["re:.*self_attn.*"]), "format": "float-quantized"}
+
+    def said(top, own, **more):
+        groups = {"a": {**four, "format": own}, **more}
+        return found(audit(layout.open(config=with_quant({**section, "format": top, "config_groups": groups}))))
+
+    assert said("mixed-precision", "nvfp4-pack-quantized", b=attention) == []
+    assert said("pack-quantized", "nvfp4-pack-quantized") == []
+    assert said("mixed-precision", "pack-quantized", b=attention) == CONFLICT
+    assert said("nvfp4-pack-quantized", "pack-quantized") == CONFLICT
+
+
+def test_the_format_of_a_dense_model():
+    tensors = ct_linear("model.layers.0.mlp.down_proj")
+    for form, expected in (("nvfp4-pack-quantized", []), ("pack-quantized", CONFLICT)):
+        config = {"num_hidden_layers": 1, "quantization_config": packed(form)}
+        assert found(audit(opened(tensors, config, None))) == expected
