@@ -13,7 +13,7 @@ import msgspec
 
 from nvfp4viz.audit.bytescan import Scan
 from nvfp4viz.audit.deep import DeepScan, Elsewhere, Progress, Unit, deep_scan
-from nvfp4viz.audit.findings import make, ordered
+from nvfp4viz.audit.findings import make, ordered, with_drafts_named
 from nvfp4viz.audit.linears import collect_linears
 from nvfp4viz.audit.report import Finding, worst
 from nvfp4viz.audit.run import Audit, backend_forecasts
@@ -53,7 +53,7 @@ def deepen(
     linears = collect_linears(checkpoint, done.view)
     scan = deep_scan(checkpoint, done.view, linears, progress=progress, resume=resume, state=state, elsewhere=elsewhere)
     report = done.report
-    findings = ordered([*report.findings, *deep_findings(scan)])
+    findings = ordered(with_drafts_named([*report.findings, *deep_findings(scan)], done.view.draft_layers))
     read = report.container.bytes_read + checkpoint.bytes_read - before + scan.elsewhere
     return replace(
         done,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
+
+import msgspec
 
 from nvfp4viz.audit.report import VERDICTS, Finding, Value, json_value
 from nvfp4viz.audit.texts import id_list, words
@@ -50,6 +52,19 @@ def make(
     return Finding(
         code, severity, role, layer, projection, experts, shown, total, number, message, advice, text or code, filled
     )
+
+
+def with_drafts_named(findings: Iterable[Finding], drafts: Collection[int]) -> list[Finding]:
+    """The same findings, in whose words a draft (MTP) layer is called one; its number is no layer of the model."""
+    out = []
+    for item in findings:
+        layers = {item.layer} if item.layer is not None else set(item.params.get("numbers", ()))
+        if layers and layers <= set(drafts) and "draft" not in item.params:
+            params = {**item.params, "draft": True}
+            message, advice = words(item.text, params)
+            item = msgspec.structs.replace(item, message=message, advice=advice, params=params)
+        out.append(item)
+    return out
 
 
 def ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:

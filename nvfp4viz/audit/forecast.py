@@ -66,6 +66,7 @@ def forecast(
             effects += [effect for layer in scales for effect in of_activations(family, layer)]
         effects += [effect for layer in weights for effect in of_weights(family, layer)]
         return _forecast(
+            facts,
             name,
             _merged(effects, "why.safe.mxfp4" if only_mxfp4 else "why.safe.weight-only" if as_w4a16 else "why.safe"),
         )
@@ -90,8 +91,10 @@ def _merged(effects: list[Effect], safe: str) -> Effect:
     )
 
 
-def _forecast(name: str, effect: Effect) -> BackendForecast:
+def _forecast(facts: Facts, name: str, effect: Effect) -> BackendForecast:
     fill = {"backend": name, "layers": id_list(tuple(sorted(effect.layers))), **effect.fill}
+    if effect.layers and effect.layers <= set(facts.view.draft_layers):
+        fill["draft"] = True
     why, _ = words(effect.text, fill)
     scope = "none" if effect.outcome in ("safe", "ignored") else effect.scope
     layers = () if scope == "none" else tuple(sorted(effect.layers))

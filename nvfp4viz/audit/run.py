@@ -17,7 +17,7 @@ from nvfp4viz.audit.configs import config_findings
 from nvfp4viz.audit.containers import container_findings, fingerprint
 from nvfp4viz.audit.coverage import SlotRow, coverage, slot_rows
 from nvfp4viz.audit.facts import Facts, collect
-from nvfp4viz.audit.findings import make, ordered
+from nvfp4viz.audit.findings import make, ordered, with_drafts_named
 from nvfp4viz.audit.forecast import forecast
 from nvfp4viz.audit.fp8 import fp8_findings
 from nvfp4viz.audit.kv import kv_findings
@@ -198,6 +198,7 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
         findings += mlp_findings(checkpoint, view, linears)
         findings += absent_findings(checkpoint, view, linears) if in_full else ()
         findings += kv_findings(checkpoint)
+    findings = with_drafts_named(findings, view.draft_layers)
     report = Report(
         schema=SCHEMA,
         source=shown_as if shown_as is not None else checkpoint.name,

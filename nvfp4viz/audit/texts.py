@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -33,10 +34,53 @@ def words(text: str, params: Mapping[str, Any], language: str = "en") -> tuple[s
     """Message and advice of a text key, filled in."""
     own = finding_texts(language).get(text)
     if own is not None:
-        return fill(own["message"], params, language), fill(own.get("advice", ""), params, language)
+        message, advice = (_inflected(own.get(part, ""), params, language) for part in ("message", "advice"))
+        return fill(message, params, language), fill(advice, params, language)
     shared = error_texts(language)[text]
     message = f"{shared['what']} {shared['why']}" if language == "en" else shared["what"] + shared["why"]
     return fill(message, params, language), fill(shared["next"], params, language)
+
+
+_VERBS = {
+    "are": "is", "have": "has", "lack": "lacks", "compute": "computes", "return": "returns", "add": "adds",
+}  # fmt: skip
+_EXPERTS = re.compile(rf"\b([Ee])xperts \{{experts\}}(?: ({'|'.join(_VERBS)})\b)?")
+_THESE = re.compile(rf"\bthese experts\b(?: ({'|'.join(_VERBS)})\b)?")
+_LAYERS = re.compile(r"\b([Ll])ayers? \{(layers|unseen)\}")
+
+
+def _inflected(template: str, params: Mapping[str, Any], language: str) -> str:
+    """A template for what its lists hold: one expert or layer, several, or none where all are meant; draft layers.
+
+    >>> _inflected("Layer {layers}: experts {experts} are absent.", {"layers": "1, 2", "experts": "5"}, "en")
+    'Layers {layers}: expert {experts} is absent.'
+    """
+    experts, draft = params.get("experts"), bool(params.get("draft"))
+    if experts == "":
+        # All of a layer, in tensors that they share.
+        for part in (", experts {experts}", "experts {experts}; ", "，专家 {experts}", "专家 {experts}；"):
+            template = template.replace(part, "")
+        template = template.replace("experts {experts}", "all experts").replace("专家 {experts}", "全部专家")
+    if language == "zh":
+        return re.sub(r"第 \{(layers?)\} 层(?=([\u4e00-\u9fff])?)", _chinese_draft, template) if draft else template
+    if str(experts).isdecimal():
+        template = _EXPERTS.sub(lambda found: f"{found[1]}xpert {{experts}}{_singular(found[2])}", template)
+        template = _THESE.sub(lambda found: f"this expert{_singular(found[1])}", template)
+    template = _LAYERS.sub(
+        lambda found: f"{found[1]}ayer{'' if str(params.get(found[2])).isdecimal() else 's'} {{{found[2]}}}", template
+    )
+    if draft:
+        template = re.sub(r"\bL(ayers? \{layers?\})", r"Draft l\1", template)
+        template = re.sub(r"(?<!Draft )\bl(ayers? \{layers?\})", r"draft l\1", template)
+    return template
+
+
+def _singular(verb: str | None) -> str:
+    return f" {_VERBS[verb]}" if verb else ""
+
+
+def _chinese_draft(found: re.Match[str]) -> str:
+    return f"草稿层 {{{found[1]}}}{' ' if found[2] else ''}"
 
 
 def id_list(ids: tuple[int, ...], limit: int = 24) -> str:
