@@ -1,8 +1,9 @@
 """The command line: ``nvfp4viz audit | show | coverage | inject | repair | diff``, also as ``python -m nvfp4viz``.
 
 stdout carries the report and nothing else; progress goes to stderr, and only where that is a terminal.  Exit code 0:
-nothing at or above ``--fail-on``; 1: something was; 2: the source could not be read, or the copy not be written;
-64: bad usage; 130: stopped by Ctrl-C; 143 and 129: by the end of its job or terminal.
+nothing at or above ``--fail-on``; 1: something was; 2: the source could not be read, or some file of it and nothing was
+found in the others, or the copy not be written; 64: bad usage; 130: stopped by Ctrl-C; 143 and 129: by the end of its
+job or terminal.
 """
 
 from __future__ import annotations

@@ -56,9 +56,10 @@ def audit(options: argparse.Namespace) -> int:
     _deliver(_report(done, options), options.output, read_by_programs=options.format != "text")
     if not any(header.readable for header in done.checkpoint.files):
         return UNREADABLE
-    if options.fail_on == "never":
-        return OK
-    return FOUND if VERDICTS.index(done.report.verdict) >= VERDICTS.index(options.fail_on) else OK
+    if options.fail_on != "never" and VERDICTS.index(done.report.verdict) >= VERDICTS.index(options.fail_on):
+        return FOUND
+    # A pass is a word about the whole.
+    return UNREADABLE if done.checkpoint.unread else OK
 
 
 def _report(done: Audit, options: argparse.Namespace) -> str:

@@ -14,6 +14,7 @@ from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, SourceCo
 from nvfp4viz.checkpoint.canonical import EXPERT_KEYS, config_experts, config_number
 from nvfp4viz.checkpoint.module_rules import bare
 from nvfp4viz.checkpoint.problems import as_written, printable
+from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG
 
 
 def config_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear]) -> Iterator[Finding]:
@@ -21,7 +22,7 @@ def config_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Sequen
     sections = checkpoint.quant_config.sections
     quantised = view.scheme != "UNQUANTISED"
     broken = {item.file for item in checkpoint.problems if item.code == "config.invalid" and item.severity == "error"}
-    if quantised and not sections and not broken:
+    if quantised and not sections and not broken and not {CONFIG, HF_QUANT_CONFIG} & set(checkpoint.unread):
         yield _absent(checkpoint)
     # The other file is not read at all, and what it lacks harms nobody.
     used = checkpoint.quant_config.used

@@ -15,7 +15,9 @@ def container_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """What opening the files has shown; their words are those of the errors."""
     for item in checkpoint.problems:
         count = max(1, len(item.tensors))
-        yield make(item.code, item.severity, text=item.text, tensors=item.tensors, count=count, fill=item.params)
+        # What was not read is no fault of the checkpoint, and no reason for a server to stop.
+        severity = "warn" if item.unread else item.severity
+        yield make(item.code, severity, text=item.text, tensors=item.tensors, count=count, fill=item.params)
 
 
 def fingerprint(tensors: TensorTable) -> str:

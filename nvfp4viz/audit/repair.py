@@ -20,6 +20,7 @@ from nvfp4viz.audit.report import Finding, Value, json_value
 from nvfp4viz.audit.run import Audit, for_ranks, run_audit
 from nvfp4viz.checkpoint import Checkpoint, Tensor, inspect, tensor
 from nvfp4viz.checkpoint.copies import Changes, Copied, changed_copy, changed_in_memory, to_write
+from nvfp4viz.checkpoint.problems import UNREAD
 from nvfp4viz.checkpoint.sidecars import read_side_file
 from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG, Overlay
 from nvfp4viz.checkpoint.weight_only import activation_scales, is_activation_scale, relabelled
@@ -266,7 +267,10 @@ def _number(policy: str, value: float | None) -> np.float32 | None:
 
 def _refuse_rest(done: Audit, mends: Any) -> None:
     """A copy that still breaks is no repair."""
-    left = [item for item in done.report.findings if item.severity in ("backend", "error") and not mends(item)]
+    found = done.report.findings
+    left = [item for item in found if item.severity in ("backend", "error") and not mends(item)]
+    # Nobody knows what is in a file that was not read.
+    left += [item for item in found if item.code == UNREAD and item not in left]
     if left:
         raise InputError("repair.unmendable", findings=_listed(left), count=len(left))
 

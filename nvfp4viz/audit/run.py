@@ -166,9 +166,9 @@ def for_ranks(done: Audit, tp: int | None, ep: int | None) -> Audit:
 
 
 def backend_forecasts(facts: Facts, findings: Sequence[Finding]) -> tuple[BackendForecast, ...]:
-    """The forecasts, where some layer's experts have a scheme."""
+    """The forecasts, where some layer's experts have a scheme; none where files were not read, which may hold worse."""
     view = facts.view
-    if not (view.complete and any(facts.block(layer) for layer in view.moe_layers)):
+    if facts.checkpoint.unread or not (view.complete and any(facts.block(layer) for layer in view.moe_layers)):
         return ()
     scheme, refused = _served_scheme(facts), vllm_refuses(facts.checkpoint)
     return forecast(facts, findings, promoted=scheme.promoted, weight_only=scheme.weight_only, refused=refused)
@@ -192,6 +192,7 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
         findings += parallel_findings(facts, None, None)
     if readable:
         findings += _one_shard(checkpoint)
+        findings += _unread(checkpoint)
         findings += _partial(view, in_full)
         findings += linear_findings(checkpoint, facts, linears, siblings)
         findings += fp8_findings(checkpoint.quant_config, linears)
@@ -255,6 +256,15 @@ def _one_shard(checkpoint: Checkpoint) -> list[Finding]:
         return []
     fill = {"file": printable(only, 200), "others": len(others)}
     return [make("audit.partial", "info", text="audit.partial.one-shard", count=len(others), fill=fill)]
+
+
+def _unread(checkpoint: Checkpoint) -> list[Finding]:
+    """Files that a server or a disk did not give, beside others that it gave."""
+    files = checkpoint.unread
+    if not files:
+        return []
+    fill = {"file": printable(files[0], 200)}
+    return [make("audit.partial", "info", text="audit.partial.unread", count=len(files), fill=fill)]
 
 
 def _partial(view: CanonicalView, in_full: bool) -> list[Finding]:

@@ -105,6 +105,11 @@ class Checkpoint:
         return self._side_asked if received is None else sum(received.values()) - self.bytes_read
 
     @property
+    def unread(self) -> tuple[str, ...]:
+        """Files that the source has and did not give, in the order of `problems`: they may be sound or not."""
+        return tuple(dict.fromkeys(item.file for item in self.problems if item.unread))
+
+    @property
     def nbytes(self) -> int:
         """Size of all shards."""
         return sum(header.size for header in self.files)

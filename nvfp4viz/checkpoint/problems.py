@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from nvfp4viz.errors import CheckpointError
 
 SEVERITIES = ("info", "warn", "backend", "error")
+# Code of a file that a source does not give, and what the source says where there is no such file.
+UNREAD = "container.unreadable"
+NO_FILE = ("source.not-found", "source.not-a-file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,11 @@ class ContainerProblem:
     params: dict[str, object] = field(default_factory=dict)
     tensors: tuple[str, ...] = ()
 
+    @property
+    def unread(self) -> bool:
+        """Nobody knows whether the file is sound: this program could not read it."""
+        return self.code == UNREAD and self.text not in NO_FILE
+
     def error(self) -> CheckpointError:
         """The same as an exception, for callers that cannot go on."""
         return CheckpointError(self.text, **self.params)
@@ -62,7 +70,11 @@ def problem(
 
 
 def from_error(code: str, file: str, error: CheckpointError) -> ContainerProblem:
-    """What a source said of one of its files, as a problem with that error's own words."""
+    """What a source said of one of its files, as a problem with that error's own words.
+
+    ``code`` is for a file that is not there; one that was not given may be sound, and is `UNREAD`.
+    """
+    code = code if error.code in NO_FILE else UNREAD
     return ContainerProblem(code, "error", file, error.code, {**error.params, "file": printable(file)})
 
 

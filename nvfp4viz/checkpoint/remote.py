@@ -200,11 +200,12 @@ class RemoteSource(ABC):
         done = None if report is None else (lambda count: report(stage, count, len(wanted)))
         return self._transport.fetch(wanted, done) if wanted else []
 
-    def _present(self, files: Iterable[str]) -> list[str]:
-        """Those of some files that the server has."""
+    def _present(
+        self, files: Iterable[str], absent: tuple[str, ...] = ("source.not-found", "source.forbidden")
+    ) -> list[str]:
+        """Those of some files that the server has.  Storage may refuse what it does not have (S3 without listing)."""
         asked = list(files)
         self._look(asked)
-        absent = ("source.not-found", "source.forbidden")
         return [file for file in asked if file not in self._errors or self._errors[file].code not in absent]
 
 
@@ -267,8 +268,8 @@ class HttpSource(RemoteSource):
         listed = self._listing()
         found = set(listed or self._present([index, CONFIG, HF_QUANT_CONFIG, "model.safetensors"]))
         if index in found and not listed:
-            # Shards that are not there are for the comparison with the index to report.
-            found |= set(self._present(self._indexed(index)))
+            # Shards that are not there are for the comparison with the index to report; one that is refused may be.
+            found |= set(self._present(self._indexed(index), ("source.not-found",)))
         if not found:
             self._raise_if_down()
         return sorted(found)

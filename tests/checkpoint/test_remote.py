@@ -18,10 +18,12 @@ import pytest
 
 from benchmarks.big_checkpoint import DEEPSEEK_LAYERS, DEEPSEEK_SHARDS, make
 from nvfp4viz.audit import run_audit
+from nvfp4viz.audit.repair import plan_repair
 from nvfp4viz.checkpoint import inspect, open_checkpoint, write_checkpoint
 from nvfp4viz.checkpoint.remote import HttpSource, HubSource, open_remote
 from nvfp4viz.checkpoint.transport import MOST_PAUSE, PAUSE, Answer, Transport, Wanted
-from nvfp4viz.errors import CONTENT, CheckpointError
+from nvfp4viz.cli import main
+from nvfp4viz.errors import CONTENT, CheckpointError, InputError
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base
 from tests.checkpoint.web_server import Site, serve
 
@@ -467,6 +469,57 @@ def test_one_lost_shard_is_one_finding(files, folder):
         with serve(site):
             report = run_audit(site.address).report
         assert [item.code for item in report.findings if item.severity == "error"] == ["container.missing-shard"]
+
+
+def partly(files, what):
+    """A server of sound files that does not give all of them, and the file that it keeps."""
+    shards = sorted(name for name in files if name.endswith(".safetensors"))
+    if what == "no ranges":
+        # A server without ranges sends a small file whole; of a large one nothing can be had.
+        site = Site({**files, shards[1]: files[shards[1]] + bytes(1 << 17)}, ranges=False)
+        return site, shards[1]
+    lost = {"shard": shards[1], "config": "config.json", "index": INDEX}[what.split()[0]]
+    return Site(files, status={lost: int(what.split()[1])}), lost
+
+
+@pytest.mark.parametrize("lists", [True, False])
+@pytest.mark.parametrize("what", ["shard 500", "shard 403", "no ranges", "config 500", "index 500"])
+def test_what_was_not_read_is_not_called_broken(tmp_path, what, lists, capsys):
+    """Neither are the tensors in it called missing, nor does a forecast speak of a whole that nobody has seen."""
+    config = CONFIG | {"num_hidden_layers": 2}
+    write_checkpoint(tmp_path / "x", base(2), config=config, hf_quant_config=QUANT, max_shard_bytes=4_000)
+    site, lost = partly({path.name: path.read_bytes() for path in (tmp_path / "x").iterdir()}, what)
+    site.lists = lists
+    with serve(site):
+        if what == "index 500" and not lists:
+            with pytest.raises(CheckpointError) as caught:
+                run_audit(site.address)
+            assert caught.value.code == "source.status"
+            return
+        report = run_audit(site.address).report
+        assert main(["audit", site.address, "--quiet"]) == 2
+        assert main(["audit", site.address, "--quiet", "--fail-on", "never"]) == 2
+        assert main(["audit", site.address, "--quiet", "--fail-on", "warn"]) == 1
+        with pytest.raises(InputError) as caught:
+            plan_repair(site.address, "constant")
+    assert lost in capsys.readouterr().out
+    worse = [(item.code, item.severity, item.params["file"]) for item in report.findings if item.severity != "info"]
+    assert worse == [("container.unreadable", "warn", lost)]
+    assert [item.params["file"] for item in report.findings if item.text == "audit.partial.unread"] == [lost]
+    assert report.backends == ()
+    assert all(row.missing == 0 for row in report.coverage.values())
+    assert caught.value.code == "repair.unmendable"
+    assert "container.unreadable" in str(caught.value.params["findings"])
+
+
+def test_a_fault_beside_what_was_not_read_is_still_one(files):
+    shards = sorted(name for name in files if name.endswith(".safetensors"))
+    cut = {**files, shards[0]: files[shards[0]][:-1]}
+    with serve(Site(cut, status={shards[1]: 500}, lists=True)) as site:
+        report = run_audit(site.address).report
+        assert main(["audit", site.address, "--quiet"]) == 1
+    assert {item.code for item in report.findings} >= {"container.truncated", "container.unreadable"}
+    assert report.backends == ()
 
 
 def test_a_secret_in_the_address_is_nowhere_in_the_report(files):
