@@ -135,7 +135,10 @@ class LocalSource:
             raise _unreadable(self.name, error) from None
 
     def folders_below(self, most: int = 1000) -> list[str]:
-        """Folders in this one, or in one of these, that hold shards, as in the hub's cache; looks at few entries."""
+        """Folders in this one, or in one of these, that hold shards, and snapshots of the hub's cache at any height.
+
+        Looks at few entries: of a cached model not at its blobs, which have no names of files.
+        """
         found, waiting, seen = [], [self._folder], 0
         while waiting and seen < most:
             folder = waiting.pop(0)
@@ -147,7 +150,11 @@ class LocalSource:
             seen += len(items)
             if folder != self._folder and any(item.name.endswith(".safetensors") for item in items):
                 found.append(folder.relative_to(self._folder).as_posix())
-            if len(folder.relative_to(self._folder).parts) < 2:
+            parts = folder.relative_to(self._folder).parts
+            cached = next((at for at, part in enumerate(parts) if part.startswith("models--")), None)
+            if folder.name.startswith("models--"):
+                waiting += [item for item in inside if item.name == "snapshots"]
+            elif len(parts) < 2 or (cached is not None and len(parts) == cached + 2):
                 waiting += inside
         return found
 

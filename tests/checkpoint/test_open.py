@@ -127,6 +127,30 @@ def test_a_scalar_may_have_any_shape_of_one_element(tmp_path, shape):
     assert checkpoint.read_scalar("model.layers.0.mlp.experts.0.down_proj.input_scale") == np.float32(5e-3)
 
 
+@pytest.mark.parametrize("height", range(4))
+def test_snapshots_of_the_hubs_cache_are_named(tmp_path, height):
+    """At any height above them, with the links and the nameless blobs of a real cache."""
+    for model in range(2):
+        cached = tmp_path / "huggingface" / "hub" / f"models--o--m{model}"
+        write_checkpoint(tmp_path / f"x{model}", base(), config=CONFIG)
+        (cached / "refs").mkdir(parents=True)
+        (cached / "blobs").mkdir()
+        (cached / "snapshots" / "abc").mkdir(parents=True)
+        for k, path in enumerate(sorted((tmp_path / f"x{model}").iterdir())):
+            path.rename(cached / "blobs" / f"{k:064x}")
+            (cached / "snapshots" / "abc" / path.name).symlink_to(f"../../blobs/{k:064x}")
+        # More than are looked at.
+        for k in range(600):
+            (cached / "blobs" / f"{k + 9:064x}").touch()
+    steps = ["hub", "models--o--m1", "snapshots", "abc"]
+    with pytest.raises(CheckpointError) as caught:
+        inspect(tmp_path.joinpath("huggingface", *steps[:height]))
+    assert caught.value.code == "source.in-subfolder"
+    below = "/".join(steps[height:])
+    both = f"{below.replace('m1', 'm0')}, {below}" if height < 2 else below
+    assert caught.value.params["folders"] == both
+
+
 @pytest.mark.parametrize("half", [ml_dtypes.bfloat16, np.float16])
 def test_a_scalar_in_half_precision_keeps_every_bit_of_its_value(half):
     """Every seventh alone and all in a vector, beside numbers in F32; the first and the last of a file too."""
