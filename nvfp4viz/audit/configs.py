@@ -10,6 +10,7 @@ from nvfp4viz.audit.fp8 import block_scale
 from nvfp4viz.audit.labels import expert_labels, is_native, label_findings
 from nvfp4viz.audit.linears import FORCED, MATRICES, Linear, is_draft
 from nvfp4viz.audit.report import Finding
+from nvfp4viz.audit.sisters import router_names
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, SourceConfig, TensorEntry
 from nvfp4viz.checkpoint.canonical import EXPERT_KEYS, config_experts, config_number
 from nvfp4viz.checkpoint.module_rules import bare
@@ -123,10 +124,6 @@ def _listed_groups(quant: QuantConfig) -> Iterator[int]:
                     yield size
 
 
-# What a router's matrix is called, beside a layer's experts or above them.
-_ROUTERS = ("gate.weight", "router.weight", "router.proj.weight", "router.layer.weight", "router.classifier.weight")
-
-
 def _never_chosen(checkpoint: Checkpoint, view: CanonicalView, layer: int, claimed: int) -> bool:
     """Experts beyond the configured number, each in tensors of its own, that the layer's router has no row for.
 
@@ -134,10 +131,9 @@ def _never_chosen(checkpoint: Checkpoint, view: CanonicalView, layer: int, claim
     """
     if view.is_whole(layer):
         return False
-    block = view.blocks[layer]
-    above = [block.rpartition(".")[0], block.rpartition(".")[0].rpartition(".")[0]]
-    names = [f"{parent}.{router}" for parent in above if parent for router in _ROUTERS]
-    shapes = [entry.shape for name in names if (entry := checkpoint.tensors.get(name)) is not None]
+    shapes = [
+        entry.shape for name in router_names(view.blocks[layer]) if (entry := checkpoint.tensors.get(name)) is not None
+    ]
     return bool(shapes) and all(len(shape) == 2 and shape[0] == claimed for shape in shapes)
 
 

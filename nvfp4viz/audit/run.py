@@ -52,6 +52,7 @@ from nvfp4viz.audit.schemes import (
     vllm_refuses,
 )
 from nvfp4viz.audit.shapes import shape_findings
+from nvfp4viz.audit.sisters import sister_findings
 from nvfp4viz.audit.texts import words
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, Source, canonical, canonical_of, inspect, printable
 
@@ -198,6 +199,7 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
         findings += fp8_findings(checkpoint.quant_config, linears)
         findings += mlp_findings(checkpoint, view, linears)
         findings += absent_findings(checkpoint, view, linears) if in_full else ()
+        findings += sister_findings(checkpoint, view, linears)
         findings += kv_findings(checkpoint)
     findings = with_drafts_named(findings, view.draft_layers)
     report = Report(

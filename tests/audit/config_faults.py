@@ -147,9 +147,10 @@ def one_unlisted(layout: Layout) -> Built:
 
 def _second(layout: Layout, sizes: Mapping[str, tuple[int, int]] = SIZES) -> dict[str, Tensor]:
     """The layout's layer once more as the layer after it, in other sizes."""
-    out: dict[str, Tensor] = {}
+    router = layout.prefix.rpartition(".")[0] + ".gate.weight"
+    out: dict[str, Tensor] = {router.replace("layers.0", "layers.1"): layout.tensors()[router]}
     for name, item in layout.tensors().items():
-        if "layers.0" not in name or not name.startswith(layout.prefix):
+        if "layers.0" not in name or not name.startswith(layout.prefix) or name == router:
             continue
         kind = next((kind for kind, disk in layout.disk.items() if f".{disk}" in name), None)
         assert kind is not None
@@ -323,6 +324,18 @@ def other_packing(layout: Layout) -> Built:
     return Case(layout.tensors(), [CONFLICT], changes)
 
 
+def no_router(layout: Layout) -> Built:
+    """A second layer with experts, and without the router that the first one has."""
+    if layout.id == "Inkling":
+        return "its weights' names are not public"
+    second = _second(layout)
+    [router] = [name for name in second if name.endswith(".gate.weight")]
+    del second[router]
+    changes = with_section(layout, _listing_second(layout), num_hidden_layers=2)
+    expected: list[Expected] = [("scale.missing", "error", "weight", 1, None, None)]
+    return Case({**layout.tensors(), **second}, expected, changes)
+
+
 CONFIG_FAULTS: dict[str, Callable[[Layout], Built]] = {
     **{f"experts called {dtype}": called(dtype) for dtype in ("fp8_e4m3", "int4", "int8")},
     "quant_method awq, the rest in place": foreign_method,
@@ -338,4 +351,5 @@ CONFIG_FAULTS: dict[str, Callable[[Layout], Built]] = {
     "experts of another width than intermediate_size": one_width,
     "moe_quant_algo against the allow-list": moe_algo,
     "format of another packing": other_packing,
+    "a layer without its router": no_router,
 }

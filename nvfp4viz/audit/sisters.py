@@ -1,0 +1,93 @@
+"""Routers and attention projections that one layer lacks and its sisters have.
+
+Nothing but the other layers says that they belong there, so they must agree: every layer with experts chooses them by a
+router, and attention lacks a projection in one layer only, beside the others of its kind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from nvfp4viz.audit.findings import make
+from nvfp4viz.audit.linears import Linear, is_draft, layer_of
+from nvfp4viz.audit.report import Finding
+from nvfp4viz.checkpoint import CanonicalView, Checkpoint
+
+# What a router's matrix is called, below, beside or above a layer's experts.
+ROUTERS = ("gate.weight", "router.weight", "router.proj.weight", "router.layer.weight", "router.classifier.weight")
+_ATTENTION = frozenset({
+    "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj",
+    "wq_a", "wq_b", "wkv", "wo_a", "wo_b", "wq", "wk", "wv", "wo",
+})  # fmt: skip
+_PLACE = re.compile(r"^(.*?(?:^|\.)layers)\.(\d{1,6})\.(.+)\.([^.]+)$")
+# Layers that take keys and values from one another, or from one projection, and layers searched one by one.
+_SHARES = re.compile(r"k_eq_v|kv_shared|share_kv|kv_share|cross_attention|cross_decoder|block_configs")
+
+
+def sister_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterable[Linear]) -> Iterator[Finding]:
+    """``scale.missing`` of a weight: a router, or a projection of attention."""
+    if checkpoint.blind_files or checkpoint.source.only is not None:
+        return
+    names = [*_routers(checkpoint, view), *_projections(checkpoint.config or {}, view, linears)]
+    lost = [name for name in names if not _is_there(checkpoint, name)]
+    if lost:
+        yield make(
+            "scale.missing", "error", text="scale.missing.linear.weight", role="weight", layer=layer_of(lost),
+            tensors=lost,
+        )  # fmt: skip
+
+
+def _is_there(checkpoint: Checkpoint, name: str) -> bool:
+    """Under a longer name, such as a packed one's, or in a part of a file that cannot be read."""
+    return any(other.startswith(name) for names in (checkpoint.tensors, checkpoint.unreadable) for other in names)
+
+
+def _routers(checkpoint: Checkpoint, view: CanonicalView) -> list[str]:
+    """Routers of layers that have none under any of their names, where most layers have one."""
+    names = {layer: router_names(view.blocks[layer]) for layer in view.moe_layers}
+    found = {layer: [at for at, name in enumerate(names[layer]) if name in checkpoint.tensors] for layer in names}
+    without = [layer for layer, places in found.items() if not places]
+    if not without or 2 * len(without) > len(found):
+        return []
+    usual = Counter(places[0] for places in found.values() if places).most_common(1)[0][0]
+    return [names[layer][usual] for layer in without if usual < len(names[layer])]
+
+
+def router_names(block: str) -> list[str]:
+    """Every name that the router of a block of experts may have.
+
+    >>> router_names("model.layers.0.mlp.experts")[5:7]
+    ['model.layers.0.mlp.gate.weight', 'model.layers.0.mlp.router.weight']
+    """
+    parts = block.split(".")
+    above = [".".join(parts[: len(parts) - up]) for up in range(3)]
+    return [f"{parent}.{router}" for parent in above if parent for router in ROUTERS]
+
+
+def _projections(config: Mapping[str, Any], view: CanonicalView, linears: Iterable[Linear]) -> list[str]:
+    """A projection that one layer's attention lacks, while all others that have the others have it."""
+    text = config.get("text_config")
+    keys = [*config, *(text if isinstance(text, dict) else ())]
+    if any(_SHARES.search(key) for key in keys):
+        return []
+    kinds: dict[tuple[str, str], dict[int, set[str]]] = {}
+    for linear in linears:
+        last = linear.name.rpartition(".")[2]
+        match = _PLACE.match(linear.name) if last in _ATTENTION and linear.format != "other" else None
+        if match is not None and not is_draft(linear.name, view.layers):
+            kinds.setdefault((match[1], match[3]), {}).setdefault(int(match[2]), set()).add(last)
+    lost = []
+    for (family, path), layers in kinds.items():
+        # Sliding and full attention may differ; one layer alone among many of one kind does not.
+        (usual, _), *others = Counter(map(frozenset, layers.values())).most_common()
+        odd = [layer for layer, parts in layers.items() if parts != usual]
+        if len(odd) == 1 and len(others) == 1 and layers[odd[0]] < usual:
+            lost += [f"{family}.{odd[0]}.{path}.{last}.weight" for last in sorted(usual - layers[odd[0]])]
+        elif len(odd) == 1 and len(layers) == 2 and usual < layers[odd[0]]:
+            # Of two layers the one with more is the whole one.
+            short = next(layer for layer in layers if layer != odd[0])
+            lost += [f"{family}.{short}.{path}.{last}.weight" for last in sorted(layers[odd[0]] - usual)]
+    return lost
