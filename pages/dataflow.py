@@ -14,8 +14,8 @@ from nvfp4viz.ui.shell import ensure_shell
 ensure_shell()
 page = lesson.open_page(
     "dataflow",
-    step=state.integer(1, len(STEPS)),
-    route=state.integer(0, parts.MOST * parts.TOP_K - 1),
+    step=state.in_browser(state.integer(1, len(STEPS))),
+    route=state.in_browser(state.integer(0, parts.MOST * parts.TOP_K - 1)),
     prompt=state.choice(parts.PROMPTS, default="arithmetic"),
     ask=state.text(),
     layer=state.integer(0, parts.LAYERS - 1, default=0),

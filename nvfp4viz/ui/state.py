@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import streamlit as st
@@ -43,6 +43,7 @@ class Param:
     parse: Callable[[str], Any]
     allowed: Allowed
     write: Callable[[Any], str] = str
+    in_browser: bool = False  # a component writes it into the address, and no widget holds it
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,11 @@ def integer(low: int, high: int | None, default: int | None = None) -> Param:
         return value
 
     return Param(default, parse, f"{low}, {low + 1}, {low + 2} …" if high is None else f"{low} … {high}")
+
+
+def in_browser(param: Param) -> Param:
+    """A setting that a component alone changes, by writing it into the address."""
+    return replace(param, in_browser=True)
 
 
 def number(low: float, high: float, default: float | None = None) -> Param:
@@ -304,8 +310,9 @@ def open_view(page: str, **params: Param) -> View:
     if differs and differs <= {name for name in unheard if name not in st.query_params}:
         differs = set()  # Streamlit has not heard of these yet; the reader went nowhere
     follows = view.arrived or not view.is_edited()
-    for name in view.params:
-        if name in differs and follows:
+    for name, param in view.params.items():
+        # What a component has written is never late: the address is where it keeps that.
+        if name in differs and (follows or param.in_browser):
             _follow(view, name, st.query_params.get(name))
     for name in st.query_params:
         if name not in view.params and name not in _COMMON:
