@@ -4,8 +4,9 @@ Ctrl-C is heeded from the first line on.  An interrupt inside an import leaves m
 was, or is lost; so while modules load it is only noted, and heeded as soon as they are there.
 """
 
+# What `signal` is made of: its enumerations take 3 ms of those in which Python itself answers Ctrl-C, with a traceback.
+import _signal as signal
 import io
-import signal
 import sys
 
 ENDS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -33,7 +34,7 @@ def main() -> int:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         # A job's time is over, or its terminal is gone: half a copy must not be left then either.
         for number in ENDS:
-            if signal.getsignal(number) is signal.SIG_DFL:
+            if signal.getsignal(number) == signal.SIG_DFL:
                 signal.signal(number, end)
         if pressed:
             raise KeyboardInterrupt
