@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from nvfp4viz.audit.backends import DEEP_CODES, FAMILIES, Family, outcome_of_bytes
 from nvfp4viz.audit.facts import Facts
 from nvfp4viz.audit.forecast_scales import MILD, Effect, LayerScales, LayerWeights, of_activations, of_weights
-from nvfp4viz.audit.labels import CONFLICTS
+from nvfp4viz.audit.labels import CONFLICTS, TWO_LABELS
 from nvfp4viz.audit.report import BackendForecast, Finding
 from nvfp4viz.audit.texts import id_list, words
 from nvfp4viz.checkpoint import printable
@@ -140,6 +140,8 @@ def _files(family: Family, findings: list[Finding]) -> Iterable[Effect]:
                 yield Effect("load-error", (), "model", set(item.params["numbers"]), "why.excluded")
         elif item.text in CONFLICTS:
             yield Effect("load-error", (), "model", set(), "why.config-method")
+        elif item.text in TWO_LABELS and family.engine in item.params["engines"]:
+            yield Effect("load-error", ("load-error", "safe"), "model", set(), "why.two-labels", dict(item.params))
         elif item.code == "config.absent" and item.severity == "error":
             yield Effect("load-error", (), "model", set(), "why.config-absent")
         elif item.code == "config.incomplete" and family.engine == "vllm":

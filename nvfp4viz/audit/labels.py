@@ -20,10 +20,12 @@ from nvfp4viz.checkpoint.problems import printable
 
 CONFLICTS = (
     "config.conflict.method", "config.conflict.format", "config.conflict.format.linear", "config.conflict.left-out",
-    "config.conflict.untargeted", "config.conflict.untargeted.linear", "config.conflict.moe-algo",
-    "config.conflict.packing",
+    "config.conflict.untargeted", "config.conflict.untargeted.linear",
 )  # fmt: skip
 """Texts after which the packed codes fit no parameter of what the server builds."""
+
+TWO_LABELS = ("config.conflict.moe-algo", "config.conflict.packing")
+"""Texts about one right and one wrong label; ``engines`` of such a finding read the wrong one."""
 
 
 def label_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear]) -> Iterator[Finding]:
@@ -128,10 +130,10 @@ def _two_names(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]
         if layers:
             fill = {
                 "claimed": printable(claim, 60), "found": ", ".join(sorted({stored[layer] for layer in layers})),
-                "layers": id_list(tuple(layers)), "numbers": layers,
+                "layers": id_list(tuple(layers)), "numbers": layers, "engines": ("vllm", "tensorrt-llm"),
             }  # fmt: skip
             names = [view.blocks[layer] for layer in layers]
-            yield make("config.conflict", "error", text="config.conflict.moe-algo", tensors=names, fill=fill)
+            yield make("config.conflict", "backend", text="config.conflict.moe-algo", tensors=names, fill=fill)
 
 
 # compressed-tensors' names for how codes are packed.
@@ -143,20 +145,22 @@ def _wrong_packing(checkpoint: Checkpoint, view: CanonicalView, linears: Sequenc
     used = checkpoint.quant_config.used
     if used is None or used.method != "compressed-tensors" or not isinstance(used.config_groups, dict):
         return
-    said: dict[tuple[str, str], None] = {}
+    said: dict[tuple[str, str], set[str]] = {}
     for group in used.config_groups.values():
         block = _block_of(group_algo(group)) if isinstance(group, dict) else None
         own = group.get("format") if isinstance(group, dict) else None
         form = own if isinstance(own, str) else used.packing
         # Of several formats the file names none.
         if block and form and form != "mixed-precision" and form != _PACKINGS[block]:
-            said[form, block] = None
-    for form, block in said:
+            # The package unpacks by the format; vLLM and SGLang ask it whether activations are quantised at all.
+            engines = {"transformers", "vllm", "sglang"} if group.get("input_activations") else {"transformers"}
+            said.setdefault((form, block), set()).update(engines)
+    for (form, block), engines in said.items():
         experts = [view.blocks[at] for at in view.moe_layers if (found := view.dialects[at]) and found.block == block]
         names = experts or [linear.name for linear in linears if linear.format == block]
         if names:
-            fill = {"claimed": printable(form, 60), "found": _PACKINGS[block]}
-            yield make("config.conflict", "error", text="config.conflict.packing", tensors=names, fill=fill)
+            fill = {"claimed": printable(form, 60), "found": _PACKINGS[block], "engines": tuple(sorted(engines))}
+            yield make("config.conflict", "backend", text="config.conflict.packing", tensors=names, fill=fill)
 
 
 def _stored_in(checkpoint: Checkpoint, view: CanonicalView, layer: int) -> str | None:

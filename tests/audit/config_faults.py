@@ -31,6 +31,7 @@ from tests.audit.layouts import (
 # code, severity, role, layer, projection, experts
 Expected = tuple[str, str, str | None, int | None, str | None, tuple[int, ...] | None]
 CONFLICT: Expected = ("config.conflict", "error", None, None, None, None)
+TWO_LABELS: Expected = ("config.conflict", "backend", None, None, None, None)
 DRAFT: Expected = ("config.conflict", "warn", None, None, None, None)
 
 
@@ -313,7 +314,7 @@ def moe_algo(layout: Layout) -> Built:
         section["quant_algo"] = "MIXED_PRECISION"
     if "quantized_layers" not in section:
         return "no allow-list"
-    return Case(layout.tensors(), [CONFLICT], with_section(layout, {**section, "moe_quant_algo": "MXFP4"}))
+    return Case(layout.tensors(), [TWO_LABELS], with_section(layout, {**section, "moe_quant_algo": "MXFP4"}))
 
 
 def other_packing(layout: Layout) -> Built:
@@ -321,7 +322,7 @@ def other_packing(layout: Layout) -> Built:
     if layout.dialect != "compressed-tensors":
         return "its configuration names no packing"
     changes = with_section(layout, {**section_of(layout), "format": "pack-quantized"})
-    return Case(layout.tensors(), [CONFLICT], changes)
+    return Case(layout.tensors(), [TWO_LABELS], changes)
 
 
 def no_router(layout: Layout) -> Built:

@@ -199,7 +199,14 @@ def test_modelopts_own_mixed_export():
         resolve_quantization(alone.config, alone.hf_quant_config)
 
 
-# `moe_quant_algo` beside a list, and compressed-tensors' `format`.
+# `moe_quant_algo` beside a list, and compressed-tensors' `format`: one label is right, and which one a server follows
+# is not known.
+
+EITHER = [("config.conflict", "backend", None, None, None)]
+
+
+def may_stop(report):
+    return {one.possible for one in report.backends if one.outcome == "load-error"} == {("load-error", "safe")}
 
 
 @pytest.mark.parametrize("algo", ["MXFP4", "FP8", "W4A8_MXFP4_FP8"])
@@ -211,10 +218,10 @@ def test_moe_quant_algo_against_the_list(algo, where):
     if where == "config":
         changes = {"config": with_quant({"quant_method": "modelopt", **body}), "quant": None}
     report = audit(layout.open(**changes))
-    assert found(report) == CONFLICT
+    assert found(report) == EITHER
     [item] = report.findings
     assert (item.text, item.params["claimed"], item.params["found"]) == ("config.conflict.moe-algo", algo, "NVFP4")
-    assert refused(report)
+    assert may_stop(report)
     body["moe_quant_algo"] = "nvfp4"
     assert found(audit(layout.open(quant={"quantization": body}))) == []
 
@@ -222,7 +229,7 @@ def test_moe_quant_algo_against_the_list(algo, where):
 def test_moe_quant_algo_of_the_file_that_is_not_read():
     layout = LAYOUTS["MIXED_PRECISION"]
     listed = {**layout.quant["quantization"], "quant_method": "modelopt"}
-    for algo, expected in (("MXFP4", CONFLICT), ("NVFP4", [])):
+    for algo, expected in (("MXFP4", EITHER), ("NVFP4", [])):
         quant = {"quantization": {**layout.quant["quantization"], "moe_quant_algo": algo}}
         assert found(audit(layout.open(config=with_quant(listed), quant=quant))) == expected
 
@@ -246,11 +253,11 @@ def test_how_compressed_tensors_says_that_codes_are_packed(id, form):
     own = layout.config["quantization_config"]["format"]
     section = {**layout.config["quantization_config"], "format": form}
     report = audit(layout.open(config={**layout.config, "quantization_config": section}))
-    assert found(report) == ([] if form in (own, "mixed-precision", None) else CONFLICT)
+    assert found(report) == ([] if form in (own, "mixed-precision", None) else EITHER)
     if form not in (own, "mixed-precision", None):
         [item] = [one for one in report.findings if one.code == "config.conflict"]
         assert (item.params["claimed"], item.params["found"]) == (form, own)
-        assert refused(report)
+        assert may_stop(report)
 
 
 def test_the_format_of_a_group_goes_before_that_of_the_file():
@@ -265,12 +272,12 @@ def test_the_format_of_a_group_goes_before_that_of_the_file():
 
     assert said("mixed-precision", "nvfp4-pack-quantized", b=attention) == []
     assert said("pack-quantized", "nvfp4-pack-quantized") == []
-    assert said("mixed-precision", "pack-quantized", b=attention) == CONFLICT
-    assert said("nvfp4-pack-quantized", "pack-quantized") == CONFLICT
+    assert said("mixed-precision", "pack-quantized", b=attention) == EITHER
+    assert said("nvfp4-pack-quantized", "pack-quantized") == EITHER
 
 
 def test_the_format_of_a_dense_model():
     tensors = ct_linear("model.layers.0.mlp.down_proj")
-    for form, expected in (("nvfp4-pack-quantized", []), ("pack-quantized", CONFLICT)):
+    for form, expected in (("nvfp4-pack-quantized", []), ("pack-quantized", EITHER)):
         config = {"num_hidden_layers": 1, "quantization_config": packed(form)}
         assert found(audit(opened(tensors, config, None))) == expected
