@@ -44,20 +44,26 @@ SIZES = (7, 26, DEEPSEEK_LAYERS, 130)
 Process = tuple[float, int, str]
 
 
+# A process of its own between us and what is measured: Linux lets a child's peak begin at its parent's.
+LAUNCH = """
+import os, subprocess, sys, time
+start = time.perf_counter()
+process = subprocess.Popen([sys.executable, *sys.argv[1:]])
+_, status, usage = os.wait4(process.pid, 0)
+seconds = time.perf_counter() - start
+print(seconds, usage.ru_maxrss, file=sys.stderr)
+sys.exit(os.waitstatus_to_exitcode(status) != 0)
+"""
+
+
 def run(command: list[str]) -> Process:
     """Wall seconds, peak resident bytes, and standard output of one process of this interpreter."""
-    with tempfile.TemporaryFile() as out:
-        start = time.perf_counter()
-        process = subprocess.Popen([sys.executable, *command], stdout=out, cwd=ROOT)
-        _, status, usage = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - start
-        process.returncode = os.waitstatus_to_exitcode(status)
-        out.seek(0)
-        text = out.read().decode()
-    if process.returncode:
-        raise RuntimeError(f"{command} ended with {process.returncode}")
+    done = subprocess.run([sys.executable, "-S", "-c", LAUNCH, *command], capture_output=True, text=True, cwd=ROOT)
+    if done.returncode:
+        raise RuntimeError(f"{command} ended with an error:\n{done.stderr}")
+    seconds, peak = done.stderr.splitlines()[-1].split()
     # Linux counts kibibytes, macOS bytes.
-    return seconds, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024), text
+    return float(seconds), int(peak) * (1 if sys.platform == "darwin" else 1024), done.stdout
 
 
 def read(method: str, folder: Path) -> dict:
