@@ -52,8 +52,15 @@ def _routers(checkpoint: Checkpoint, view: CanonicalView) -> list[str]:
     without = [layer for layer, places in found.items() if not places]
     if not without or 2 * len(without) > len(found):
         return []
+    # Experts and nothing else are a piece of a layer, not a layer without its router.
+    without = [layer for layer in without if _has_more(checkpoint, view.blocks[layer], layer)]
     usual = Counter(places[0] for places in found.values() if places).most_common(1)[0][0]
     return [names[layer][usual] for layer in without if usual < len(names[layer])]
+
+
+def _has_more(checkpoint: Checkpoint, block: str, layer: int) -> bool:
+    head, found, _ = block.partition(f".{layer}.")
+    return any(name.startswith(head + found) and not name.startswith(block) for name in checkpoint.tensors)
 
 
 def router_names(block: str) -> list[str]:

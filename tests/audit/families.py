@@ -361,7 +361,7 @@ def weight_only() -> Checkpoint:
     out: Tensors = {**plain("backbone.embeddings", "lm_head")}
     for k in range(2):
         out |= experts(f"backbone.layers.{k}.mixer.experts", ("up_proj", "down_proj"), with_input=False)
-        out |= {f"backbone.layers.{k}.mixer.gate.weight": bf16(E, H)}
+        out |= {f"backbone.layers.{k}.mixer.gate.weight": bf16(E, H), f"backbone.layers.{k}.norm.weight": bf16(H)}
     group = {"weights": {"num_bits": 4, "type": "float", "group_size": 16}, "targets": ["Linear"]}
     section = {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4", "config_groups": {"group_0": group}}
     section["ignore"] = ["lm_head", "*mixer.gate"]

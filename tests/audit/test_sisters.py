@@ -116,3 +116,10 @@ def test_more_layers_without_a_router_than_with_one_prove_nothing():
     names = [f"model.layers.{k}.mlp.gate.weight" for k in range(3)]
     assert said(audit(changed(checkpoint, drop=names[:2]))) == []
     assert said(audit(changed(checkpoint, drop=names[:1]))) == LOST
+
+
+def test_a_layer_of_experts_alone_is_a_piece():
+    checkpoint = model(ATTENTION, ATTENTION)
+    mine = [name for name in checkpoint.tensors if ".layers.1." in name and ".experts." not in name]
+    assert said(audit(changed(checkpoint, drop=mine))) == []
+    assert said(audit(changed(checkpoint, drop=[name for name in mine if name.endswith(".mlp.gate.weight")]))) == LOST
