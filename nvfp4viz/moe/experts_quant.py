@@ -44,20 +44,25 @@ def quantize_rows(
     ([119, 119], [126, 126])
     """
     gscale = np.ascontiguousarray(gscale, np.float32)
+    packed = np.empty((len(rows), rows.shape[1] // 2), np.uint8)
+    scales = np.empty((len(rows), rows.shape[1] // 16), np.uint8)
     if by_reference(path):
-        return _row_by_row(rows, gscale)
+        from nvfp4viz.quant import quantize
+
+        for r, (row, g) in enumerate(zip(rows, gscale, strict=True)):
+            one = quantize(row, recipe="vllm-cuda", global_scale=g, path="reference")
+            packed[r], scales[r] = one.packed, one.scales
+        return packed, scales
     if path == "numpy":
         from nvfp4viz.quant.nvfp4 import blocks_vllm_cuda
 
-        blocks = rows.astype(np.float32).reshape(len(rows), -1, 16)
+        blocks = rows.astype(np.float32).reshape(len(rows), rows.shape[1] // 16, 16)
         with np.errstate(all="ignore"):
             scales, codes = blocks_vllm_cuda(blocks, gscale[:, None], True)
         return pack_nibbles(codes.reshape(rows.shape)), scales
     from nvfp4viz.moe.experts_quant_kernel import quantize_rows as kernel
     from nvfp4viz.quant.rcp import rcp_table
 
-    packed = np.empty((len(rows), rows.shape[1] // 2), np.uint8)
-    scales = np.empty((len(rows), rows.shape[1] // 16), np.uint8)
     bits = np.ascontiguousarray(rows).view(np.uint16)
     kernel(bits, gscale, _approximate_sixth(), rcp_table(), _E4M3_VALUES, packed, scales)
     return packed, scales
@@ -71,15 +76,6 @@ def _approximate_sixth() -> np.float32:
     from nvfp4viz.quant.rcp import rcp_approx_ftz
 
     return np.float32(rcp_approx_ftz(np.float32(6)))
-
-
-def _row_by_row(rows: Array, gscale: F32) -> tuple[U8, U8]:
-    from nvfp4viz.quant import quantize
-
-    done = [
-        quantize(row, recipe="vllm-cuda", global_scale=g, path="reference") for row, g in zip(rows, gscale, strict=True)
-    ]
-    return np.stack([q.packed for q in done]), np.stack([q.scales for q in done])
 
 
 def per_token_scales(rows: Array) -> tuple[F32, F32]:

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from nvfp4viz.formats import pack_nibbles, unpack_nibbles
+from nvfp4viz.formats import unpack_nibbles
 from nvfp4viz.moe.activation import fused_silu_scalar, gelu_tanh_scalar
 from nvfp4viz.moe.dataflow import (
     combine_routes_reference,
@@ -21,22 +21,16 @@ from nvfp4viz.moe.dataflow import (
     widen_bf16_scalar,
 )
 from nvfp4viz.moe.experts import Activation, ExpertsResult, ExpertsTrace, Operand, W4A4Experts
-from nvfp4viz.moe.experts_quant import PER_TOKEN_BASE
+from nvfp4viz.moe.experts_quant import PER_TOKEN_BASE, quantize_rows
 from nvfp4viz.moe.routing import Routing
 from nvfp4viz.quant import mma_step_reference
 from nvfp4viz.quant.rcp import rcp_approx_ftz_scalar
-from nvfp4viz.quant.reference import block_max_scalar, vllm_cuda
+from nvfp4viz.quant.reference import amax_scalar
 
 Array = npt.NDArray[Any]
 U8 = npt.NDArray[np.uint8]
 F = np.float32
 BFLOAT16 = ml_dtypes.bfloat16
-
-
-def quantize_row(row: Array, gscale: np.float32) -> tuple[list[int], list[int]]:
-    """Codes (K,) and scale bytes (K//16,) of a BF16 row."""
-    blocks = [vllm_cuda([F(v) for v in row[k : k + 16]], gscale, True) for k in range(0, len(row), 16)]
-    return [code for block in blocks for code in block.codes], [block.byte for block in blocks]
 
 
 def dot(a: U8, a_scales: U8, b: U8, b_scales: U8) -> np.float32:
@@ -60,7 +54,7 @@ def activated(gate: np.float32, up: np.float32, activation: Activation) -> int:
 
 def token_scales(row: Array) -> tuple[np.float32, np.float32]:
     """Encode and decode scale of a row from its own maximum."""
-    decode = F(block_max_scalar([F(v) for v in row], nan_wins=True) * PER_TOKEN_BASE)
+    decode = F(amax_scalar(row) * PER_TOKEN_BASE)
     return rcp_approx_ftz_scalar(decode), decode
 
 
@@ -70,19 +64,20 @@ def gemm(
     """Rows quantised and multiplied with their experts' matrices: operand, accumulators, alphas, BF16 products."""
     count, width = len(rows), packed.shape[1]
     gscale, alpha = np.zeros(count, F), np.zeros(count, F)
-    codes, bytes_ = np.zeros(rows.shape, np.uint8), np.zeros((count, rows.shape[1] // 16), np.uint8)
     acc, out = np.zeros((count, width), F), np.zeros((count, width), np.uint16)
     for r, expert in enumerate(row_expert.tolist()):
         gscale[r], alpha[r] = gscales[expert], alphas[expert]
         if per_token:
             gscale[r], decode = token_scales(rows[r])
             alpha[r] = F(alpha[r] * decode)
-        codes[r], bytes_[r] = quantize_row(rows[r], gscale[r])
+    packed_rows, bytes_ = quantize_rows(rows, gscale, "reference")
+    codes = unpack_nibbles(packed_rows)
+    for r, expert in enumerate(row_expert.tolist()):
         weights = unpack_nibbles(packed[expert])
         for n in range(width):
             acc[r, n] = dot(codes[r], bytes_[r], weights[n], scales[expert, n])
             out[r, n] = round_bf16_scalar(F(alpha[r] * acc[r, n]))
-    return Operand(rows, gscale, pack_nibbles(codes), bytes_), acc, alpha, out.view(BFLOAT16)
+    return Operand(rows, gscale, packed_rows, bytes_), acc, alpha, out.view(BFLOAT16)
 
 
 def run(x: Array, routing: Routing, experts: W4A4Experts, expert_map: Array | None) -> ExpertsResult:

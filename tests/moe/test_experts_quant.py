@@ -56,8 +56,9 @@ def test_the_block_that_starts_it_all(path):
     assert packed[1].tolist() == [0x77, 0xF7, *[0x77] * 6]
 
 
-def test_no_rows():
-    packed, scales = quantize_rows(np.zeros((0, 32), ml_dtypes.bfloat16), np.zeros(0, np.float32))
+@pytest.mark.parametrize("path", ["auto", "numpy", "reference"])
+def test_no_rows(path):
+    packed, scales = quantize_rows(np.zeros((0, 32), ml_dtypes.bfloat16), np.zeros(0, np.float32), path)
     assert packed.shape == (0, 16)
     assert scales.shape == (0, 2)
 
