@@ -239,11 +239,8 @@ class View:
         if value > high and name in self.asked:
             _note(name, str(value))
             self.notes, value = st.session_state["_notes"], default
-        within = min(value, high)
-        if within != self[name]:
-            self.put(**{name: within})
         # Set anew in any case: a widget of other bounds would begin at its lowest value.
-        st.session_state[self.key(name)] = within
+        st.session_state[self.key(name)] = min(value, high)
 
     def address(self) -> dict[str, str]:
         """All that the link to this view says: the language, the mode if the link has one, and :meth:`query`."""
@@ -289,7 +286,7 @@ class View:
         Then an address that says otherwise is only late: the browser sent the change before it heard of the address of
         the run before.  The reader's Back comes with no change.
         """
-        return bool(st.session_state.pop("_edited", False)) or self._texts() != st.session_state.get("_shown")
+        return st.session_state.get("_edited", False) or self._texts() != st.session_state.get("_shown")
 
 
 def open_view(page: str, **params: Param) -> View:
