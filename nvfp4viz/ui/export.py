@@ -7,9 +7,8 @@ import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from threading import Thread
 from typing import Any
 
 from streamlit.runtime.scriptrunner import add_script_run_ctx, get_script_run_ctx
@@ -71,17 +70,7 @@ def as_shown(make: Callable[[], bytes]) -> Callable[[], bytes]:
     silent = replace(session, _enqueue=lambda message: None)
 
     def made() -> bytes:
-        done: Future[bytes] = Future()
-
-        def work() -> None:
-            try:
-                done.set_result(make())
-            except BaseException as error:  # handed on to whoever waits
-                done.set_exception(error)
-
-        thread = Thread(target=work, name="download")
-        add_script_run_ctx(thread, silent)
-        thread.start()
-        return done.result()
+        with ThreadPoolExecutor(1, "download", add_script_run_ctx, (None, silent)) as thread:
+            return thread.submit(make).result()
 
     return made
