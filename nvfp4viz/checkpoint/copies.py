@@ -91,16 +91,17 @@ def changed_copy(
         # Links first: what cannot be linked has to be copied, and then there must be room for it.
         copied = [file for file in kept if not _link(place, file, target / plan.called(file))]
         written = [file for file in plan.names if file in plan.touched]
-        _refuse_full(target, Path(out), {file: place.size(file) for file in copied + written}, other)
-        told = _counter(progress, sum(place.size(file) for file in copied + written))
-        for file in copied + written:
+        sizes = {file: place.size(file) for file in copied + written}
+        _refuse_full(target, Path(out), sizes, other)
+        told = _counter(progress, sum(sizes.values()))
+        for file, size in sizes.items():
             # What cannot be read is the source's fault, and said before anything of it is written.
             place.read_range(file, 0, 1)
             with place.path(file).open("rb") as source, (target / plan.called(file)).open("wb") as stream:
                 if file in plan.touched:
                     _rewrite(checkpoint, file, new, source, stream, told)
                 else:
-                    _copy(file, source, stream, 0, place.size(file), told)
+                    _copy(file, source, stream, 0, size, told)
                 _settle(stream)
         for file, data in other.items():
             with (target / file).open("wb") as stream:
@@ -186,8 +187,7 @@ class _Plan:
 
 def _plan(checkpoint: Checkpoint, new: Changes, extra: str) -> _Plan:
     names = _files(checkpoint)
-    touched = _touched(checkpoint, new)
-    added = {name: item for name, item in new.items() if item is not None and name not in checkpoint.tensors}
+    touched, added = _touched(checkpoint, new), _added(checkpoint, new)
     removed = {name for name, item in new.items() if item is None}
     renamed, shard = _shard_names(checkpoint, names, extra) if added else ({}, "")
     whole = {shard: file_bytes(added, _METADATA)} if added else {}
@@ -200,11 +200,14 @@ def _touched(checkpoint: Checkpoint, new: Changes) -> frozenset[str]:
     return frozenset(checkpoint.tensors[name].file for name in new if name in checkpoint.tensors)
 
 
+def _added(checkpoint: Checkpoint, new: Changes) -> dict[str, Tensor]:
+    return {name: item for name, item in new.items() if item is not None and name not in checkpoint.tensors}
+
+
 def to_write(checkpoint: Checkpoint, new: Changes) -> tuple[int, int]:
     """Shards that a copy writes anew, the additional one among them, and at most so many bytes; the rest is linked."""
-    touched = _touched(checkpoint, new)
+    touched, added = _touched(checkpoint, new), _added(checkpoint, new)
     size = sum(header.size for header in checkpoint.files if header.file in touched)
-    added = {name: item for name, item in new.items() if item is not None and name not in checkpoint.tensors}
     return len(touched) + bool(added), size + (len(file_bytes(added, _METADATA)) if added else 0)
 
 
