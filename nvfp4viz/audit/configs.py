@@ -8,7 +8,7 @@ from nvfp4viz.audit.facts import pruned_layers
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.fp8 import block_scale
 from nvfp4viz.audit.labels import expert_labels, is_native, label_findings
-from nvfp4viz.audit.linears import FORCED, MATRICES, Linear, is_draft
+from nvfp4viz.audit.linears import Linear, is_draft, is_quantised_by_all
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.sisters import router_names
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, SourceConfig, TensorEntry
@@ -155,13 +155,9 @@ def _against_excludes(checkpoint: Checkpoint, view: CanonicalView, linears: Sequ
     yield from _excluded_fp8(quant, linears, note=any(section.method == "fp8" for section in quant.sections))
     if _quantises_every_linear(quant):
         plain = [
-            f"{linear.name}.weight"
-            for linear in linears
-            if linear.format == "plain"
-            and linear.name.rpartition(".")[2] in MATRICES
-            and not FORCED.search(linear.name)
-            and not is_draft(linear.name, view.layers)
-            and not quant.is_excluded(linear.name)
+            f"{name}.weight"
+            for name in _plain(linears)
+            if not is_draft(name, view.layers) and not quant.is_excluded(name)
         ]
         if plain:
             yield make("config.unquantised-not-excluded", "warn", tensors=plain)
@@ -222,17 +218,15 @@ def _part_of_a_name(quant: QuantConfig, view: CanonicalView, linears: Sequence[L
 
 def _listed_but_plain(quant: QuantConfig, linears: Sequence[Linear]) -> Iterator[Finding]:
     """Ordinary layers that an allow-list gives an algorithm, and that are not quantised."""
-    names = [
-        f"{linear.name}.weight"
-        for linear in linears
-        if linear.format == "plain"
-        and linear.name.rpartition(".")[2] in MATRICES
-        and not FORCED.search(linear.name)
-        and quant.algo_of(linear.name) not in (None, "NONE", "BF16", "FP16")
-    ]
+    names = [f"{name}.weight" for name in _plain(linears) if quant.algo_of(name) not in (None, "NONE", "BF16", "FP16")]
     if names:
         text = "config.unquantised-not-excluded.listed"
         yield make("config.unquantised-not-excluded", "warn", text=text, tensors=names)
+
+
+def _plain(linears: Sequence[Linear]) -> Iterator[str]:
+    """Modules that are not quantised although every exporter would."""
+    return (linear.name for linear in linears if linear.format == "plain" and is_quantised_by_all(linear.name))
 
 
 def _excluded_fp8(quant: QuantConfig, linears: Sequence[Linear], *, note: bool) -> Iterator[Finding]:

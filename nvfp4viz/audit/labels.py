@@ -11,7 +11,7 @@ from typing import Any
 
 from nvfp4viz.audit.facts import label_in
 from nvfp4viz.audit.findings import make
-from nvfp4viz.audit.linears import FORCED, FP8, MATRICES, Linear, is_draft
+from nvfp4viz.audit.linears import FP8, Linear, is_draft, is_quantised_by_all
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.texts import id_list
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig
@@ -257,7 +257,7 @@ def _wrong_linears(checkpoint: Checkpoint, view: CanonicalView, linears: Sequenc
     for linear in linears:
         if linear.format == "FP8":
             # Towers, heads and what a method does not speak of are FP8 for reasons of their own.
-            if linear.name.rpartition(".")[2] not in MATRICES or FORCED.search(linear.name):
+            if not is_quantised_by_all(linear.name):
                 continue
         elif linear.format not in ("NVFP4", "MXFP4"):
             continue

@@ -33,12 +33,12 @@ SUFFIXES = frozenset({
 FP8 = ("F8_E4M3", "F8_E5M2")
 FLOATS = ("BF16", "F16", "F32")
 # Modules that every exporter takes for linear layers to quantise; routers, norms and embeddings are never among them.
-MATRICES = frozenset({
+_MATRICES = frozenset({
     "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2",
     "w3", "q_a_proj", "q_b_proj", "kv_b_proj",
 })  # fmt: skip
 # Towers that servers leave unquantised whatever the configuration says.
-FORCED = re.compile(r"(?:vision|visual|vit_|audio|multi_modal|multimodal|aligner)")
+_FORCED = re.compile(r"(?:vision|visual|vit_|audio|multi_modal|multimodal|aligner)")
 _LAYER = re.compile(r"(?:^|\.)(?:layers|blocks|h)\.(\d{1,6})\.")
 
 
@@ -311,6 +311,17 @@ def layer_of(names: Iterable[str]) -> int | None:
     layers = {match[1] if (match := _LAYER.search(name)) else None for name in names}
     only = layers.pop() if len(layers) == 1 else None
     return int(only) if only is not None else None
+
+
+def is_quantised_by_all(name: str) -> bool:
+    """Does every exporter quantise such a module, and every server build it so, where nothing leaves it out?
+
+    >>> is_quantised_by_all("model.layers.0.self_attn.q_proj"), is_quantised_by_all("model.layers.0.mlp.gate")
+    (True, False)
+    >>> is_quantised_by_all("model.visual.blocks.0.attn.q_proj")
+    False
+    """
+    return name.rpartition(".")[2] in _MATRICES and not _FORCED.search(name)
 
 
 def is_draft(name: str, layers: int | None) -> bool:
