@@ -93,9 +93,5 @@ def roots_source(page: Lesson, place: str) -> Opened | None:
     if not choices:
         page.prose("roots.none")
         return None
-    names = list(choices)
-    before = st.session_state.get(f"{place}.kept.root")
-    first = names.index(before) if before in names else 0
-    chosen = st.selectbox(page.t("roots.label"), names, index=first, key=f"{place}.root")
-    st.session_state[f"{place}.kept.root"] = chosen
+    chosen = st.selectbox(page.t("roots.label"), list(choices), key=f"{place}.root", persist_state="session")
     return None if chosen is None else explorer_open.open_folder(choices[chosen])

@@ -33,18 +33,16 @@ def choose(page: Lesson, place: str = FIRST) -> Opened | None:
     """
     offered = {"address": explorer_address.allowed(), "server": bool(explorer_roots.roots())}
     kinds = [kind for kind in explorer_open.KINDS if offered.get(kind, True)]
-    # A widget of a tab that is closed forgets what was chosen, and opening the tab again would choose anew.
-    before = st.session_state.get(f"{place}.kept.source")
     kind = st.segmented_control(
         page.t("source.from"),
         kinds,
-        default=before if before in kinds else "sample",
+        default="sample",
         required=True,
         format_func=lambda name: page.t(f"source.{name}"),
         label_visibility="collapsed",
         key=f"{place}.source",
+        persist_state="session",  # a widget of a tab that is closed would forget what was chosen
     )
-    st.session_state[f"{place}.kept.source"] = kind
     if kind == "upload":
         return _upload(page, place)
     if kind == "address":
