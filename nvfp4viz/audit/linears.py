@@ -7,7 +7,8 @@ scales are due.  Findings are grouped over layers: one a code, role and cause.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -173,10 +174,22 @@ def _missing(checkpoint: Checkpoint, facts: Facts, linears: list[Linear]) -> Ite
             if role != "input_scale" or (due and _wants_activations(checkpoint, linear.name, stored)):
                 groups.setdefault(role, []).append(name)
     for role, names in groups.items():
-        text = "scale.missing.linear" if role == "input_scale" else "scale.missing.linear.weight"
-        yield make(
-            "scale.missing", severity_of(role), text=text, role=role, layer=layer_of(names), tensors=names,
-        )  # fmt: skip
+        yield missing_finding(role, names)
+
+
+def missing_finding(role: str, names: Sequence[str]) -> Finding:
+    """``scale.missing`` of ordinary modules: tensors of one role under the names that they should have."""
+    text = "scale.missing.linear" if role == "input_scale" else "scale.missing.linear.weight"
+    return make("scale.missing", severity_of(role), text=text, role=role, layer=layer_of(names), tensors=names)
+
+
+def stored_beginnings(checkpoint: Checkpoint, beginnings: Collection[str]) -> set[str]:
+    """Of these, those with which some tensor's name begins, be it in a part of a file that cannot be read."""
+    if not beginnings:
+        return set()
+    # Sorted, what begins with one of them stands where that would stand itself.
+    names = [*sorted((*checkpoint.tensors, *checkpoint.unreadable)), ""]
+    return {each for each in beginnings if names[bisect_left(names, each, hi=len(names) - 1)].startswith(each)}
 
 
 _FP8_SCALES = ("weight_scale", "scale", "weight_scale_inv")
@@ -201,10 +214,7 @@ def _missing_fp8(checkpoint: Checkpoint, linears: list[Linear]) -> Iterator[Find
     ]
     lost = [name for name in lost if name not in checkpoint.unreadable]
     if lost:
-        yield make(
-            "scale.missing", "error", text="scale.missing.linear.weight", role="weight_scale", layer=layer_of(lost),
-            tensors=lost,
-        )  # fmt: skip
+        yield missing_finding("weight_scale", lost)
 
 
 def _without_numbers(name: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from nvfp4viz.audit.findings import make
-from nvfp4viz.audit.linears import Linear, is_draft, layer_of
+from nvfp4viz.audit.linears import Linear, is_draft, missing_finding, stored_beginnings
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.scales import block_width
 from nvfp4viz.audit.shapes import Size, as_stored, configured_sizes, hidden_and_width, is_latent, matrix_size
@@ -56,8 +56,7 @@ def absent_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterab
     holder = text if isinstance(text, dict) and text else config
     if checkpoint.blind_files or checkpoint.source.only is not None or holder.get("block_configs"):
         return
-    stored = _kinds(view, linears)
-    for path, layers in stored.items():
+    for path, layers in _kinds(view, linears).items():
         every = {kind: disk for kinds in layers.values() for kind, disk in kinds.items()}
         if "gate_up" in every:
             continue
@@ -71,21 +70,14 @@ def absent_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterab
                 due |= {layer: {}.keys() for layer in without}
         family = _family(view)
         modules = [
-            f"{family}.{layer}.{path}.{disk}"
+            f"{family}.{layer}.{path}.{disk}."
             for layer, kinds in sorted(due.items()) for kind, disk in every.items() if kind not in kinds
         ]  # fmt: skip
-        names = [f"{module}.weight" for module in modules if not _is_there(checkpoint, module)]
+        # What it has may have a name that this version does not know.
+        stored = stored_beginnings(checkpoint, modules)
+        names = [f"{module}weight" for module in modules if module not in stored]
         if names:
-            yield make(
-                "scale.missing", "error", text="scale.missing.linear.weight", role="weight", layer=layer_of(names),
-                tensors=names,
-            )  # fmt: skip
-
-
-def _is_there(checkpoint: Checkpoint, module: str) -> bool:
-    """Under a name that this version does not know, or in a part of a file that cannot be read."""
-    start = f"{module}."
-    return any(name.startswith(start) for names in (checkpoint.tensors, checkpoint.unreadable) for name in names)
+            yield missing_finding("weight", names)
 
 
 def _family(view: CanonicalView) -> str:

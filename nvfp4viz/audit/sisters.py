@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from nvfp4viz.audit.findings import make
-from nvfp4viz.audit.linears import Linear, is_draft, layer_of
+from nvfp4viz.audit.linears import Linear, is_draft, missing_finding, stored_beginnings
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint
 
@@ -32,17 +31,11 @@ def sister_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterab
     if checkpoint.blind_files or checkpoint.source.only is not None:
         return
     names = [*_routers(checkpoint, view), *_projections(checkpoint.config or {}, view, linears)]
-    lost = [name for name in names if not _is_there(checkpoint, name)]
+    # A longer name, such as a packed one's, is one too.
+    stored = stored_beginnings(checkpoint, names)
+    lost = [name for name in names if name not in stored]
     if lost:
-        yield make(
-            "scale.missing", "error", text="scale.missing.linear.weight", role="weight", layer=layer_of(lost),
-            tensors=lost,
-        )  # fmt: skip
-
-
-def _is_there(checkpoint: Checkpoint, name: str) -> bool:
-    """Under a longer name, such as a packed one's, or in a part of a file that cannot be read."""
-    return any(other.startswith(name) for names in (checkpoint.tensors, checkpoint.unreadable) for other in names)
+        yield missing_finding("weight", lost)
 
 
 def _routers(checkpoint: Checkpoint, view: CanonicalView) -> list[str]:
@@ -60,7 +53,8 @@ def _routers(checkpoint: Checkpoint, view: CanonicalView) -> list[str]:
 
 def _has_more(checkpoint: Checkpoint, block: str, layer: int) -> bool:
     head, found, _ = block.partition(f".{layer}.")
-    return any(name.startswith(head + found) and not name.startswith(block) for name in checkpoint.tensors)
+    start = head + found
+    return any(name.startswith(start) and not name.startswith(block) for name in checkpoint.tensors)
 
 
 def router_names(block: str) -> list[str]:
