@@ -30,6 +30,7 @@ from nvfp4viz.audit.texts import report_words
 from nvfp4viz.checkpoint import FAULTS, Checkpoint, inspect, open_checkpoint, preview_tensor, printable
 from nvfp4viz.checkpoint import inject as inject_fault
 from nvfp4viz.checkpoint.copies import check_place
+from nvfp4viz.checkpoint.problems import system_words
 from nvfp4viz.checkpoint.source import is_address
 from nvfp4viz.cli_options import is_hub
 from nvfp4viz.cli_words import cli_words
@@ -267,8 +268,7 @@ def _deliver(text: str, output: str | None, read_by_programs: bool = False) -> N
         partial.write_text(text, encoding="utf-8")
         partial.replace(path)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or type(error).__name__
-        raise InputError("cli.output", file=printable(path.name), reason=reason) from None
+        raise InputError("cli.output", file=printable(path.name), reason=system_words(error)) from None
     finally:
         _forget(partial)
 

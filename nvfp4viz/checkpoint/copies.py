@@ -21,7 +21,7 @@ import msgspec
 
 from nvfp4viz.checkpoint.header import Header, TensorEntry
 from nvfp4viz.checkpoint.open import Checkpoint, Progress
-from nvfp4viz.checkpoint.problems import printable
+from nvfp4viz.checkpoint.problems import printable, system_words
 from nvfp4viz.checkpoint.sidecars import read_side_file
 from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG, LocalSource, Overlay
 from nvfp4viz.checkpoint.writer import INDEX_NAME, Tensor, atomic_folder, file_bytes, json_bytes, refuse_taken
@@ -231,7 +231,7 @@ def _refuse_overlap(folder: Path, out: Path) -> None:
         place = out.resolve()
     except (OSError, RuntimeError, ValueError) as error:
         # A loop of links, or a zero byte.
-        reason = getattr(error, "strerror", None) or type(error).__name__
+        reason = system_words(error)
         raise CheckpointError("checkpoint.not-written", folder=printable(out.name), reason=reason) from None
     if place == folder or place.is_relative_to(folder) or folder.is_relative_to(place):
         raise InputError("fault.out-is-source", out=out.name)

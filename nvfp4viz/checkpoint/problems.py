@@ -87,6 +87,17 @@ def as_written(value: object, limit: int = 160) -> str:
     return printable(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str), limit)
 
 
+def system_words(error: BaseException) -> str:
+    """Why the system refuses (a full disk, no permission), without the path that its own message would name.
+
+    >>> system_words(PermissionError(13, "Permission denied", "/home/me/model"))
+    'Permission denied'
+    >>> system_words(ValueError("embedded null byte"))
+    'ValueError'
+    """
+    return getattr(error, "strerror", None) or type(error).__name__
+
+
 def printable(text: str, limit: int = 160) -> str:
     """Untrusted text made safe for a terminal: no control or direction characters, bounded length.
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Literal, Protocol
 
-from nvfp4viz.checkpoint.problems import printable
+from nvfp4viz.checkpoint.problems import printable, system_words
 from nvfp4viz.errors import CheckpointError
 
 # Names of side files that are looked for.
@@ -213,8 +213,7 @@ class LocalSource:
 
 
 def _unreadable(name: str, error: OSError) -> CheckpointError:
-    """No permission, a failing disk: the system's words, without the path that its message would name."""
-    return CheckpointError("source.unreadable", name=printable(name), reason=error.strerror or type(error).__name__)
+    return CheckpointError("source.unreadable", name=printable(name), reason=system_words(error))
 
 
 def _pread(descriptor: int, begin: int, end: int) -> bytes:

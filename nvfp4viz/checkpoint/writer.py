@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.checkpoint.dtypes import DTYPES, NAMES, byte_count
-from nvfp4viz.checkpoint.problems import printable
+from nvfp4viz.checkpoint.problems import printable, system_words
 from nvfp4viz.errors import CheckpointError
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -242,9 +242,7 @@ def _called(folder: Path) -> str:
 
 
 def _refused(folder: Path, error: Exception) -> CheckpointError:
-    """A full disk, no permission: the system's words, without the path that its message would name."""
-    reason = getattr(error, "strerror", None) or type(error).__name__
-    return CheckpointError("checkpoint.not-written", folder=_called(folder), reason=reason)
+    return CheckpointError("checkpoint.not-written", folder=_called(folder), reason=system_words(error))
 
 
 @contextmanager
