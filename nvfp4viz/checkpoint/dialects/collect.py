@@ -150,12 +150,9 @@ def layers_of_blocks(
         match = _LAYER.search(f"{block}.")
         number = int(match[1]) if match else 0
         parts = block.split(".")
-        if "mtp" in parts or "nextn" in parts or "mtp_layers" in parts:
-            number += layers or 100_000
-            while number in drafts:
-                number += 1
-            drafts[number] = block
-        elif layers is not None and number >= layers:
+        named = not {"mtp", "nextn", "mtp_layers"}.isdisjoint(parts)
+        if named or (layers is not None and number >= layers):
+            number += (layers or 100_000) if named else 0
             while number in drafts:
                 number += 1
             drafts[number] = block
