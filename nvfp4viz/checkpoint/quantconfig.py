@@ -95,7 +95,7 @@ class SourceConfig:
         """Excluded names without a wildcard; vLLM's ModelOpt looks for them anywhere in a module's name."""
         if self.method is not None and not self.method.startswith("modelopt"):
             return ()
-        return tuple(name for name in self.exclude or () if not name.startswith("re:") and not set(name) & set("*?["))
+        return tuple(name for name in self.exclude or () if not name.startswith("re:") and not _is_wild(name))
 
     def named_experts(self) -> frozenset[int]:
         """Numbers of experts that the exclude list singles out."""
@@ -377,12 +377,16 @@ class _AllowList:
         return None
 
 
+def _is_wild(pattern: str) -> bool:
+    return any(mark in pattern for mark in "*?[")
+
+
 class _Excluder:
     """A list of patterns, sorted by what they cost: vLLM's exact, part of the name, wildcard, and ``re:``."""
 
     def __init__(self, patterns: tuple[str, ...]) -> None:
         plain = [pattern for pattern in patterns if not pattern.startswith("re:")]
-        wild = [pattern for pattern in plain if any(mark in pattern for mark in "*?[")]
+        wild = [pattern for pattern in plain if _is_wild(pattern)]
         exact = {bare(pattern) for pattern in plain if pattern not in wild}
         # A name with a layer's number is the module or a parent of it; a short one may stand anywhere.
         self._anchored = {name for name in exact if any(part.isdigit() for part in name.split("."))}

@@ -83,9 +83,11 @@ def _relabel(section: dict[str, Any]) -> None:
 
 def _refuse_quark(section: dict[str, Any]) -> None:
     """Quark's NVFP4 is one only with inputs in NVFP4 too (vLLM's ``quark.py: _is_nvfp4``)."""
-    layers = section.get("layer_quant_config") if section.get("quant_method") == "quark" else None
+    if section.get("quant_method") != "quark":
+        return
+    layers = section.get("layer_quant_config")
     entries = [section.get("global_quant_config"), *(layers.values() if isinstance(layers, dict) else ())]
-    if section.get("quant_method") == "quark" and any(quark_algo(entry) == "NVFP4" for entry in entries):
+    if any(quark_algo(entry) == "NVFP4" for entry in entries):
         raise InputError("repair.algorithm", algo="Quark NVFP4")
 
 
