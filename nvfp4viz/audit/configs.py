@@ -49,11 +49,11 @@ def _absent(checkpoint: Checkpoint) -> Finding:
 
 def _no_number(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
     """A number of experts that is none; a list may speak of each layer, and null of nothing."""
+    if not view.moe_layers:
+        return
     config = checkpoint.config or {}
     text = config.get("text_config")
-    for holder in (
-        (config, text) if isinstance(text, dict) and view.moe_layers else (config,) if view.moe_layers else ()
-    ):
+    for holder in (config, text if isinstance(text, dict) else {}):
         for key in EXPERT_KEYS:
             value = holder.get(key)
             if value is not None and not isinstance(value, list) and config_number({key: value}, (key,)) is None:

@@ -15,7 +15,16 @@ from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.linears import Linear, is_draft, missing_finding, stored_beginnings
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.scales import block_width
-from nvfp4viz.audit.shapes import Size, as_stored, configured_sizes, hidden_and_width, is_latent, matrix_size
+from nvfp4viz.audit.shapes import (
+    Size,
+    as_stored,
+    configured_sizes,
+    hidden_and_width,
+    is_latent,
+    is_size,
+    matrix_size,
+    text_part,
+)
 from nvfp4viz.audit.texts import id_list
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, printable
 from nvfp4viz.checkpoint.dialects import PROJECTIONS
@@ -38,8 +47,7 @@ Parts = dict[str, tuple[Size, str]]
 def mlp_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterable[Linear]) -> Iterator[Finding]:
     """``weight.shape`` of shared experts and dense MLPs; ``config.conflict`` where all have another width."""
     config = checkpoint.config or {}
-    text = config.get("text_config")
-    holder = text if isinstance(text, dict) and text else config
+    holder = text_part(config)
     hidden = None if is_latent(checkpoint, config) else _hidden(view) or configured_sizes(config)[0]
     for path, layers in _mlps(view, linears).items():
         yield from _of_path(path, layers, hidden, _widths(holder, path.rpartition(".")[2]), _may_vary(holder))
@@ -51,9 +59,7 @@ def absent_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterab
     Only what the names of the others prove: a gate without up or down, a projection or a shared expert that the other
     layers have.
     """
-    config = checkpoint.config or {}
-    text = config.get("text_config")
-    holder = text if isinstance(text, dict) and text else config
+    holder = text_part(checkpoint.config or {})
     if checkpoint.blind_files or checkpoint.source.only is not None or holder.get("block_configs"):
         return
     for path, layers in _kinds(view, linears).items():
@@ -65,7 +71,7 @@ def absent_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterab
         due = {layer: kinds.keys() for layer, kinds in layers.items()}
         if path.rpartition(".")[2] in _SHARED:
             without = [layer for layer in view.moe_layers if layer not in layers]
-            said = any(_is_size(holder.get(key)) for key in (*_SHARED_WIDTHS, *_SHARED_COUNTS))
+            said = any(is_size(holder.get(key)) for key in (*_SHARED_WIDTHS, *_SHARED_COUNTS))
             if said or 2 * len(without) <= len(layers):
                 due |= {layer: {}.keys() for layer in without}
         family = _family(view)
@@ -155,25 +161,21 @@ def _widths(config: Mapping[str, Any], last: str) -> dict[int, str]:
         return {}
     routed = config.get("moe_intermediate_size")
     if last in _SHARED:
-        found = {config[key]: key for key in _SHARED_WIDTHS if _is_size(config.get(key))}
+        found = {config[key]: key for key in _SHARED_WIDTHS if is_size(config.get(key))}
         for key in _SHARED_COUNTS:
-            if _is_size(config.get(key)) and _is_size(routed):
+            if is_size(config.get(key)) and is_size(routed):
                 found.setdefault(config[key] * routed, f"{key} × moe_intermediate_size")
-        if "intermediate_size_mlp" in config and _is_size(config.get("intermediate_size")):
+        if "intermediate_size_mlp" in config and is_size(config.get("intermediate_size")):
             found.setdefault(config["intermediate_size"], "intermediate_size")
         return found
     # "intermediate_size" is the experts' in families without dense layers, and then nothing is compared with it.
     dense = {key: value for key, value in config.items() if re.search(r"intermediate|ffn", key)}
-    if not any(_is_size(value) for key, value in dense.items() if "moe" not in key and "shared" not in key):
+    if not any(is_size(value) for key, value in dense.items() if "moe" not in key and "shared" not in key):
         return {}
-    found = {value: key for key, value in reversed(dense.items()) if _is_size(value)}
+    found = {value: key for key, value in reversed(dense.items()) if is_size(value)}
     if any("double_wide" in key for key in config):
         found |= {2 * value: key for value, key in found.items()}
     return found
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _may_vary(config: Mapping[str, Any]) -> bool:

@@ -194,13 +194,18 @@ def configured_sizes(
     width_key
         The experts' width; ``intermediate_size`` is theirs in some families and the dense layers' in others.
     """
-    holder = _text(config)
+    holder = text_part(config)
     if holder.get("block_configs"):
         # Layers searched one by one (Puzzle) have sizes of their own.
         return None, None
     found = (holder.get(key) for key in ("hidden_size", width_key))
-    hidden, width = (v if isinstance(v, int) and not isinstance(v, bool) and v > 0 else None for v in found)
+    hidden, width = (value if is_size(value) else None for value in found)
     return hidden, width
+
+
+def is_size(value: Any) -> bool:
+    """A whole number above zero, as JSON has them."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 # Families whose experts are as wide as `intermediate_size` says: they have no dense layers, or another key for them.
@@ -209,7 +214,7 @@ _ONE_WIDTH = re.compile(r"gpt_?oss|mixtral|minimax(?:_?m2)?$|phimoe|granitemoe|o
 
 def _width_key(facts: Facts, config: Mapping[str, Any]) -> str:
     """The key of the experts' width: ``intermediate_size`` where the family, or nothing but experts, proves it."""
-    holder, usual = _text(config), "moe_intermediate_size"
+    holder, usual = text_part(config), "moe_intermediate_size"
     if any(re.search("moe|expert", key) and re.search("intermediate|ffn|width|hidden|dim", key) for key in holder):
         return usual
     names = [holder.get("model_type"), config.get("model_type")]
@@ -225,7 +230,7 @@ def _width_key(facts: Facts, config: Mapping[str, Any]) -> str:
     return "intermediate_size" if view.dialect == "gpt-oss" or mixtral else usual
 
 
-def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of a configuration that is the text model's."""
     text = config.get("text_config")
     return text if isinstance(text, dict) and text else config
@@ -244,6 +249,5 @@ def _padded_to(said: int, found: int) -> int | None:
 
 def is_latent(checkpoint: Checkpoint, config: Mapping[str, Any]) -> bool:
     """Experts that live in a narrower space than the model (Nemotron 3 Super: 1024 of 4096)."""
-    text = config.get("text_config")
-    keys = [*config, *(text if isinstance(text, dict) else ())]
-    return any("latent" in key for key in keys) or any("latent" in name for name in checkpoint.tensors)
+    keys = (*config, *text_part(config))
+    return any("latent" in name for names in (keys, checkpoint.tensors) for name in names)

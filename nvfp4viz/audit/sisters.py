@@ -13,6 +13,7 @@ from typing import Any
 
 from nvfp4viz.audit.linears import Linear, is_draft, missing_finding, stored_beginnings
 from nvfp4viz.audit.report import Finding
+from nvfp4viz.audit.shapes import text_part
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint
 
 # What a router's matrix is called, below, beside or above a layer's experts.
@@ -70,9 +71,7 @@ def router_names(block: str) -> list[str]:
 
 def _projections(config: Mapping[str, Any], view: CanonicalView, linears: Iterable[Linear]) -> list[str]:
     """A projection that one layer's attention lacks, while all others that have the others have it."""
-    text = config.get("text_config")
-    keys = [*config, *(text if isinstance(text, dict) else ())]
-    if any(_SHARES.search(key) for key in keys):
+    if any(_SHARES.search(key) for key in (*config, *text_part(config))):
         return []
     kinds: dict[tuple[str, str], dict[int, set[str]]] = {}
     for linear in linears:
