@@ -42,7 +42,13 @@ from nvfp4viz.formats.places import (
     utccp_row,
     utccp_row_at,
 )
-from nvfp4viz.formats.scalar import bf16_bits_scalar, e2m1_code_scalar, e4m3_byte_scalar, ue8m0_byte_scalar
+from nvfp4viz.formats.scalar import (
+    bf16_bits_scalar,
+    e2m1_code_scalar,
+    e4m3_byte_scalar,
+    ue8m0_byte_scalar,
+    widen_bf16_scalar,
+)
 from nvfp4viz.formats.tma import TensorMap, check_tensor_map, pad_align16b, unpad_align16b
 from nvfp4viz.formats.types import ExplainedValue, FormatInfo
 
@@ -55,5 +61,5 @@ __all__ = [
     "pad_align16b", "padded_code", "padded_place", "scale_at", "swizzle_8x4", "swizzle_128x4", "swizzled_size",
     "ue8m0_byte_scalar", "ue8m0_place", "unpack_nibbles", "unpack_u32", "unpack_ue8m0", "unpad_align16b",
     "unswizzle_8x4", "unswizzle_128x4", "utccp_row", "utccp_row_at", "utccp_transpose", "utccp_untranspose",
-    "widen_e2m1",
+    "widen_bf16_scalar", "widen_e2m1",
 ]  # fmt: skip

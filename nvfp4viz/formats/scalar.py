@@ -9,6 +9,8 @@ import math
 import struct
 from bisect import bisect_left
 
+import numpy as np
+
 from nvfp4viz.formats.cards import E2M1_VALUES, E4M3_VALUES
 
 E4M3_NAN = 0x7F  # CUDA's conversions write the positive NaN, whatever the NaN's sign
@@ -80,6 +82,15 @@ def bf16_bits_scalar(x: float) -> int:
     if low > 0x8000 or (low == 0x8000 and high & 1):
         high += 1
     return high
+
+
+def widen_bf16_scalar(bits: int) -> np.float32:
+    """The float32 of BF16 bits, a NaN's own bits among them.
+
+    >>> float(widen_bf16_scalar(0x3F82))
+    1.015625
+    """
+    return np.float32(np.array(bits << 16, np.uint32).view(np.float32)[()])
 
 
 def ue8m0_byte_scalar(x: float) -> int:

@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from nvfp4viz.formats import bf16_bits_scalar
+from nvfp4viz.formats import bf16_bits_scalar, widen_bf16_scalar
 
 SCALE_ROW_TILE = 128
 """Block scales are stored in tiles of 128 rows, so each expert's scale rows start at a multiple of this."""
@@ -250,11 +250,6 @@ def round_bf16_scalar(x: np.float32) -> int:
     ['0x3f80', '0x7fff']
     """
     return CANONICAL_BF16_NAN if np.isnan(x) else bf16_bits_scalar(float(x))
-
-
-def widen_bf16_scalar(bits: int) -> np.float32:
-    """The float32 of BF16 bits."""
-    return np.float32(np.array(bits << 16, np.uint32).view(np.float32)[()])
 
 
 def sum_routes_scalar(products: list[int]) -> int:

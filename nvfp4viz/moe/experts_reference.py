@@ -11,14 +11,13 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from nvfp4viz.formats import unpack_nibbles
+from nvfp4viz.formats import unpack_nibbles, widen_bf16_scalar
 from nvfp4viz.moe.activation import fused_silu_scalar, gelu_tanh_scalar
 from nvfp4viz.moe.dataflow import (
     combine_routes_reference,
     plan_dispatch_reference,
     round_bf16_scalar,
     shuffle_rows_reference,
-    widen_bf16_scalar,
 )
 from nvfp4viz.moe.experts import Activation, ExpertsResult, ExpertsTrace, Operand, W4A4Experts
 from nvfp4viz.moe.experts_quant import PER_TOKEN_BASE, quantize_rows

@@ -20,9 +20,10 @@ from nvfp4viz.formats import (
     ue8m0_byte_scalar,
     ue8m0_place,
     utccp_row,
+    widen_bf16_scalar,
 )
 from nvfp4viz.moe.activation import fused_silu_scalar
-from nvfp4viz.moe.dataflow import round_bf16_scalar, sum_routes_scalar, widen_bf16_scalar
+from nvfp4viz.moe.dataflow import round_bf16_scalar, sum_routes_scalar
 from nvfp4viz.moe.mega_kernel import E4M3_MAX, GROUP, INVERSE_448, STAGING_FLOOR, MegaExperts, MegaRun, stage_tokens
 from nvfp4viz.quant import mma_step_k32_reference
 

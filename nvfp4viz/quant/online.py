@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.errors import FormatError
-from nvfp4viz.formats import BLOCK, bf16_to_f32, f32_to_bf16
+from nvfp4viz.formats import BLOCK, bf16_bits_scalar, bf16_to_f32, f32_to_bf16, widen_bf16_scalar
 from nvfp4viz.formats.paths import by_reference
 from nvfp4viz.quant.api import dequantize, quantize
 from nvfp4viz.quant.compare import ErrorSummary, summarise
@@ -172,13 +172,7 @@ def _fold_reference(weights: Array, encode: F32, cast: bool) -> Array:
     for at in np.ndindex(weights.shape):
         with np.errstate(over="ignore", invalid="ignore"):
             product = np.float32(np.float32(weights[at]) * np.float32(encode[at[0]]))
-        if cast and np.isfinite(product):
-            bits = int(product.view(np.uint32))
-            low, bits = bits & 0xFFFF, bits & 0xFFFF0000
-            if low > 0x8000 or (low == 0x8000 and bits & 0x10000):
-                bits += 0x10000
-            product = np.uint32(bits).view(np.float32)
-        out[at] = product
+        out[at] = widen_bf16_scalar(bf16_bits_scalar(float(product))) if cast else product
     return out.astype(BFLOAT16) if cast else out
 
 

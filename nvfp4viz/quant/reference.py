@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nvfp4viz.formats import bf16_bits_scalar, decode_e4m3, e2m1_code_scalar, e4m3_byte_scalar
+from nvfp4viz.formats import bf16_bits_scalar, decode_e4m3, e2m1_code_scalar, e4m3_byte_scalar, widen_bf16_scalar
 from nvfp4viz.quant.nvfp4 import CT_ZERO_SCALE, torchao_nan_code
 from nvfp4viz.quant.rcp import rcp_approx_ftz_scalar as rcp
 from nvfp4viz.quant.types import Block, Step
@@ -168,7 +168,7 @@ def compressed_tensors(x: Elements, g: np.float32, bf16: bool) -> Block:
     m = n.note("amax", "m", "max |x|", f"max of {len(x)}", block_max_scalar(x, nan_wins=True))
     sixth = m / SIX
     if bf16:
-        sixth = F(np.array(bf16_bits_scalar(float(sixth)) << 16, np.uint32).view(np.float32)[()])
+        sixth = widen_bf16_scalar(bf16_bits_scalar(float(sixth)))
     t = n.note("sixth", "t", "BF16(m / 6)" if bf16 else "m / 6", f"{text(m)} / 6", sixth)
     u = n.note("scale", "u", "G · t", f"{text(g)} · {text(t)}", g * t)
     v = n.note("clamp", "v", "clamp(u, −448, 448)", text(u), clamp(u, -448.0, 448.0))
