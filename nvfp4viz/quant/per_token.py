@@ -37,7 +37,7 @@ from nvfp4viz.formats.cards import E2M1_VALUES
 from nvfp4viz.formats.paths import by_reference
 from nvfp4viz.quant.nvfp4 import block_max
 from nvfp4viz.quant.rcp import rcp_approx_ftz, rcp_approx_ftz_scalar
-from nvfp4viz.quant.reference import block_max_scalar, clamp, scale_value
+from nvfp4viz.quant.reference import amax_scalar, block_max_scalar, clamp, scale_value
 
 Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
@@ -161,7 +161,7 @@ def _by_reference(x: F32, version: str) -> TokenRows:
     one_block = _megamoe_block if version == "megamoe" else _block
     with np.errstate(all="ignore"):
         for r, row in enumerate(x):
-            decode[r], encode[r] = _token_scales(list(row), version)
+            decode[r], encode[r] = _token_scales(row, version)
             for b in range(scales.shape[1]):
                 at = slice(b * BLOCK, (b + 1) * BLOCK)
                 scales[r, b], codes[r, at] = one_block(list(row[at]), decode[r], encode[r], version)
@@ -170,16 +170,15 @@ def _by_reference(x: F32, version: str) -> TokenRows:
     return TokenRows(version, decode, encode, scales, codes, decoded)
 
 
-def _token_scales(row: Sequence[np.float32], version: str) -> tuple[np.float32, np.float32]:
+def _token_scales(row: F32, version: str) -> tuple[np.float32, np.float32]:
     """``p`` and ``g`` of a row; a NaN in it makes both NaN."""
-    top = block_max_scalar(row, nan_wins=True) if row else np.float32(0)
+    top = amax_scalar(row) if row.size else np.float32(0)
     if version == "megamoe":
-        p = (top if np.isnan(top) else max(top, np.float32(1e-12))) * BASE
+        p = clamp(top, 1e-12, np.inf) * BASE
         return p, np.float32(1) / p
     p = top * BASE
     if version == "flashinfer-ieee":
-        g = np.float32(1) / p
-        return p, g if np.isnan(g) else min(g, _FLT_MAX)
+        return p, clamp(np.float32(1) / p, 0.0, float(_FLT_MAX))
     return p, rcp_approx_ftz_scalar(p)
 
 
