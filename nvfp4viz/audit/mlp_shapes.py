@@ -48,8 +48,16 @@ def mlp_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterable[
     """``weight.shape`` of shared experts and dense MLPs; ``config.conflict`` where all have another width."""
     config = checkpoint.config or {}
     holder = text_part(config)
-    hidden = None if is_latent(checkpoint, config) else _hidden(view) or configured_sizes(config)[0]
-    for path, layers in _mlps(view, linears).items():
+    hidden = _hidden(view) or configured_sizes(config)[0]
+    mlps = _mlps(view, linears)
+    found = {
+        hidden_and_width(kind, size)[0]
+        for layers in mlps.values() for parts in layers.values() for kind, (size, _) in parts.items()
+    }  # fmt: skip
+    # Every name of the checkpoint is looked at to know, and only where it makes a difference.
+    if found - {hidden} and is_latent(checkpoint, config):
+        hidden = None
+    for path, layers in mlps.items():
         yield from _of_path(path, layers, hidden, _widths(holder, path.rpartition(".")[2]), _may_vary(holder))
 
 
