@@ -62,8 +62,8 @@ page.foot(
     },
     data={
         "nvfp4_experts": lambda: parts.rows_of(select_moe(request)),
-        "nvfp4_linear": lambda: parts.rows_of(linear.select_linear(parts.linear_request(page))),
-        "mxfp4_experts": lambda: parts.rows_of(mx.select_mxfp4(parts.mx_request(page))),
+        "nvfp4_linear": lambda: parts.rows_of(linear.select_linear(layers)),
+        "mxfp4_experts": lambda: parts.rows_of(mx.select_mxfp4(mxfp4)),
         "defaults": defaults.default_rows,
         "remedies": lambda: figures.loss_rows(remedies.everything()),
     },
