@@ -8,6 +8,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 import nvfp4viz.ui
+from nvfp4viz.ui.lesson import Lesson
 from nvfp4viz.ui.registry import entry_of
 from nvfp4viz.ui.snippets import run
 
@@ -72,3 +73,11 @@ def open_page():
         return clean(at)
 
     return open_it
+
+
+@pytest.fixture
+def downloaded(monkeypatch):
+    """What each download of the page would hold, as rows, once the page has run with its downloads open."""
+    given = {}
+    monkeypatch.setattr(Lesson, "_downloads", lambda self, data: given.update({n: rows() for n, rows in data.items()}))
+    return given

@@ -8,7 +8,6 @@ from nvfp4viz.quant.grouping import GROUPINGS, place_of, storage
 from nvfp4viz.serving import matrix
 from nvfp4viz.ui import explorer_open
 from nvfp4viz.ui.blocks_parts import PARTS, tiny_moe_products
-from nvfp4viz.ui.lesson import Lesson
 
 from .conftest import clean, shown_code_output, texts
 
@@ -262,14 +261,6 @@ def test_the_code_shown_gives_the_page_s_numbers(open_page, query):
     if not query:
         assert "k 0-15: -12.0 * 26624.0 = -319488.0" in output
         assert "k: product 8.5 dB" in output
-
-
-@pytest.fixture
-def downloaded(monkeypatch):
-    """What each download of the page would hold, as rows, once the page has run with its downloads open."""
-    given = {}
-    monkeypatch.setattr(Lesson, "_downloads", lambda self, data: given.update({n: rows() for n, rows in data.items()}))
-    return given
 
 
 @pytest.mark.parametrize(

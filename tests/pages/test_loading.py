@@ -6,7 +6,6 @@ import warnings
 import pytest
 
 from nvfp4viz.ui.export import to_csv, to_json
-from nvfp4viz.ui.lesson import Lesson
 from nvfp4viz.ui.loading_config import CASES, EXAMPLES
 from nvfp4viz.ui.loading_parts import PARTS
 
@@ -182,36 +181,34 @@ def test_the_shown_code_gives_the_page_s_numbers(open_page):
     assert "W4A16_NVFP4 True no-input-activations 2" in output
 
 
-def test_every_part_has_its_data(open_page, monkeypatch):
+def test_every_part_has_its_data(open_page, downloaded):
     """Six parts, six files; each can be written, and holds what the library computes."""
-    given = {}
-    monkeypatch.setattr(Lesson, "_downloads", lambda self, data: given.update({n: rows() for n, rows in data.items()}))
     at = open_page(PAGE, cfg="two_groups", expert="9", v="zero")
     at.session_state[f"{PAGE}.download"] = True
     clean(at.run())
-    assert len(given) == len(PARTS)
-    for rows in given.values():
+    assert len(downloaded) == len(PARTS)
+    for rows in downloaded.values():
         assert to_csv(rows).count(b"\n") >= len(rows)
         assert json.loads(to_json(rows))
-    rule = [row for row in given["weight_only_rule"] if row["config"] == "as written"]
+    rule = [row for row in downloaded["weight_only_rule"] if row["config"] == "as written"]
     assert rule == [
-        {**row, "config": "as written"} for row in given["weight_only_rule"] if row["config"] == "two_groups"
+        {**row, "config": "as written"} for row in downloaded["weight_only_rule"] if row["config"] == "two_groups"
     ]
     assert rule[-1]["decided_by_line"] == 21
-    assert {row["config"] for row in given["weight_only_rule"] if row["promoted"]} == {"null", "absent"}
-    by = {(row["stage"], row["holds"]): row["value"] for row in given["stages"]}
+    assert {row["config"] for row in downloaded["weight_only_rule"] if row["promoted"]} == {"null", "absent"}
+    by = {(row["stage"], row["holds"]): row["value"] for row in downloaded["stages"]}
     assert by["ptq", "calibration_tokens"] == 0
     assert by["export", "input_scale"] is None
     assert by["load", "slot"] == by["backend", "alpha"] == 0
-    runs = [row for row in given["cause"] if row["instrument"] == "bisection"]
+    runs = [row for row in downloaded["cause"] if row["instrument"] == "bisection"]
     assert len(runs) == 9
-    assert {row["answer"] for row in given["cause"] if row["instrument"] == "harness"} == {
+    assert {row["answer"] for row in downloaded["cause"] if row["instrument"] == "harness"} == {
         "<pad>" * 16,
         " api#9 GET /v1/s",
     }
-    missed = {row["memory"] for row in given["guard"] if row["measure"] == "values" and row["found"] == 0}
+    missed = {row["memory"] for row in downloaded["guard"] if row["measure"] == "values" and row["found"] == 0}
     assert missed == {"ones", "neighbour"}
-    assert [row["found"] for row in given["guard"] if row["measure"] == "sentinel"] == [159] * 5
+    assert [row["found"] for row in downloaded["guard"] if row["measure"] == "sentinel"] == [159] * 5
 
 
 def test_settings_travel_in_the_link(open_page):
