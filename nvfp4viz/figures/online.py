@@ -217,28 +217,21 @@ def describe_memory(
     peaks: Mapping[Way, Mapping[str, int]], elements: int, lang: str, measured: Mapping[Way, int] | None = None
 ) -> str:
     """Bytes a weight at the peak of the direct way and of the cast one, as counted, and as measured if they were."""
-    total = {way: sum(found.values()) / elements for way, found in peaks.items()}
-    counted = words(
-        lang,
-        "figures.online.describe_memory",
-        direct=f"{total['direct']:.4g}",
-        cast=f"{total['folded_bf16']:.4g}",
-        times=f"{total['folded_bf16'] / total['direct']:.3g}",
-    )
+
+    def said(key: str, held: Mapping[Way, int]) -> str:
+        direct, cast = held["direct"], held["folded_bf16"]
+        return words(
+            lang,
+            f"figures.online.{key}",
+            direct=f"{direct / elements:.4g}",
+            cast=f"{cast / elements:.4g}",
+            times=f"{cast / direct:.3g}",
+        )
+
+    counted = said("describe_memory", {way: sum(found.values()) for way, found in peaks.items()})
     if measured is None:
         return counted
-    joint = "" if lang == "zh" else " "
-    return (
-        counted
-        + joint
-        + words(
-            lang,
-            "figures.online.describe_measured",
-            direct=f"{measured['direct'] / elements:.4g}",
-            cast=f"{measured['folded_bf16'] / elements:.4g}",
-            times=f"{measured['folded_bf16'] / measured['direct']:.3g}",
-        )
-    )
+    return counted + ("" if lang == "zh" else " ") + said("describe_measured", measured)
 
 
 def memory_rows(
