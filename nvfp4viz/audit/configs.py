@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from nvfp4viz.audit.facts import pruned_layers
 from nvfp4viz.audit.findings import make
-from nvfp4viz.audit.fp8 import block_scale
 from nvfp4viz.audit.labels import expert_labels, is_native, label_findings
-from nvfp4viz.audit.linears import Linear, is_draft, is_quantised_by_all
+from nvfp4viz.audit.linears import Linear, fp8_scale, is_draft, is_quantised_by_all
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.sisters import router_names
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, SourceConfig, TensorEntry
@@ -234,7 +233,7 @@ def _excluded_fp8(quant: QuantConfig, linears: Sequence[Linear], *, note: bool) 
     names = [
         scale.name
         for linear in linears
-        if linear.format == "FP8" and lists and (scale := block_scale(linear)) is not None
+        if linear.format == "FP8" and lists and (scale := fp8_scale(linear)) is not None
         and any(section.lists(linear.name) for section in lists)
     ]  # fmt: skip
     if names and note:

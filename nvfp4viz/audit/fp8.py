@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from math import prod
 
 from nvfp4viz.audit.findings import make
-from nvfp4viz.audit.linears import Linear, layer_of
+from nvfp4viz.audit.linears import Linear, fp8_scale, layer_of
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.checkpoint import QuantConfig, TensorEntry
 
@@ -24,7 +24,7 @@ def fp8_findings(quant: QuantConfig, linears: Iterable[Linear]) -> Iterator[Find
     """``block-scale.group`` of FP8 modules: scales in a shape that their blocks do not have; one finding a cause."""
     groups: dict[tuple[str, str, str, str], list[str]] = {}
     for linear in linears:
-        weight, scale = linear.tensors.get("weight"), block_scale(linear)
+        weight, scale = linear.tensors.get("weight"), fp8_scale(linear)
         if linear.format != "FP8" or weight is None or scale is None or len(weight.shape) != 2 or 0 in weight.shape:
             continue
         block = _said(quant, linear.name)
@@ -38,12 +38,6 @@ def fp8_findings(quant: QuantConfig, linears: Iterable[Linear]) -> Iterator[Find
             role="weight_scale", layer=layer_of(names), tensors=names,
             fill={"weight": shape, "shape": found, "block": size, "expected": due},
         )  # fmt: skip
-
-
-def block_scale(linear: Linear) -> TensorEntry | None:
-    """An FP8 module's weight scale, under whichever of its three names."""
-    found = (linear.tensors.get(suffix) for suffix in ("weight_scale", "scale", "weight_scale_inv"))
-    return next((entry for entry in found if entry is not None), None)
 
 
 def _said(quant: QuantConfig, module: str) -> tuple[int, int] | None:

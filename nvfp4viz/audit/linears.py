@@ -192,9 +192,6 @@ def stored_beginnings(checkpoint: Checkpoint, beginnings: Collection[str]) -> se
     return {each for each in beginnings if names[bisect_left(names, each, hi=len(names) - 1)].startswith(each)}
 
 
-_FP8_SCALES = ("weight_scale", "scale", "weight_scale_inv")
-
-
 def _missing_fp8(checkpoint: Checkpoint, linears: list[Linear]) -> Iterator[Finding]:
     """FP8 modules without the scale that their namesakes in other layers have.
 
@@ -204,17 +201,23 @@ def _missing_fp8(checkpoint: Checkpoint, linears: list[Linear]) -> Iterator[Find
         return
     kinds: dict[str, str] = {}
     for linear in linears:
-        for suffix in _FP8_SCALES:
-            if suffix in linear.tensors:
-                kinds.setdefault(_without_numbers(linear.name), suffix)
+        scale = fp8_scale(linear)
+        if scale is not None:
+            kinds.setdefault(_without_numbers(linear.name), scale.name.rpartition(".")[2])
     lost = [
         f"{linear.name}.{kinds[kind]}"
         for linear in linears
-        if (kind := _without_numbers(linear.name)) in kinds and not any(map(linear.tensors.__contains__, _FP8_SCALES))
+        if fp8_scale(linear) is None and (kind := _without_numbers(linear.name)) in kinds
     ]
     lost = [name for name in lost if name not in checkpoint.unreadable]
     if lost:
         yield missing_finding("weight_scale", lost)
+
+
+def fp8_scale(linear: Linear) -> TensorEntry | None:
+    """An FP8 module's weight scale, under whichever of its three names."""
+    found = (linear.tensors.get(suffix) for suffix in ("weight_scale", "scale", "weight_scale_inv"))
+    return next((entry for entry in found if entry is not None), None)
 
 
 def _without_numbers(name: str) -> str:
