@@ -7,23 +7,22 @@ formulas.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.errors import FormatError
 from nvfp4viz.formats import layout_reference
-from nvfp4viz.formats.paths import by_reference
+from nvfp4viz.formats.paths import NumpyPath, by_reference
 from nvfp4viz.formats.places import TILE_ROWS, UTCCP_ROWS, ScaleLayout, padded_shape
 
 U8 = npt.NDArray[np.uint8]
-Path = Literal["numpy", "reference"]
 _BANDS = {"128x4": (4, 32), "8x4": (1, 8)}
 """Bands of rows in a tile, which lie side by side in memory, and the rows of a band."""
 
 
-def swizzle_128x4(scales: npt.ArrayLike, path: Path = "numpy") -> U8:
+def swizzle_128x4(scales: npt.ArrayLike, path: NumpyPath = "numpy") -> U8:
     """Scales ``(M, C)`` in 128x4 order as flat bytes; padding is 0, as the dense kernel writes it.
 
     Raises
@@ -38,7 +37,7 @@ def swizzle_128x4(scales: npt.ArrayLike, path: Path = "numpy") -> U8:
     return _swizzle(scales, "128x4", path)
 
 
-def swizzle_8x4(scales: npt.ArrayLike, path: Path = "numpy") -> U8:
+def swizzle_8x4(scales: npt.ArrayLike, path: NumpyPath = "numpy") -> U8:
     """Scales ``(M, C)`` in 8x4 order as flat bytes, padding 0; same errors as :func:`swizzle_128x4`.
 
     >>> swizzle_8x4(np.arange(1, 11).reshape(2, 5)).tolist()[:8], swizzle_8x4(np.ones((9, 5))).size
@@ -47,7 +46,7 @@ def swizzle_8x4(scales: npt.ArrayLike, path: Path = "numpy") -> U8:
     return _swizzle(scales, "8x4", path)
 
 
-def unswizzle_128x4(flat: npt.ArrayLike, rows: int, columns: int, path: Path = "numpy") -> U8:
+def unswizzle_128x4(flat: npt.ArrayLike, rows: int, columns: int, path: NumpyPath = "numpy") -> U8:
     """Scales ``(rows, columns)`` from 128x4 bytes; inverse of :func:`swizzle_128x4`, padding dropped.
 
     Raises
@@ -58,12 +57,12 @@ def unswizzle_128x4(flat: npt.ArrayLike, rows: int, columns: int, path: Path = "
     return _unswizzle(flat, rows, columns, "128x4", path)
 
 
-def unswizzle_8x4(flat: npt.ArrayLike, rows: int, columns: int, path: Path = "numpy") -> U8:
+def unswizzle_8x4(flat: npt.ArrayLike, rows: int, columns: int, path: NumpyPath = "numpy") -> U8:
     """Scales ``(rows, columns)`` from 8x4 bytes; inverse of :func:`swizzle_8x4`, errors of :func:`unswizzle_128x4`."""
     return _unswizzle(flat, rows, columns, "8x4", path)
 
 
-def _swizzle(scales: npt.ArrayLike, layout: ScaleLayout, path: Path) -> U8:
+def _swizzle(scales: npt.ArrayLike, layout: ScaleLayout, path: NumpyPath) -> U8:
     array = np.asarray(scales, np.uint8)
     if array.ndim != 2:
         raise FormatError("format.layout-rank", shape=array.shape, layout=layout)
@@ -76,7 +75,7 @@ def _swizzle(scales: npt.ArrayLike, layout: ScaleLayout, path: Path) -> U8:
     return np.ascontiguousarray(tiles.transpose(0, 3, 2, 1, 4)).reshape(-1)
 
 
-def _unswizzle(flat: npt.ArrayLike, rows: int, columns: int, layout: ScaleLayout, path: Path) -> U8:
+def _unswizzle(flat: npt.ArrayLike, rows: int, columns: int, layout: ScaleLayout, path: NumpyPath) -> U8:
     array = np.asarray(flat, np.uint8).reshape(-1)
     padded = padded_shape(rows, columns, layout)
     if array.size != padded[0] * padded[1]:
@@ -96,7 +95,7 @@ def _unswizzle(flat: npt.ArrayLike, rows: int, columns: int, layout: ScaleLayout
     return np.ascontiguousarray(tiles.reshape(padded)[:rows, :columns])
 
 
-def interleave_gate_up(w: npt.NDArray[Any], group: int = 8, path: Path = "numpy") -> npt.NDArray[Any]:
+def interleave_gate_up(w: npt.NDArray[Any], group: int = 8, path: NumpyPath = "numpy") -> npt.NDArray[Any]:
     """Rows of a fused gate-and-up weight, `group` of each in turn: ``(…, 2I, C)``, gate first, to the same shape.
 
     :func:`nvfp4viz.formats.interleaved_row` says where a row goes.  With 8, a warp's 16-row tile holds both halves of
@@ -118,7 +117,7 @@ def interleave_gate_up(w: npt.NDArray[Any], group: int = 8, path: Path = "numpy"
     return np.ascontiguousarray(np.swapaxes(halves, -4, -3)).reshape(array.shape)
 
 
-def deinterleave_gate_up(w: npt.NDArray[Any], group: int = 8, path: Path = "numpy") -> npt.NDArray[Any]:
+def deinterleave_gate_up(w: npt.NDArray[Any], group: int = 8, path: NumpyPath = "numpy") -> npt.NDArray[Any]:
     """Gate rows first, then up rows, from rows mixed in groups; inverse of :func:`interleave_gate_up`, same errors.
 
     >>> deinterleave_gate_up(np.array([[0], [1], [10], [11], [2], [3], [12], [13]]), group=2).ravel().tolist()
@@ -141,7 +140,7 @@ def _halves(w: npt.NDArray[Any], group: int) -> npt.NDArray[Any]:
     return array
 
 
-def pack_ue8m0(scales: npt.ArrayLike, path: Path = "numpy") -> npt.NDArray[np.uint32]:
+def pack_ue8m0(scales: npt.ArrayLike, path: NumpyPath = "numpy") -> npt.NDArray[np.uint32]:
     """Four UE8M0 bytes to a word: ``(…, C)`` to ``(…, C//4)``, byte j of four at bits 8j to 8j+7.
 
     Raises
@@ -161,7 +160,7 @@ def pack_ue8m0(scales: npt.ArrayLike, path: Path = "numpy") -> npt.NDArray[np.ui
     return words.reshape(*array.shape[:-1], array.shape[-1] // 4)
 
 
-def unpack_ue8m0(words: npt.ArrayLike, path: Path = "numpy") -> U8:
+def unpack_ue8m0(words: npt.ArrayLike, path: NumpyPath = "numpy") -> U8:
     """Bytes ``(…, 4·W)`` of words ``(…, W)``; inverse of :func:`pack_ue8m0`."""
     array = np.ascontiguousarray(words, "<u4")
     if by_reference(path):
@@ -169,7 +168,7 @@ def unpack_ue8m0(words: npt.ArrayLike, path: Path = "numpy") -> U8:
     return np.array(array.reshape(-1).view(np.uint8).reshape(*array.shape[:-1], 4 * array.shape[-1]))
 
 
-def utccp_transpose(words: npt.NDArray[Any], path: Path = "numpy") -> npt.NDArray[Any]:
+def utccp_transpose(words: npt.NDArray[Any], path: NumpyPath = "numpy") -> npt.NDArray[Any]:
     """Rows ``(…, M, C)`` in the order that UTCCP wants: inside each 128, row ``32j + i`` moves to ``4i + j``.
 
     The copy writes 32 lanes of 128 bits; a lane then holds the words of rows i, i+32, i+64 and i+96.  For one column
@@ -187,7 +186,7 @@ def utccp_transpose(words: npt.NDArray[Any], path: Path = "numpy") -> npt.NDArra
     return layout_reference.utccp_transpose(array) if by_reference(path) else _regroup_rows(array, 4, 32)
 
 
-def utccp_untranspose(words: npt.NDArray[Any], path: Path = "numpy") -> npt.NDArray[Any]:
+def utccp_untranspose(words: npt.NDArray[Any], path: NumpyPath = "numpy") -> npt.NDArray[Any]:
     """Rows in their own order again; inverse of :func:`utccp_transpose`, same errors."""
     array = _whole_tiles(words)
     return layout_reference.utccp_untranspose(array) if by_reference(path) else _regroup_rows(array, 32, 4)

@@ -9,6 +9,10 @@ from nvfp4viz.errors import FormatError
 Path = Literal["auto", "reference", "numpy", "numba"]
 ArrayPath = Literal["auto", "numpy", "numba"]
 """Of products, whose single step is the reference: ``quant/tensor_core_step.py``."""
+NumpyPath = Literal["numpy", "reference"]
+"""Of what is not compiled."""
+AutoPath = Literal["auto", "reference"]
+"""Of what hands on to functions with more ways: ``"auto"`` is the fast one that each of them has."""
 
 
 def check_path(path: str, among: tuple[str, ...] = get_args(Path)) -> None:

@@ -19,17 +19,16 @@ import numpy.typing as npt
 
 from nvfp4viz.errors import FormatError
 from nvfp4viz.formats import layout_reference
-from nvfp4viz.formats.paths import by_reference
+from nvfp4viz.formats.paths import NumpyPath, by_reference
 from nvfp4viz.formats.places import ATOM_BYTES, GAP_BYTES
 
-Path = Literal["numpy", "reference"]
 U8 = npt.NDArray[np.uint8]
 
 BOX_CODES = 128
 """Codes that a box must hold along K: 128 bytes of shared memory, the widest line that a swizzle knows."""
 
 
-def pad_align16b(packed: npt.ArrayLike, path: Path = "numpy") -> U8:
+def pad_align16b(packed: npt.ArrayLike, path: NumpyPath = "numpy") -> U8:
     """Packed FP4 ``(…, K//2)`` as it lies in shared memory, ``(…, K)`` bytes; the gaps are 0 here.
 
     :func:`nvfp4viz.formats.padded_place` says where a code lies.  The ``"reference"`` path moves code by code; equal
@@ -55,7 +54,7 @@ def pad_align16b(packed: npt.ArrayLike, path: Path = "numpy") -> U8:
     return atoms.reshape(*lead, 2 * bytes_)
 
 
-def unpad_align16b(padded: npt.ArrayLike, path: Path = "numpy") -> U8:
+def unpad_align16b(padded: npt.ArrayLike, path: NumpyPath = "numpy") -> U8:
     """Packed FP4 ``(…, K//2)`` of padded bytes ``(…, K)``, whatever stands in the gaps; inverse of the padding."""
     array = np.asarray(padded, np.uint8)
     if array.ndim == 0 or array.shape[-1] % ATOM_BYTES:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from nvfp4viz.formats.paths import by_reference
+from nvfp4viz.formats.paths import Path, by_reference
 from nvfp4viz.moe.activation import fused_silu, gelu_tanh_and_mul, silu_and_mul
 from nvfp4viz.moe.dataflow import Dispatch, combine_routes, nan_rows, plan_dispatch, round_bf16, shuffle_rows
 from nvfp4viz.moe.experts_quant import per_token_scales, quantize_rows
@@ -30,7 +30,6 @@ Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 Activation = Literal["gelu_tanh", "silu"]
-Path = Literal["auto", "numpy", "numba", "reference"]
 
 
 @dataclass(frozen=True, slots=True)

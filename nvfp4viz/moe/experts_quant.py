@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.formats import decode_e4m3, pack_nibbles
-from nvfp4viz.formats.paths import by_reference
+from nvfp4viz.formats.paths import Path, by_reference
 
 Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
@@ -19,9 +19,7 @@ PER_TOKEN_BASE = np.float32(1.0 / 2688.0)
 """Base scale of per-token NVFP4: a row's decode scale is its amax times this."""
 
 
-def quantize_rows(
-    rows: Array, gscale: F32, path: Literal["auto", "reference", "numpy", "numba"] = "auto"
-) -> tuple[U8, U8]:
+def quantize_rows(rows: Array, gscale: F32, path: Path = "auto") -> tuple[U8, U8]:
     """Quantise BF16 rows by recipe ``vllm-cuda``, every row with its own encode scale.
 
     Parameters

@@ -22,7 +22,7 @@ the same way.  This follows from the source and CUDA's documentation; it was not
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,7 @@ from nvfp4viz.formats import (
     utccp_transpose,
     utccp_untranspose,
 )
-from nvfp4viz.formats.paths import by_reference
+from nvfp4viz.formats.paths import AutoPath, by_reference
 from nvfp4viz.formats.places import UTCCP_ROWS
 from nvfp4viz.moe.activation import fused_silu
 from nvfp4viz.moe.dataflow import round_bf16, sum_routes
@@ -49,7 +49,6 @@ Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 U32 = npt.NDArray[np.uint32]
-Path = Literal["auto", "reference"]
 
 GROUP = 32
 """Elements that share a UE8M0 scale."""
@@ -84,7 +83,7 @@ def _to_e4m3(groups: F32, byte: U8) -> U8:
     return scaled.reshape(*groups.shape[:-2], groups.shape[-2] * GROUP)
 
 
-def stage_tokens(x: Array, path: Path = "auto") -> tuple[U8, U8]:
+def stage_tokens(x: Array, path: AutoPath = "auto") -> tuple[U8, U8]:
     """Step 1: E4M3 bytes ``(T, H)`` and UE8M0 bytes ``(T, H//32)`` of BF16 (or f32) rows.
 
     ``path="reference"`` goes group by group; equal bytes.
@@ -110,7 +109,7 @@ def stage_tokens(x: Array, path: Path = "auto") -> tuple[U8, U8]:
         return _to_e4m3(groups, byte), byte
 
 
-def requantize(y: F32, path: Path = "auto") -> tuple[U8, U8]:
+def requantize(y: F32, path: AutoPath = "auto") -> tuple[U8, U8]:
     """Step 4: E4M3 bytes ``(R, I)`` and UE8M0 bytes ``(R, I//32)`` of f32 rows.
 
     A group of zeros gets byte 0; a NaN becomes E4M3's NaN and does not touch the scale.  Paths and errors as
@@ -263,7 +262,7 @@ def _rows_times_experts(codes: U8, scales: U8, ids: Array, weight: U8, words: U3
     return out
 
 
-def run_mega_kernel(x: Array, ids: Array, weights: F32, experts: MegaExperts, path: Path = "auto") -> MegaRun:
+def run_mega_kernel(x: Array, ids: Array, weights: F32, experts: MegaExperts, path: AutoPath = "auto") -> MegaRun:
     """The five steps on a small layer.
 
     Parameters

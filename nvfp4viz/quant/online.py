@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from nvfp4viz.errors import FormatError
 from nvfp4viz.formats import BLOCK, bf16_bits_scalar, bf16_to_f32, f32_to_bf16, widen_bf16_scalar
-from nvfp4viz.formats.paths import by_reference
+from nvfp4viz.formats.paths import AutoPath, by_reference
 from nvfp4viz.quant.api import dequantize, quantize
 from nvfp4viz.quant.compare import ErrorSummary, summarise
 from nvfp4viz.quant.reference import amax_scalar
@@ -81,7 +81,7 @@ class OnlineWeights:
         )
 
 
-def expert_scales(weights: Array, tops: F32 | None = None, path: Literal["auto", "reference"] = "auto") -> F32:
+def expert_scales(weights: Array, tops: F32 | None = None, path: AutoPath = "auto") -> F32:
     """Encode scale G (E,) float32 of each expert of ``weights (E, N, K)``.
 
     ``tops (E,)`` are maxima from elsewhere, as tensor-parallel ranks share them; by default the experts' own.
@@ -117,7 +117,7 @@ def fold(weights: Array, encode: F32, *, cast: bool) -> Array:
 
 
 def pack_online(
-    weights: Array, way: Way = "direct", *, tops: F32 | None = None, path: Literal["auto", "reference"] = "auto"
+    weights: Array, way: Way = "direct", *, tops: F32 | None = None, path: AutoPath = "auto"
 ) -> OnlineWeights:
     """Quantise all experts' weights as a server does at load.
 
@@ -161,7 +161,7 @@ def pack_online(
     return OnlineWeights(way, whole.packed, whole.scales, encode, scale_2, 1)
 
 
-def _quantize_into(packed: U8, scales: U8, rows: Array, encode: np.float32, path: Literal["auto", "reference"]) -> None:
+def _quantize_into(packed: U8, scales: U8, rows: Array, encode: np.float32, path: AutoPath) -> None:
     one = quantize(rows, recipe=RECIPE, global_scale=encode, path=path)
     packed[...], scales[...] = one.packed, one.scales
 

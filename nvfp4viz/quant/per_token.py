@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ from nvfp4viz.formats import (
     encode_e4m3,
 )
 from nvfp4viz.formats.cards import E2M1_VALUES
-from nvfp4viz.formats.paths import by_reference
+from nvfp4viz.formats.paths import NumpyPath, by_reference
 from nvfp4viz.quant.nvfp4 import block_max
 from nvfp4viz.quant.rcp import rcp_approx_ftz, rcp_approx_ftz_scalar
 from nvfp4viz.quant.reference import amax_scalar, block_max_scalar, clamp, scale_value
@@ -79,7 +79,7 @@ class TokenRows:
         return int(np.isnan(self.decoded).any(axis=1).sum())
 
 
-def quantize_tokens(rows: Array, version: str, path: Literal["numpy", "reference"] = "numpy") -> TokenRows:
+def quantize_tokens(rows: Array, version: str, path: NumpyPath = "numpy") -> TokenRows:
     """Quantise ``rows (R, K)``, BF16 or float32, as one version of the kernels does.
 
     ``path="reference"`` goes number by number; equal bits.

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from nvfp4viz.errors import FormatError
 from nvfp4viz.formats import BLOCK, decode_e4m3, e4m3_byte_scalar, encode_e4m3
-from nvfp4viz.formats.paths import by_reference
+from nvfp4viz.formats.paths import AutoPath, by_reference
 from nvfp4viz.quant.api import dequantize, quantize
 from nvfp4viz.quant.compare import ErrorSummary, summarise
 from nvfp4viz.quant.reference import amax_scalar, scale_value
@@ -74,9 +74,7 @@ class SharedPart:
     summary: ErrorSummary
 
 
-def share_scale(
-    parts: Mapping[str, Array], path: Literal["auto", "reference"] = "auto"
-) -> dict[Way, dict[str, SharedPart]]:
+def share_scale(parts: Mapping[str, Array], path: AutoPath = "auto") -> dict[Way, dict[str, SharedPart]]:
     """Quantise each part by itself, then decode it in each of the five ways.
 
     Parameters

@@ -8,11 +8,13 @@ import pytest
 
 from nvfp4viz import formats, quant
 from nvfp4viz.errors import FormatError
+from nvfp4viz.formats import paths
 from nvfp4viz.formats.paths import by_numpy, by_reference
 from nvfp4viz.moe import routers
 from nvfp4viz.quant.per_token import quantize_tokens
 
 ROOT = Path(__file__).parents[2] / "nvfp4viz"
+KINDS = [name for name in vars(paths) if name.endswith("Path")]
 ASKED = ("by_reference", "by_numpy", "check_path")
 SCALES, ROWS = np.zeros((2, 4), np.uint8), np.ones((2, 16), np.float32)
 
@@ -24,7 +26,7 @@ def functions():
                 if isinstance(node, ast.FunctionDef):
                     [*given] = [*node.args.args, *node.args.kwonlyargs]
                     kind = next((ast.unparse(a.annotation) for a in given if a.arg == "path" and a.annotation), "")
-                    if kind in ("Path", "ArrayPath") or kind.startswith("Literal["):
+                    if kind in KINDS or kind.startswith("Literal["):
                         yield pytest.param(node, id=f"{file.relative_to(ROOT)}:{node.name}")
 
 

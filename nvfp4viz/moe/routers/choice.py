@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.errors import InputError
-from nvfp4viz.formats.paths import by_reference
+from nvfp4viz.formats.paths import NumpyPath, by_reference
 from nvfp4viz.moe.routing import Routing, top_k_stable
 
 Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
-Path = Literal["numpy", "reference"]
 
 ZERO, ONE = np.float32(0), np.float32(1)
 NEVER = np.float32(-np.inf)
@@ -152,7 +151,7 @@ def choose_at_once(scores: F32, compared: F32, k: int, renormalize: bool, scalin
     return Scored(ids, renormalised_rows(take(scores, ids), renormalize, np.float32(scaling)), scores, compared)
 
 
-def choose(path: Path, scores: F32, compared: F32, k: int, renormalize: bool, scaling: float) -> Scored:
+def choose(path: NumpyPath, scores: F32, compared: F32, k: int, renormalize: bool, scaling: float) -> Scored:
     """The k best by ``compared`` (no NaN among them), on either path."""
     way = choose_by_reference if by_reference(path) else choose_at_once
     return way(scores, compared, k, renormalize, scaling)

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from nvfp4viz.errors import InputError
-from nvfp4viz.formats.paths import by_reference
+from nvfp4viz.formats.paths import NumpyPath, by_reference
 from nvfp4viz.moe.routers.choice import (
     F32,
     I32,
@@ -15,7 +15,6 @@ from nvfp4viz.moe.routers.choice import (
     ONE,
     ZERO,
     Array,
-    Path,
     Scored,
     add,
     add_rows,
@@ -66,7 +65,7 @@ def route_sigmoid(
     bias: Array | None = None,
     renormalize: bool = True,
     scaling: float = 1.0,
-    path: Path = "numpy",
+    path: NumpyPath = "numpy",
 ) -> Scored:
     """Each expert for itself: the k largest ``sigmoid(l) + bias``, weighed by the sigmoid without bias.
 
@@ -93,7 +92,7 @@ def route_grouped(
     renormalize: bool = True,
     scaling: float = 1.0,
     kernel: Kernel = "fused",
-    path: Path = "numpy",
+    path: NumpyPath = "numpy",
 ) -> Scored:
     """DeepSeek V3: the best groups first, then the k largest of their experts.
 

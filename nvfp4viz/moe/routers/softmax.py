@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from nvfp4viz.formats.paths import by_reference
+from nvfp4viz.formats.paths import NumpyPath, by_reference
 from nvfp4viz.moe.routers.choice import (
     F32,
     ONE,
     ZERO,
     Array,
-    Path,
     Scored,
     add,
     add_rows,
@@ -32,7 +31,7 @@ def route_softmax(
     renormalize: bool = True,
     scaling: float = 1.0,
     bias: Array | None = None,
-    path: Path = "numpy",
+    path: NumpyPath = "numpy",
 ) -> Scored:
     """Softmax over all experts, then the k largest (Mixtral, Qwen3-MoE).
 
@@ -70,7 +69,7 @@ def _softmax_row(row: F32) -> list[np.float32]:
 
 
 def route_gemma4_logits(
-    logits: F32, top_k: int, per_expert_scale: Array | None = None, *, path: Path = "numpy"
+    logits: F32, top_k: int, per_expert_scale: Array | None = None, *, path: NumpyPath = "numpy"
 ) -> Scored:
     """The second half of `nvfp4viz.moe.route_gemma4`, from the logits on: a stable sort, then a softmax of the chosen.
 

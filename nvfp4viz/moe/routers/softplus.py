@@ -14,14 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.errors import InputError
-from nvfp4viz.formats.paths import by_reference
+from nvfp4viz.formats.paths import NumpyPath, by_reference
 from nvfp4viz.moe.routers.choice import (
     F32,
     I32,
     ONE,
     ZERO,
     Array,
-    Path,
     Scored,
     check_kernel,
     check_logits,
@@ -56,7 +55,7 @@ def _sqrt_softplus_all(x: F32) -> F32:
     return result
 
 
-def _scores(logits: F32, path: Path) -> F32:
+def _scores(logits: F32, path: NumpyPath) -> F32:
     return each(logits, sqrt_softplus) if by_reference(path) else _sqrt_softplus_all(logits)
 
 
@@ -68,7 +67,7 @@ def route_sqrt_softplus(
     renormalize: bool = True,
     scaling: float = 1.0,
     kernel: Kernel = "general",
-    path: Path = "numpy",
+    path: NumpyPath = "numpy",
 ) -> Scored:
     """DeepSeek V4: the k largest ``√softplus(l) + bias``.
 
@@ -124,7 +123,7 @@ def route_hash(
     scaling: float = 1.0,
     bias_vl: Array | None = None,
     image_sentinel_lo: int = 0,
-    path: Path = "numpy",
+    path: NumpyPath = "numpy",
 ) -> Scored:
     """Hash MoE (DeepSeek V4's first layers): a table says which experts a token id goes to, whatever its logits.
 
