@@ -13,7 +13,7 @@ from nvfp4viz.audit.facts import label_in
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.linears import FP8, Linear, is_draft, is_quantised_by_all
 from nvfp4viz.audit.report import Finding
-from nvfp4viz.audit.texts import id_list
+from nvfp4viz.audit.texts import layer_list
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig
 from nvfp4viz.checkpoint.module_rules import group_algo
 from nvfp4viz.checkpoint.problems import printable
@@ -108,10 +108,7 @@ def _wrong_labels(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Findi
         yield make(
             "config.conflict", "warn" if draft else "error", text=f"config.conflict.{kind}{'.draft' * draft}",
             layer=only, tensors=[view.blocks[layer] for layer in layers],
-            fill={
-                "claimed": printable(claim or "", 60), "found": block, "layers": id_list(tuple(layers)),
-                "numbers": layers,
-            },
+            fill={"claimed": printable(claim or "", 60), "found": block, **layer_list(layers)},
         )  # fmt: skip
 
 
@@ -130,7 +127,7 @@ def _two_names(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]
         if layers:
             fill = {
                 "claimed": printable(claim, 60), "found": ", ".join(sorted({stored[layer] for layer in layers})),
-                "layers": id_list(tuple(layers)), "numbers": layers, "engines": ("vllm", "tensorrt-llm"),
+                **layer_list(layers), "engines": ("vllm", "tensorrt-llm"),
             }  # fmt: skip
             names = [view.blocks[layer] for layer in layers]
             yield make("config.conflict", "backend", text="config.conflict.moe-algo", tensors=names, fill=fill)

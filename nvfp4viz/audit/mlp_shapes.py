@@ -25,7 +25,7 @@ from nvfp4viz.audit.shapes import (
     matrix_size,
     text_part,
 )
-from nvfp4viz.audit.texts import id_list
+from nvfp4viz.audit.texts import layer_list
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, printable
 from nvfp4viz.checkpoint.dialects import PROJECTIONS
 
@@ -212,8 +212,7 @@ def _of_path(
         where = tuple(sorted(layers))
         names = [name for layer in where for _, name in layers[layer].values()]
         fill = {
-            "key": key, "claimed": claimed, "found": found, "module": printable(path, 100), "layers": id_list(where),
-            "numbers": where,
+            "key": key, "claimed": claimed, "found": found, "module": printable(path, 100), **layer_list(where),
         }  # fmt: skip
         yield make("config.conflict", "error", text="config.conflict.size.linear", tensors=names, count=1, fill=fill)
     wrong: dict[tuple[str, Size, Size], list[int]] = {}
@@ -227,8 +226,7 @@ def _of_path(
         where = tuple(sorted(where_found))
         names = [f"{layers[layer][kind][1]}.weight" for layer in where]
         fill = {
-            "found": list(size), "expected": list(expected), "module": printable(path, 100), "layers": id_list(where),
-            "numbers": where,
+            "found": list(size), "expected": list(expected), "module": printable(path, 100), **layer_list(where),
         }  # fmt: skip
         yield make(
             "weight.shape", "error", text="weight.shape.linear", role="weight", projection=kind,

@@ -16,7 +16,7 @@ from nvfp4viz.audit.facts import Facts
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.scales import block_width
-from nvfp4viz.audit.texts import id_list
+from nvfp4viz.audit.texts import layer_list
 from nvfp4viz.checkpoint import Checkpoint, TensorEntry
 from nvfp4viz.checkpoint.dialects.per_expert import PROJECTION_ORDER
 
@@ -131,19 +131,17 @@ def _between_projections(
             "weight.shape", "error", text="weight.shape.projection", role="weight", projection=kind,
             layer=where[0] if len(where) == 1 else None,
             tensors=_names(facts, where, kind), count=len(where),
-            fill={"found": list(found), "expected": list(expected), "layers": id_list(tuple(where)), "numbers": where},
+            fill={"found": list(found), "expected": list(expected), **layer_list(where)},
         )  # fmt: skip
     for (hidden, usual), where in strays.items():
-        fill = {"found": hidden, "expected": usual, "layers": id_list(tuple(where)), "numbers": where}
+        fill = {"found": hidden, "expected": usual, **layer_list(where)}
         yield make(
             "weight.shape", "error", text="weight.shape.hidden", role="weight",
             layer=where[0] if len(where) == 1 else None, tensors=_names(facts, where, facts.view.projections[0]),
             count=len(where), fill=fill,
         )  # fmt: skip
     for (name, said, value), where in against.items():
-        fill: dict[str, Any] = {
-            "key": name, "claimed": said, "found": value, "layers": id_list(tuple(where)), "numbers": where,
-        }  # fmt: skip
+        fill: dict[str, Any] = {"key": name, "claimed": said, "found": value, **layer_list(where)}
         multiple = _padded_to(said, value)
         if multiple is not None:
             # A loader may cut off what it does not know, or stop.

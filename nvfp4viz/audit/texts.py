@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -81,6 +81,15 @@ def _singular(verb: str | None) -> str:
 
 def _chinese_draft(found: re.Match[str]) -> str:
     return f"草稿层 {{{found[1]}}}{' ' if found[2] else ''}"
+
+
+def layer_list(layers: Sequence[int]) -> dict[str, Any]:
+    """Placeholders of a finding about several layers: as words, and as the numbers that they stand for.
+
+    >>> layer_list([0, 1, 2, 5])
+    {'layers': '0–2, 5', 'numbers': [0, 1, 2, 5]}
+    """
+    return {"layers": id_list(tuple(layers)), "numbers": layers}
 
 
 def id_list(ids: tuple[int, ...], limit: int = 24) -> str:
