@@ -81,6 +81,14 @@ class OnlineWeights:
         )
 
 
+def expert_weights(weights: Array) -> Array:
+    """Weights ``(E, N, K)`` BF16; refuse anything else, and none (`FormatError` ``online.weights``)."""
+    array = np.asarray(weights)
+    if array.dtype != BFLOAT16 or array.ndim != 3 or not array.size:
+        raise FormatError("online.weights", shape=array.shape, dtype=array.dtype)
+    return array
+
+
 def expert_scales(weights: Array, tops: F32 | None = None, path: AutoPath = "auto") -> F32:
     """Encode scale G (E,) float32 of each expert of ``weights (E, N, K)``.
 
@@ -137,9 +145,7 @@ def pack_online(
     FormatError
         ``online.weights`` (not three axes of BF16, or empty), ``online.way``, and what `quantize` refuses.
     """
-    array = np.asarray(weights)
-    if array.dtype != BFLOAT16 or array.ndim != 3 or not array.size:
-        raise FormatError("online.weights", shape=array.shape, dtype=array.dtype)
+    array = expert_weights(weights)
     if way not in WAYS:
         raise FormatError("online.way", way=way, known=", ".join(WAYS))
     encode = expert_scales(array, tops, path)

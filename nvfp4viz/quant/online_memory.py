@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from nvfp4viz.errors import FormatError
 from nvfp4viz.quant import threads
-from nvfp4viz.quant.online import BFLOAT16, WAYS, Way, pack_online
+from nvfp4viz.quant.online import BFLOAT16, WAYS, Way, expert_weights, pack_online
 
 Array = npt.NDArray[Any]
 RUNS = 3
@@ -59,9 +59,7 @@ def measure_peaks(weights: Array) -> dict[Way, int]:
     FormatError
         ``online.weights``; ``online.process`` where none can be started, it fails, or it takes longer than `SECONDS`.
     """
-    array = np.ascontiguousarray(weights)
-    if array.dtype != BFLOAT16 or array.ndim != 3 or not array.size:
-        raise FormatError("online.weights", shape=array.shape, dtype=array.dtype)
+    array = expert_weights(weights)
     command = [sys.executable, "-m", "nvfp4viz.quant.online_memory", *map(str, array.shape)]
     try:
         done = subprocess.run(
