@@ -48,8 +48,9 @@ def odd(tmp_path):
 
 
 def run(capsys, *arguments):
+    """Exit code, stdout and stderr of one command line in this process."""
     try:
-        code = cli.main(arguments)
+        code = cli.main([str(word) for word in arguments])
     except SystemExit as stop:
         code = stop.code
     out, err = capsys.readouterr()

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from nvfp4viz import cli, commands
+from nvfp4viz import commands
 from nvfp4viz.checkpoint import copies, write_checkpoint
 from tests.audit.layouts import bf16
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, snapshot, without
 from tests.checkpoint.web_server import Site, serve
+from tests.test_cli import run
 
 ROOT = Path(__file__).parents[1]
 E = "model.layers.0.mlp.experts"
@@ -31,14 +32,6 @@ def holed(tmp_path, monkeypatch):
     write_checkpoint(tmp_path / "holed", tensors, config=CONFIG, hf_quant_config=QUANT, max_shard_bytes=6000)
     monkeypatch.chdir(tmp_path)
     return Path("holed")
-
-
-def run(capsys, *arguments):
-    try:
-        code = cli.main([str(word) for word in arguments])
-    except SystemExit as stop:
-        code = stop.code
-    return code, *capsys.readouterr()
 
 
 # ------------------------------------------------------------------------------------------- terminals and JSON

@@ -14,6 +14,7 @@ from nvfp4viz.cli_options import is_hub
 from nvfp4viz.errors import error_texts
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, without
 from tests.checkpoint.web_server import Site, serve
+from tests.test_cli import run
 
 E = "model.layers.0.mlp.experts"
 SLOT = ("--layer", "0", "--expert", "1", "--projection", "down")
@@ -75,14 +76,6 @@ def holed(tmp_path, monkeypatch):
     write_checkpoint(tmp_path / "holed", tensors, config=CONFIG, hf_quant_config=QUANT)
     monkeypatch.chdir(tmp_path)
     return "holed"
-
-
-def run(capsys, *arguments):
-    try:
-        code = cli.main([str(word) for word in arguments])
-    except SystemExit as stop:
-        code = stop.code
-    return code, *capsys.readouterr()
 
 
 def line(command, out="out"):

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from nvfp4viz import cli, commands
+from nvfp4viz import commands
 from nvfp4viz.checkpoint import write_checkpoint
 from tests.audit.layouts import bf16
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, without
 from tests.checkpoint.web_server import Site, serve
+from tests.test_cli import run
 
 ROOT = Path(__file__).parents[1]
 SLOT = ("--layer", "0", "--expert", "1", "--projection", "down")
@@ -48,18 +49,23 @@ def holed(tmp_path):
     return tmp_path / "holed"
 
 
-def pressed(folder, module, arguments, program=("-m", "nvfp4viz"), times=1):
-    """Run the program in ``folder``; Ctrl-C is pressed when it comes to import ``module``."""
+def run_after(first, folder, *command):
+    """Run a command in ``folder``, whose Python runs the code ``first`` before anything else."""
     (folder / "press").mkdir()
-    (folder / "press/sitecustomize.py").write_text(PRESSED.format(module=module, times=times))
+    (folder / "press/sitecustomize.py").write_text(first)
     return subprocess.run(
-        [sys.executable, *program, *arguments],
+        command,
         cwd=folder,
         env={**os.environ, "PYTHONPATH": f"{folder / 'press'}:{ROOT}"},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def pressed(folder, module, arguments, program=("-m", "nvfp4viz"), times=1):
+    """Run the program in ``folder``; Ctrl-C is pressed when it comes to import ``module``."""
+    return run_after(PRESSED.format(module=module, times=times), folder, sys.executable, *program, *arguments)
 
 
 MODULES = [
@@ -104,17 +110,9 @@ def test_pressed_again(holed):
 
 def test_a_background_job_ignores_it(holed):
     """A shell starts ``nvfp4viz … &`` in a script with Ctrl-C ignored."""
-    program = f"{sys.executable} -m nvfp4viz"
-    (holed.parent / "press").mkdir()
-    (holed.parent / "press/sitecustomize.py").write_text(PRESSED.format(module="numpy", times=1))
-    done = subprocess.run(
-        ["sh", "-c", f"trap '' INT; exec {program} audit holed --fail-on never"],
-        cwd=holed.parent,
-        env={**os.environ, "PYTHONPATH": f"{holed.parent / 'press'}:{ROOT}"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    line = f"trap '' INT; exec {sys.executable} -m nvfp4viz audit holed --fail-on never"
+    done = run_after(PRESSED.format(module="numpy", times=1), holed.parent, "sh", "-c", line)
+    assert (done.returncode, done.stderr) == (0, "")
     assert "scale.missing" in done.stdout
 
 
@@ -157,23 +155,10 @@ os.fsync = fsync
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_while_a_copy_is_written(holed, command, number):
     """Also where a job's time is over or its terminal is closed: neither the copy nor a part of it is left."""
-    (holed.parent / "press").mkdir()
-    (holed.parent / "press/sitecustomize.py").write_text(WHILE_WRITING.format(number=int(number)))
-    done = subprocess.run(
-        [sys.executable, "-m", "nvfp4viz", *COMMANDS[command]],
-        cwd=holed.parent,
-        env={**os.environ, "PYTHONPATH": f"{holed.parent / 'press'}:{ROOT}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    first = WHILE_WRITING.format(number=int(number))
+    done = run_after(first, holed.parent, sys.executable, "-m", "nvfp4viz", *COMMANDS[command])
     assert (done.returncode, done.stderr) == (128 + number, STOPPED)
     assert sorted(os.listdir(holed.parent)) == ["holed", "press"]
-
-
-def run(capsys, *arguments):
-    code = cli.main(arguments)
-    return code, *capsys.readouterr()
 
 
 def stop(*_, **__):
