@@ -8,7 +8,6 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from nvfp4viz.errors import ServingError
 from nvfp4viz.serving.loader import SHARDS, LayerParameters
 from nvfp4viz.serving.scales import ONE_MAXIMUM, ConvertedScales, process_weights_after_loading
 
@@ -118,14 +117,11 @@ def spread_value(parameters: LayerParameters, projection: str, expert: int, valu
 
 
 def _spread(reading: Reading, product: str, before: LayerParameters, after: LayerParameters) -> Spread:
-    options = {"per_token": reading.option == "per-token", "a16": reading.option == "a16"}
-    try:
-        old = _of(process_weights_after_loading(before, reading.backend, **options), product)
-        new = _of(process_weights_after_loading(after, reading.backend, **options), product)
-    except ServingError as error:
-        if error.code != "serving.conversion-unread":
-            raise
+    if reading.rule == "open":  # `process_weights_after_loading` would refuse it
         return Spread(reading, product, None, None, None, None, None, None)
+    options = {"per_token": reading.option == "per-token", "a16": reading.option == "a16"}
+    old = _of(process_weights_after_loading(before, reading.backend, **options), product)
+    new = _of(process_weights_after_loading(after, reading.backend, **options), product)
     differs = np.zeros(before.experts, np.bool_)
     for a, b in zip(old, new, strict=True):
         if a is not None and b is not None:
