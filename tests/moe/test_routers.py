@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from nvfp4viz.errors import InputError
 from nvfp4viz.moe import routers
 from nvfp4viz.moe.routing import route_gemma4
+from tests.equal_bits import same_fields
 
 EXPERTS, TOP = 16, 4
 RNG = np.random.default_rng(7)
@@ -92,13 +93,7 @@ def test_both_paths_give_the_same_bits(name, kind):
 
 
 def _same_bits(fast, slow):
-    for field in ("ids", "weights", "scores", "compared"):
-        a, b = getattr(fast, field), getattr(slow, field)
-        assert a.dtype == b.dtype
-        assert a.shape == b.shape
-        if a.dtype == np.float32:  # a NaN has no sign or payload that anybody defines
-            a, b = np.where(np.isnan(a), np.float32(np.nan), a), np.where(np.isnan(b), np.float32(np.nan), b)
-        assert a.tobytes() == b.tobytes(), field
+    same_fields(fast, slow, ("ids", "weights", "scores", "compared"))
 
 
 SPECIAL = [0.0, -0.0, 20.0, 1.0, 1.0, -200.0, 200.0, float("nan"), float("inf"), float("-inf"), 1e-45, 3.4e38]
