@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Error as PlaywrightError
-from playwright.sync_api import sync_playwright
 
 from benchmarks import harness
-from benchmarks.bench_pages import ADDRESSES, CHROMIUM, MAIN_FIGURES, PLOT, paint
+from benchmarks.bench_pages import ADDRESSES, MAIN_FIGURES, PLOT, chromium, paint, running
 from nvfp4viz.figures.words import words
-from tests.e2e.conftest import FLAGS, Server, drawn
+from tests.e2e.conftest import drawn
 
 FIGURE_GOAL, LOCAL_GOAL = 0.250, 0.010
 REPEATS, WARM = 5, 2
@@ -271,21 +269,16 @@ def measure_page(page: Any, url: str, id: str, repeats: int) -> dict[str, list[f
 def measure(quick: bool, only: tuple[str, ...] = ()) -> list[harness.Section]:
     repeats = 1 if quick else REPEATS
     times: dict[str, list[float]] = {}
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        server = Server(Path(folder))
-        try:
-            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-            for id, address in ADDRESSES.items():
-                if only and id not in only:
-                    continue
-                context = browser.new_context(viewport={"width": 1280, "height": 900}, locale="en-US")
-                context.add_init_script(path=WATCH)
-                page = context.new_page()
-                page.set_default_timeout(30_000)
-                times |= measure_page(page, f"{server.url}/{address}", id, repeats)
-                context.close()
-        finally:
-            server.stop()
+    with running() as server, chromium() as window:
+        for id, address in ADDRESSES.items():
+            if only and id not in only:
+                continue
+            context = window()
+            context.add_init_script(path=WATCH)
+            page = context.new_page()
+            page.set_default_timeout(30_000)
+            times |= measure_page(page, f"{server.url}/{address}", id, repeats)
+            context.close()
     goals = [
         harness.Goal(
             f"{name}, seconds",

@@ -11,9 +11,11 @@ import statistics
 import struct
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks import harness
 from nvfp4viz.ui.registry import PAGES
@@ -62,16 +64,33 @@ def press(page, step: int) -> None:
     drawn(page)
 
 
-def compare_pages(quick: bool) -> list[harness.Section]:
-    from playwright.sync_api import sync_playwright
-
-    repeats = 1 if quick else 7
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+@contextmanager
+def running() -> Iterator[Server]:
+    """The app on a server of its own."""
+    with tempfile.TemporaryDirectory() as folder:
         server = Server(Path(folder))
         try:
-            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-            page = browser.new_context(viewport={"width": 1280, "height": 900}, locale="en-US").new_page()
-            page.set_default_timeout(60_000)
+            yield server
+        finally:
+            server.stop()
+
+
+@contextmanager
+def chromium() -> Iterator[Callable[[], Any]]:
+    """A browser, as the function that opens a reader's window (a context) in it."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield partial(browser.new_context, viewport={"width": 1280, "height": 900}, locale="en-US")
+
+
+def compare_pages(quick: bool) -> list[harness.Section]:
+    repeats = 1 if quick else 7
+    with chromium() as window:
+        page = window().new_page()
+        page.set_default_timeout(60_000)
+        with running() as server:
             paints = {
                 f"/{name}": partial(paint, page, f"{server.url}/{name}", MAIN_FIGURES.get(id, PLOT))
                 for id, name in ADDRESSES.items()
@@ -85,14 +104,9 @@ def compare_pages(quick: bool) -> list[harness.Section]:
                 for step in STEPS:
                     steps.setdefault(f"step {step}", []).append(timed(lambda s=step: press(page, s)))
             # The first reader after a start: nothing of this step has been computed yet.
-            cold = Server(Path(folder))
-            try:
+            with running() as cold:
                 paint(page, f"{cold.url}/", MAIN_FIGURES["empty_answer"])
                 fresh = {f"step {s}, computed now": [timed(lambda s=s: press(page, s))] for s in (2, 3, 4)}
-            finally:
-                cold.stop()
-        finally:
-            server.stop()
     goal = [
         harness.Goal(f"first paint of {name}, seconds", statistics.median(times), PAINT_GOAL, at_most=True)
         for name, times in first.items()
