@@ -9,7 +9,7 @@ from nvfp4viz.audit import audit
 from nvfp4viz.checkpoint import MemorySource
 from sample_checkpoints import ensure
 
-from .conftest import Server, settle
+from .conftest import Server, overflow, settle
 
 LANGUAGES = ["en", "zh"]
 HOLES = "tiny-moe-nvfp4-holes"
@@ -51,8 +51,7 @@ def test_the_choice_of_a_checkpoint_is_not_cut(visit, lang):
 def test_no_tool_scrolls_a_phone_sideways(visit, lang, name):
     page = visit(f"/explorer?lang={lang}&tp=3&ep=5", width=390)
     open_tab(page, lang, name)
-    main = page.locator("[data-testid=stMain]")
-    assert main.evaluate("box => box.scrollWidth <= box.clientWidth")
+    assert overflow(page) <= 0
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)

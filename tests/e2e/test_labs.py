@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from .conftest import settle
+from .conftest import overflow, settle
 
 
 def test_a_cell_picked_on_the_map_becomes_the_slot(visit):
@@ -50,8 +50,7 @@ def test_no_tab_scrolls_a_phone_sideways(visit, path, tab):
     page = visit(f"{path}?lang=en", width=390)
     page.get_by_role("tab").nth(tab).click()
     settle(page)
-    main = page.locator("[data-testid=stMain]")
-    assert main.evaluate("box => box.scrollWidth <= box.clientWidth")
+    assert overflow(page) <= 0
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from nvfp4viz.ui import blocks_parts, tensor_core_parts
 from nvfp4viz.ui.registry import PAGES
 from nvfp4viz.ui.scaling_parts import PARTS
 
-from .conftest import settle, violations
+from .conftest import overflow, settle, violations
 
 PATHS = [
     *("/" if entry.default else f"/{entry.id}" for entry in PAGES),
@@ -125,11 +125,9 @@ def test_nothing_is_asked_of_another_machine(visit, server, path):
 def test_a_phone_never_scrolls_sideways(visit, path, language):
     page = visit(with_language(path, language), width=390)
     page.wait_for_load_state("networkidle")
-    overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-    assert overflow == 0
+    assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
     # Streamlit scrolls inside a container, so the document alone would not tell.
-    inner = page.evaluate("(e => e.scrollWidth - e.clientWidth)(document.querySelector('[data-testid=stMain]'))")
-    assert inner == 0
+    assert overflow(page) == 0
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
