@@ -269,25 +269,27 @@ def _shapes(facts: Facts) -> Iterator[Finding]:
     unusual: dict[tuple[int, ...], list[str]] = {}
     halves: dict[str, dict[str, None]] = {}
     kinds = facts.view.table.kind.tolist()
-    is_half = [SCALE_BYTES.get(dtype) == 2 for dtype, _ in facts.view.table.kinds]
-    is_usual = {usual: [shape == usual for _, shape in facts.view.table.kinds] for usual in ((), (1,))}
+    full = [SCALE_BYTES.get(dtype) != 2 for dtype, _ in facts.view.table.kinds]
+    usual = {layer: (1,) if facts.view.divisors_in(layer) else () for layer in facts.needs}
+    # Kinds of tensors of which there is nothing to say: those of nearly all of 90,000 scalars.
+    dull = {
+        shape: [wide and own == shape for wide, (_, own) in zip(full, facts.view.table.kinds, strict=True)]
+        for shape in ((), (1,))
+    }
     for (layer, expert, projection), module in facts.view.modules.items():
-        if layer not in facts.needs:
+        if layer not in usual:
             continue
+        silent = full if module.whole else dull[usual[layer]]
+        rows = module.tensors.rows
         for role in SCALARS:
-            row = module.tensors.rows.get(role)
-            if row is not None and is_half[kinds[row]] and facts.states[role, layer, projection][expert] == OK:
-                entry = module.tensors[role]
+            row = rows.get(role)
+            if row is None or silent[kinds[row]]:
+                continue
+            entry = module.tensors[role]
+            if not full[kinds[row]] and facts.states[role, layer, projection][expert] == OK:
                 halves.setdefault(entry.dtype, {})[entry.name] = None
-        if module.whole:
-            continue
-        usual = (1,) if facts.view.divisors_in(layer) else ()
-        for role in SCALARS:
-            row = module.tensors.rows.get(role)
-            if row is not None and not is_usual[usual][kinds[row]]:
-                entry = module.tensors[role]
-                if is_scalar(entry):
-                    unusual.setdefault(entry.shape, []).append(entry.name)
+            if not module.whole and entry.shape != usual[layer] and is_scalar(entry):
+                unusual.setdefault(entry.shape, []).append(entry.name)
     for shape, names in sorted(unusual.items()):
         yield make("scale.shape", "info", text="scale.shape.accepted", tensors=names, fill={"shape": list(shape)})
     yield from half_findings(halves)
