@@ -35,7 +35,8 @@ _CHARACTERS = 96
 def inner_part(page: Lesson) -> None:
     """One output: its products along K and the scales in its sum; the other groupings' once they are asked for."""
     view = page.view
-    revealed = _how_many_scales(page)
+    record = figures.inner_sum(view["m"], view["n"])
+    revealed = _how_many_scales(record)
     stage, side = page.stage()
     with side:
         st.segmented_control(
@@ -48,7 +49,6 @@ def inner_part(page: Lesson) -> None:
         left, right = st.columns(2)
         left.number_input(page.t("inner.m"), 0, figures.INNER_ROWS - 1, **view.widget("m"))
         right.number_input(page.t("inner.n"), 0, figures.INNER_ROWS - 1, **view.widget("n"))
-        record = figures.inner_sum(view["m"], view["n"])
         runs = record.runs[view["along"]]
         page.finding(
             f"inner.seen.{view['along']}",
@@ -88,10 +88,9 @@ def _sum(total: float) -> str:
     return exact(total) if float(np.float32(total)) == total else near(total)
 
 
-def _how_many_scales(page: Lesson) -> bool:
+def _how_many_scales(record: figures.InnerSum) -> bool:
     """Asked: how many scales stand in one output's sum if neighbours in a column share them?"""
-    runs = figures.inner_sum(page.view["m"], page.view["n"]).runs
-    count = {along: len(found) for along, found in runs.items()}
+    count = {along: len(runs) for along, runs in record.runs.items()}
     answers = {count["k"]: "same", count["tile"]: "some", figures.INNER_K: "each"}
     return predict.ask(
         f"{PAGE}.predict.scales",
