@@ -164,7 +164,7 @@ def _against_excludes(checkpoint: Checkpoint, view: CanonicalView, linears: Sequ
 
 def _singled_out(quant: QuantConfig, view: CanonicalView) -> Iterator[Finding]:
     """Quantised experts that the exclude list names by number, while it leaves the layer's others alone."""
-    numbers = frozenset().union(*(section.named_experts() for section in quant.sections))
+    numbers = _named_experts(quant)
     for layer in view.moe_layers if numbers else ():
         if view.is_whole(layer) or quant.is_excluded(view.blocks[layer]):
             continue
@@ -179,6 +179,11 @@ def _singled_out(quant: QuantConfig, view: CanonicalView) -> Iterator[Finding]:
         if names and len(experts) < view.experts_in[layer]:
             text = "config.excluded-but-quantised.experts"
             yield make("config.excluded-but-quantised", "warn", text=text, layer=layer, experts=experts, tensors=names)
+
+
+def _named_experts(quant: QuantConfig) -> frozenset[int]:
+    """Numbers of experts that some exclude list singles out."""
+    return frozenset().union(*(section.named_experts() for section in quant.sections))
 
 
 # What vLLM calls modules that it builds as one.
@@ -279,7 +284,7 @@ def _telling(checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Line
     # DeepSeek's draft experts are excluded from NVFP4 and stay as they were.
     drafts = [at for at in view.draft_layers if (own := view.dialects[at]) and not is_native(checkpoint, own.block)]
     # Experts that a list names by number have a finding of their own.
-    singled = frozenset().union(*(section.named_experts() for section in checkpoint.quant_config.sections))
+    singled = _named_experts(checkpoint.quant_config)
     for layer in (*view.moe_layers, *drafts):
         every = range(view.experts_in[layer])
         for projection in view.projections:
