@@ -75,6 +75,18 @@ def with_section(layout: Layout, section: Mapping[str, Any], **top: Any) -> dict
     return {"config": config, "quant": {"quantization": dict(section)}}
 
 
+def exclude_key(section: Mapping[str, Any]) -> str | None:
+    """What a section's exclude list is called, where it has one."""
+    return next((k for k in ("exclude_modules", "exclude", "modules_to_not_convert", "ignore") if k in section), None)
+
+
+def excluding(layout: Layout, *patterns: str) -> dict[str, Any]:
+    """Changes that put further patterns into the exclude list."""
+    section = section_of(layout)
+    key = exclude_key(section) or "ignore"
+    return with_section(layout, {**section, key: [*section.get(key, []), *patterns]})
+
+
 def _called(layout: Layout, dtype: str, pattern: str | None = None) -> dict[str, Any] | str:
     """Changes after which the configuration calls the experts (or what a pattern means) by another number format."""
     section = section_of(layout)
@@ -219,11 +231,9 @@ def draft_excluded(layout: Layout) -> Built:
         return "its weights' names are not public"
     if layout.dialect in ("deepseek-v4", "mixed"):
         return "excluded means its own MXFP4"
-    keys = ("exclude_modules", "exclude", "modules_to_not_convert", "ignore")
-    key = next((key for key in keys if key in section), "ignore")
-    section[key] = [*section.get(key, []), "*gate", f"{layout.prefix.replace('layers.0', 'layers.1')}*"]
+    changes = excluding(layout, "*gate", f"{layout.prefix.replace('layers.0', 'layers.1')}*")
     expected: list[Expected] = [("config.excluded-but-quantised", "warn", None, None, None, None)]
-    return Case({**layout.tensors(), **_second(layout)}, expected, with_section(layout, section))
+    return Case({**layout.tensors(), **_second(layout)}, expected, changes)
 
 
 def other_stream(layout: Layout) -> Built:
@@ -249,8 +259,7 @@ def shared_size(layout: Layout) -> Built:
         rows, columns = (HIDDEN, 2 * WIDTH) if kind == "down" else (2 * WIDTH, HIDDEN)
         tensors |= shared(layout, f"{parent}.shared_experts.{disk}", rows, columns)
     section = section_of(layout)
-    keys = ("exclude_modules", "exclude", "modules_to_not_convert", "ignore")
-    key = next((key for key in keys if key in section), None)
+    key = exclude_key(section)
     if key is not None and layout.block == "MXFP4" and layout.dialect != "deepseek-v4":
         # Stored in BF16, which the list says.
         section[key] = [*section[key], f"{parent}.shared_experts"]

@@ -5,7 +5,16 @@ import pytest
 
 from nvfp4viz.audit import audit, describe
 from nvfp4viz.checkpoint import tensor
-from tests.audit.config_faults import CONFIG_FAULTS, Case, _listing_second, _second, section_of, shared, with_section
+from tests.audit.config_faults import (
+    CONFIG_FAULTS,
+    Case,
+    _listing_second,
+    _second,
+    exclude_key,
+    section_of,
+    shared,
+    with_section,
+)
 from tests.audit.families import FAMILIES
 from tests.audit.layouts import (
     ALLOWED,
@@ -99,7 +108,7 @@ def test_a_sound_shared_expert(layout, how):
     for disk, rows, columns in (("gate_proj", 64, 64), ("up_proj", 64, 64), ("down_proj", 64, 64)):
         tensors |= shared(layout, f"{parent}.shared_experts.{disk}", rows, columns)
     section = section_of(layout)
-    key = next((k for k in ("exclude_modules", "exclude", "modules_to_not_convert", "ignore") if k in section), None)
+    key = exclude_key(section)
     quantised = "shared_experts.up_proj.weight_scale" in " ".join(tensors)
     if key is not None and not quantised and "quantized_layers" not in section:
         section[key] = [*section[key], "*shared_experts*", f"{parent}.shared_experts"]

@@ -5,7 +5,7 @@ import pytest
 
 from nvfp4viz.audit import audit
 from nvfp4viz.checkpoint import canonical, tensor
-from tests.audit.config_faults import section_of, with_section
+from tests.audit.config_faults import excluding, section_of, with_section
 from tests.audit.layouts import (
     ALLOWED,
     CONFIG,
@@ -27,13 +27,6 @@ from tests.checkpoint.checkpoint_fixtures import FLAT, QUANT, base, opened
 
 APART = [layout for layout in LAYOUTS.values() if layout.arrangement == "expert"]
 LISTED = [layout for layout in APART if layout.id != "MIXED_PRECISION"]
-
-
-def excluding(layout, *patterns):
-    section = section_of(layout)
-    keys = ("exclude_modules", "exclude", "modules_to_not_convert", "ignore")
-    key = next((key for key in keys if key in section), "ignore")
-    return with_section(layout, {**section, key: [*section.get(key, []), *patterns]})
 
 
 def number(layout, expert):
