@@ -135,23 +135,23 @@ def _halving(page: Lesson) -> None:
 
 def cause_rows(page: Lesson) -> list[dict[str, object]]:
     """The runs of all three instruments, each with the columns that it has."""
-    empty = dict.fromkeys(("backend", "memory", "seed", "answer", "nan_share", "over", "layer", "first", "last"))
-    empty |= dict.fromkeys(("logits_differ", "logits_nan"))
-    rows = [
-        {"backend": backend, "memory": page.view["a"], "answer": text, "instrument": "harness"}
+    columns = ("instrument", "backend", "memory", "seed", "answer", "nan_share", "over", "layer", "first", "last")
+    empty = dict.fromkeys((*columns, "logits_differ", "logits_nan"))
+    harness = [
+        {"instrument": "harness", "backend": backend, "memory": page.view["a"], "answer": text}
         for backend, text in _harness_runs(page)
     ]
-    rows += [
-        {"backend": f.backend, "memory": f.allocator, "seed": f.seed, "answer": f.text, "nan_share": f.nan_share}
-        | {"instrument": "allocator"}
+    allocator = [
+        {"instrument": "allocator", "backend": f.backend, "memory": f.allocator, "seed": f.seed, "answer": f.text}
+        | {"nan_share": f.nan_share}
         for f in _loads(page.view["p"])
     ]
-    rows += [
-        {"over": step.over, "layer": step.layer, "first": step.first, "last": step.last}
-        | {"logits_differ": step.differs, "logits_nan": step.nan, "instrument": "bisection"}
+    bisection = [
+        {"instrument": "bisection", "over": step.over, "layer": step.layer, "first": step.first, "last": step.last}
+        | {"logits_differ": step.differs, "logits_nan": step.nan}
         for step in bisection_of(page).steps
     ]
-    return [{"instrument": row["instrument"], **empty, **row} for row in rows]
+    return [empty | row for row in (*harness, *allocator, *bisection)]
 
 
 def _how_many_runs(page: Lesson) -> bool:

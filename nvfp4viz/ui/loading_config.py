@@ -217,14 +217,12 @@ def stage_rows(page: Lesson) -> list[dict[str, object]]:
         "load": {"slot": life.slot},
         "backend": {"input_scale_read": life.read, "encode_scale": life.encode, "alpha": life.alpha},
     }
-    about = {name: view[name] for name in ("layer", "expert", "projection")} | {
-        "backend": view["b"],
-        "memory": view["a"],
-    }
+    about = {name: view[name] for name in ("layer", "expert", "projection")}
+    about |= {"backend": view["b"], "memory": view["a"]}
     return [
-        {**about, "stage": stage, "holds": name, "value": None if value is None else float(value), "flags": flags}
+        {**about, "stage": stage, "holds": name, "value": None if value is None else float(value)}
+        | {"flags": " ".join(flags_of(stage))}
         for stage in STAGES
-        for flags in (" ".join(flags_of(stage)),)
         for name, value in held[stage].items()
     ]
 
