@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.checkpoint.canonical import CanonicalView, Slot, canonical_of
+from nvfp4viz.checkpoint.dtypes import DTYPES, SCALE_BYTES
 from nvfp4viz.checkpoint.header import TensorEntry
 from nvfp4viz.checkpoint.problems import printable
 from nvfp4viz.checkpoint.quantconfig import read_quant_config
@@ -101,6 +103,7 @@ FAULTS: dict[str, Fault] = {
 # New tensors by name; None takes the tensor away.
 Changes = dict[str, Tensor | None]
 U8 = npt.NDArray[np.uint8]
+F32 = npt.NDArray[np.float32]
 
 
 def inject_tensors(
@@ -171,7 +174,7 @@ def changes(
     ------
     InputError
         ``fault.unknown``, ``fault.layout``, ``fault.no-such-slot``, ``fault.pair``, ``fault.role``, ``fault.absent``,
-        ``fault.value``, ``fault.format``.
+        ``fault.value``, ``fault.format``; ``fault.rounded`` where the tensor's type does not have the fault's number.
     """
     spec = _spec(fault, role, value)
     if not view.complete or not view.modules:
@@ -268,31 +271,58 @@ class _At:
 
 
 def _scalar(at: _At, old: U8, fault: str, factor: float) -> U8:
-    """The number a fault leaves, as stored; zero, inf and subnormal mean the effective multiplier."""
+    """The number a fault leaves, in the tensor's own type.
+
+    Rounding to that type is part of storing a number there; where it makes another fault of it, or none, it is refused.
+    """
     slot = at.slot(at.role)
     assert slot.entry is not None
-    if slot.entry.dtype != "F32":
-        raise InputError("fault.format", fault=fault, tensor=printable(slot.name), dtype=slot.entry.dtype)
-    stored = old.view("<f4")
-    new: npt.NDArray[Any]
+    dtype = slot.entry.dtype
+    if dtype not in SCALE_BYTES:
+        raise InputError("fault.format", fault=fault, tensor=printable(slot.name), dtype=dtype)
+    own = DTYPES[dtype].view
+    if fault == "random-bits":
+        bits = np.dtype(f"<u{own.itemsize}")
+        drawn = at.rng.integers(0, 1 << 8 * own.itemsize, len(old) // own.itemsize, bits.type)
+        return np.frombuffer(drawn.astype(bits).tobytes(), np.uint8)
     divisor = at.view.divisors_in(at.layer)
     with np.errstate(all="ignore"):
-        if fault == "scaled" or fault == "pair-mismatch":
-            new = stored / np.float32(factor) if divisor else stored * np.float32(factor)
-        elif fault == "constant":
-            new = np.full_like(stored, factor)
-        elif fault == "negative":
-            new = -np.abs(stored)
-        elif fault == "reciprocal":
-            new = np.float32(1) / stored
-        elif fault == "random-bits":
-            new = at.rng.integers(0, 2**32, stored.shape, dtype=np.uint32).view("<f4")
-        else:
-            plain = {"zero": 0.0, "nan": np.nan, "inf": np.inf, "subnormal": SUBNORMAL}
-            # 1/x of the largest float32 is subnormal; 1/x of a subnormal is already infinite.
-            inverse = {"zero": np.inf, "nan": np.nan, "inf": 0.0, "subnormal": np.finfo(np.float32).max}
-            new = np.full_like(stored, (inverse if divisor else plain)[fault])
-    return np.frombuffer(new.astype("<f4").tobytes(), np.uint8)
+        stored = old.view(own).astype(np.float32)
+        wanted = _number(stored, fault, factor, divisor)
+        new = (_within(wanted, own) if fault == "subnormal" else wanted).astype(own)
+        back = new.astype(np.float32)
+        kept = (np.isfinite(back) == np.isfinite(wanted)) & ((back == 0) == (wanted == 0))
+        kept &= (back != stored) | (wanted == stored)
+        if fault == "subnormal":
+            kept &= (1 / back if divisor else back) < np.finfo(np.float32).tiny
+    if not kept.all():
+        lost = int(kept.argmin())
+        numbers = {"value": f"{wanted[lost]:.6g}", "written": f"{back[lost]:.6g}"}
+        raise InputError("fault.rounded", fault=fault, tensor=printable(slot.name), dtype=dtype, **numbers)
+    return np.frombuffer(new.tobytes(), np.uint8)
+
+
+def _number(stored: F32, fault: str, factor: float, divisor: bool) -> F32:
+    """What a fault makes of stored numbers; zero, inf and subnormal mean the effective multiplier."""
+    number = np.float32(factor)
+    if fault == "scaled" or fault == "pair-mismatch":
+        return stored / number if divisor else stored * number
+    if fault == "constant":
+        return np.full_like(stored, number)
+    if fault == "negative":
+        return -np.abs(stored)
+    if fault == "reciprocal":
+        return np.float32(1) / stored
+    plain = {"zero": 0.0, "nan": np.nan, "inf": np.inf, "subnormal": SUBNORMAL}
+    # 1/x of the largest float32 is subnormal; 1/x of a subnormal is already infinite.
+    inverse = {"zero": np.inf, "nan": np.nan, "inf": 0.0, "subnormal": np.finfo(np.float32).max}
+    return np.full_like(stored, (inverse if divisor else plain)[fault])
+
+
+def _within(numbers: F32, own: np.dtype[Any]) -> F32:
+    """Positive numbers moved to the nearest that a type has: the smallest BF16 is 21 times as large as `SUBNORMAL`."""
+    info = ml_dtypes.finfo(own)  # type: ignore[no-untyped-call]
+    return np.clip(numbers, np.float32(info.smallest_subnormal), np.float32(info.max))
 
 
 def _bytes(at: _At, old: U8, fault: str) -> U8:

@@ -210,6 +210,18 @@ def bf16(*shape: int) -> Tensor:
     return tensor(np.full(shape, 0.25, ml_dtypes.bfloat16))
 
 
+# Types of scalar scales beside F32.
+HALF = {"BF16": ml_dtypes.bfloat16, "F16": np.float16}
+
+
+def halved(tensors: dict[str, Tensor], dtype: str) -> dict[str, Tensor]:
+    """The same checkpoint with every F32 number in BF16 or F16."""
+    return {
+        name: tensor(item.array().astype(HALF[dtype])) if item.dtype == "F32" else item
+        for name, item in tensors.items()
+    }
+
+
 def with_quant(section: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {**CONFIG, **more, "quantization_config": section}
 

@@ -10,7 +10,7 @@ import pytest
 
 from nvfp4viz.audit import audit, describe
 from nvfp4viz.checkpoint import memory_checkpoint, tensor
-from tests.audit.layouts import LAYOUTS, bf16
+from tests.audit.layouts import HALF, LAYOUTS, bf16, halved
 from tests.audit.reading import found, outcomes
 from tests.checkpoint.checkpoint_fixtures import CONFIG, CT_QUANT, FLAT, QUANT, base, ct_base, opened, scalar, without
 
@@ -496,7 +496,6 @@ def test_47_what_is_no_scalar(item):
 
 
 SCALES = ("weight_scale_2", "input_scale")
-HALF = {"BF16": ml_dtypes.bfloat16, "F16": np.float16}
 
 
 @pytest.mark.parametrize("dtype", list(HALF))
@@ -504,12 +503,7 @@ HALF = {"BF16": ml_dtypes.bfloat16, "F16": np.float16}
 def test_47_scalars_in_half_precision(id, dtype):
     """Servers copy them into F32 parameters: sound in every layout, and each judged as any other number."""
     layout = LAYOUTS[id]
-    healthy = {
-        name: tensor(np.frombuffer(item.tobytes(), "<f4").reshape(item.shape).astype(HALF[dtype]))
-        if item.dtype == "F32"
-        else item
-        for name, item in layout.tensors().items()
-    }
+    healthy = halved(layout.tensors(), dtype)
     report = audit(layout.open(healthy))
     assert found(report) == []
     halves = [item for item in report.findings if item.text == "scale.shape.half"]
