@@ -274,7 +274,7 @@ def _note_whole(facts: Facts, layer: int, projection: str, module: Module, vecto
 
 
 def is_scalar(entry: TensorEntry) -> bool:
-    """One F32, BF16 or F16 number, whatever its shape."""
+    """One F32, F64, BF16 or F16 number, whatever its shape."""
     return is_one_number(entry)
 
 

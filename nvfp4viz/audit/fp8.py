@@ -1,18 +1,21 @@
-"""Block scales of FP8 modules: attention, shared experts and dense layers around four-bit experts.
+"""Scales of FP8 weights: attention, shared experts and dense layers around four-bit experts, and FP8 experts.
 
-A server allocates the scales by the configuration: ``weight_block_size`` of DeepSeek's method, or what an allow-list
-calls the module.  Where neither speaks of it, any shape that some FP8 scheme has is right.
+A server allocates the scales by the configuration: `weight_block_size` of DeepSeek's method, `strategy` of
+compressed-tensors, or what an allow-list calls the module.  Where none of them speaks of it, any shape that some FP8
+scheme has is right.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from math import prod
+from typing import NamedTuple
 
 from nvfp4viz.audit.findings import make
-from nvfp4viz.audit.linears import Linear, fp8_scale, layer_of
+from nvfp4viz.audit.linears import FP8, Linear, fp8_scale, layer_of
 from nvfp4viz.audit.report import Finding
-from nvfp4viz.checkpoint import QuantConfig, TensorEntry
+from nvfp4viz.checkpoint import CanonicalView, QuantConfig, TensorEntry
+from nvfp4viz.checkpoint.module_rules import Grain
 
 # Rows × values that share a scale, where nothing says which: MXFP8's, and DeepSeek's with its relatives.
 _BLOCKS = ((1, 16), (1, 32), (1, 64), (1, 128), (16, 16), (32, 32), (64, 64), (128, 128), (256, 256))
@@ -20,55 +23,135 @@ _BLOCKS = ((1, 16), (1, 32), (1, 64), (1, 128), (16, 16), (32, 32), (64, 64), (1
 _FUSED = ("qkv", "gate_up", "w13", "in_proj", "kv_a", "wqa", "fused")
 
 
-def fp8_findings(quant: QuantConfig, linears: Iterable[Linear]) -> Iterator[Finding]:
-    """``block-scale.group`` of FP8 modules: scales in a shape that their blocks do not have; one finding a cause."""
-    groups: dict[tuple[str, str, str, str], list[str]] = {}
+class _Misfit(NamedTuple):
+    """What is stored, and what is due; ``kind`` ends the text's key."""
+
+    weight: str
+    shape: str
+    kind: str
+    block: str
+    expected: str
+
+
+def fp8_findings(quant: QuantConfig, view: CanonicalView, linears: Iterable[Linear]) -> Iterator[Finding]:
+    """``block-scale.group`` of FP8 modules: scales in a shape that their blocks do not have.
+
+    One finding a cause for ordinary modules, one a layer, projection and cause for routed experts.
+    """
+    groups: dict[_Misfit, list[str]] = {}
     for linear in linears:
         weight, scale = linear.tensors.get("weight"), fp8_scale(linear)
-        if linear.format != "FP8" or weight is None or scale is None or len(weight.shape) != 2 or 0 in weight.shape:
-            continue
-        block = _said(quant, linear.name)
-        if not _fits(weight, scale, block, linear.name):
-            due = "" if block is None else str([-(-n // b) for n, b in zip(weight.shape, block, strict=True)])
-            key = (str(list(weight.shape)), str(list(scale.shape)), f"{block[0]} × {block[1]}" if block else "", due)
-            groups.setdefault(key, []).append(scale.name)
-    for (shape, found, size, due), names in groups.items():
+        if linear.format == "FP8" and weight is not None and scale is not None and len(weight.shape) == 2:
+            misfit = _misfit(quant, weight, scale, linear.name)
+            if misfit is not None:
+                groups.setdefault(misfit, []).append(scale.name)
+    for misfit, names in groups.items():
         yield make(
-            "block-scale.group", "error", text="block-scale.group.fp8" if size else "block-scale.group.fp8.any",
-            role="weight_scale", layer=layer_of(names), tensors=names,
-            fill={"weight": shape, "shape": found, "block": size, "expected": due},
+            "block-scale.group", "error", text=f"block-scale.group.fp8{misfit.kind}", role="weight_scale",
+            layer=layer_of(names), tensors=names, fill=misfit._asdict(),
+        )  # fmt: skip
+    yield from _of_experts(quant, view)
+
+
+def _of_experts(quant: QuantConfig, view: CanonicalView) -> Iterator[Finding]:
+    """The same for the experts of layers that are FP8 throughout; one among others has a finding of its own."""
+    layers = {layer for layer, dialect in view.dialects.items() if dialect is None}
+    if not layers:
+        return
+    found: dict[tuple[int, str, _Misfit], dict[str, int | None]] = {}
+    known: dict[tuple[int, str, str, tuple[int, ...], tuple[int, ...]], _Misfit | None] = {}
+    for (layer, expert, projection), module in view.modules.items():
+        if layer not in layers or module.state != "other":
+            continue
+        tensors = {**module.tensors, **module.extras}
+        weight = tensors.get("weight", tensors.get(""))
+        scale = next((entry for suffix in _SCALES if (entry := tensors.get(suffix)) is not None), None)
+        if weight is None or scale is None or weight.dtype not in FP8 or len(weight.shape) < 2:
+            continue
+        # Lists speak of layers and of kinds of projections, hardly of single experts.
+        key = (layer, projection, weight.dtype, weight.shape, scale.shape)
+        if key not in known:
+            known[key] = _misfit(quant, weight, scale, view.blocks[layer], module.name)
+        misfit = known[key]
+        if misfit is not None:
+            found.setdefault((layer, projection, misfit), {})[scale.name] = None if module.whole else expert
+    for (layer, projection, misfit), at in found.items():
+        ids = sorted(expert for expert in at.values() if expert is not None)
+        yield make(
+            "block-scale.group", "error", text=f"block-scale.group.fp8{misfit.kind}.experts", role="weight_scale",
+            layer=layer, projection=projection, experts=tuple(ids) or None, tensors=at, fill=misfit._asdict(),
         )  # fmt: skip
 
 
-def _said(quant: QuantConfig, module: str) -> tuple[int, int] | None:
-    """The block that the configuration gives an FP8 module; None where it does not say one."""
-    listed = quant.listed_algo(module)
-    if listed is not None:
-        return (1, 32) if listed == "MXFP8" else None
-    # What a list leaves alone may be FP8 of another origin.
-    if quant.used is None or any(section.lists(module) for section in quant.sections):
+# What an FP8 expert's scale is called; fused ones lose what stands before the parameter's name.
+_SCALES = ("weight_scale", "scale", "weight_scale_inv", "scale_inv", "weight_quantizer.scale")
+
+
+def _misfit(quant: QuantConfig, weight: TensorEntry, scale: TensorEntry, *modules: str) -> _Misfit | None:
+    """What is wrong with a module's scales (given at several depths, its own name last), or None."""
+    shape = weight.shape
+    if 0 in shape:
         return None
-    return next((section.weight_block for section in quant.sections if section.weight_block), None)
+    grains = _said(quant, *modules)
+    fused = any(part in modules[-1].rpartition(".")[2] for part in _FUSED)
+    if any(_fits(shape, scale.shape, grain, fused) for grain in grains or _ANY):
+        return None
+    # A number for each part of a fused module, under whatever name.
+    if (fused or not grains) and len(scale.shape) == 1 and scale.shape[0] <= 3 and (None, None) in (grains or _ANY):
+        return None
+    stored = (str(list(shape)), str(list(scale.shape)))
+    if not grains:
+        return _Misfit(*stored, ".any", "", "")
+    rows, columns = grains[0]
+    if columns is None:
+        kind, due = (".tensor", [1]) if rows is None else (".channel", [*shape[:-1], 1])
+        return _Misfit(*stored, kind, "", str(due))
+    due = [*shape[:-2], -(-shape[-2] // (rows or shape[-2])), -(-shape[-1] // columns)]
+    return _Misfit(*stored, "", f"{rows} × {columns}", str(due))
 
 
-def _fits(weight: TensorEntry, scale: TensorEntry, block: tuple[int, int] | None, name: str) -> bool:
-    rows, columns = weight.shape
-    numbers = prod(scale.shape)
+# Where nothing says which: one number, one a row, or one a block of some scheme.
+_ANY: tuple[Grain, ...] = ((None, None), (1, None), *_BLOCKS)
+
+
+def _said(quant: QuantConfig, *modules: str) -> tuple[Grain, ...]:
+    """The blocks that the configuration gives an FP8 module; none where it does not say them."""
+    listed = quant.listed_algo(*modules)
+    if listed is not None:
+        return ((1, 32),) if listed == "MXFP8" else ()
+    # What a list leaves alone may be FP8 of another origin.
+    if quant.used is None or any(section.lists(module) for section in quant.sections for module in modules):
+        return ()
+    block = next((section.weight_block for section in quant.sections if section.weight_block), None)
     if block is not None:
-        return _is_grid(scale, rows, columns, block, name) or (
-            numbers == 1 and rows <= block[0] and columns <= block[1]
-        )
-    # One number, or one for each part of a fused module, or one a row.
-    if numbers == 1 or (len(scale.shape) == 1 and numbers <= 3) or scale.shape in ((rows,), (rows, 1)):
+        return (block,)
+    grains = quant.eight_bit_grains(*modules)
+    # Of several groups that mean it any may be asked, also one that cuts it in a way that is not known here.
+    return tuple(grain for grain in grains if grain is not None) if None not in grains else ()
+
+
+def _fits(weight: tuple[int, ...], scale: tuple[int, ...], grain: Grain, fused: bool) -> bool:
+    """Has a weight of this shape scales of that one?  Experts along a first axis have scales of their own each."""
+    *experts, rows, columns = weight
+    tall, wide = grain
+    if wide is None:
+        if tall is None:
+            return prod(scale) in (1, prod(experts))
+        shapes = [(*experts, rows), (*experts, rows, 1)]
+        # Fused experts are stored transposed now and then; a row is a column then.
+        shapes += [(*experts, columns), (*experts, 1, columns)] if experts else []
+        return scale in shapes
+    tall = tall or rows
+    if prod(scale) == prod(experts) and rows <= tall and columns <= wide:
         return True
-    return any(_is_grid(scale, rows, columns, one, name) for one in _BLOCKS)
+    cuts = [(tall, wide), (wide, tall)] if experts else [(tall, wide)]
+    return any(_is_grid(weight, scale, cut, fused) for cut in cuts)
 
 
-def _is_grid(scale: TensorEntry, rows: int, columns: int, block: tuple[int, int], name: str) -> bool:
+def _is_grid(weight: tuple[int, ...], scale: tuple[int, ...], cut: tuple[int, int], fused: bool) -> bool:
     """One scale a block, the last ones of a row and of a column for what is left."""
-    if len(scale.shape) != 2 or scale.shape[1] != -(-columns // block[1]):
+    if len(scale) != len(weight) or scale[:-2] != weight[:-2] or scale[-1] != -(-weight[-1] // cut[1]):
         return False
-    least = -(-rows // block[0])
-    fused = any(part in name.rpartition(".")[2] for part in _FUSED)
+    least = -(-weight[-2] // cut[0])
     # Each of up to six parts may end inside a block.
-    return least <= scale.shape[0] <= least + 6 * fused
+    return least <= scale[-2] <= least + 6 * fused

@@ -196,7 +196,7 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
         findings += _unread(checkpoint)
         findings += _partial(view, in_full)
         findings += linear_findings(checkpoint, facts, linears, siblings)
-        findings += fp8_findings(checkpoint.quant_config, linears)
+        findings += fp8_findings(checkpoint.quant_config, view, linears)
         findings += mlp_findings(checkpoint, view, linears)
         findings += absent_findings(checkpoint, view, linears) if in_full else ()
         findings += sister_findings(checkpoint, view, linears)

@@ -269,7 +269,7 @@ def _shapes(facts: Facts) -> Iterator[Finding]:
     unusual: dict[tuple[int, ...], list[str]] = {}
     halves: dict[str, dict[str, None]] = {}
     kinds = facts.view.table.kind.tolist()
-    full = [SCALE_BYTES.get(dtype) != 2 for dtype, _ in facts.view.table.kinds]
+    full = [SCALE_BYTES.get(dtype, 4) == 4 for dtype, _ in facts.view.table.kinds]
     usual = {layer: (1,) if facts.view.divisors_in(layer) else () for layer in facts.needs}
     # Kinds of tensors of which there is nothing to say: those of nearly all of 90,000 scalars.
     dull = {
@@ -296,9 +296,10 @@ def _shapes(facts: Facts) -> Iterator[Finding]:
 
 
 def half_findings(names: Mapping[str, Iterable[str]]) -> Iterator[Finding]:
-    """Numbers in BF16 or F16, by type: servers copy them into F32 parameters, which changes no value."""
+    """Numbers in BF16, F16 or F64, by type: servers copy them into F32 parameters, which rounds none but F64."""
     for dtype, tensors in sorted(names.items()):
-        yield make("scale.shape", "info", text="scale.shape.half", tensors=tensors, fill={"dtype": dtype})
+        text = "scale.shape.double" if dtype == "F64" else "scale.shape.half"
+        yield make("scale.shape", "info", text=text, tensors=tensors, fill={"dtype": dtype})
 
 
 def block_findings(facts: Facts) -> Iterator[Finding]:

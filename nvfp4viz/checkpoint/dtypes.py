@@ -65,9 +65,9 @@ DTYPES: dict[str, DType] = {
     name: DType(name, bits, np.dtype(view), rank) for rank, (name, bits, view) in enumerate(_ORDER)
 }
 
-# Types of a scale that is a number by itself, and bytes of one.  Servers keep them in F32 and copy with a cast, which
-# changes no BF16 or F16 value.
-SCALE_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+# Types of a scale that is a number by itself, and bytes of one.  Servers keep them in F32 and copy with a cast (vLLM's
+# ``param.data.copy_`` and ``param_data[e] = …``), which changes no BF16 or F16 value and rounds F64 to the nearest.
+SCALE_BYTES = {"F32": 4, "F64": 8, "BF16": 2, "F16": 2}
 
 # What an array of this NumPy dtype is called; ``uint8`` is U8 unless the caller says F8_E4M3 or F8_E8M0.
 NAMES: dict[np.dtype[np.generic], str] = {

@@ -51,6 +51,9 @@ class Rules(Protocol):
         names all that it quantises, leaves the module out."""
 
 
+Group = Mapping[str, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class Groups:
     """compressed-tensors' groups.
@@ -58,34 +61,36 @@ class Groups:
     Attributes
     ----------
     exact
-        Algorithms by name, without prefix.
+        Groups by name, without prefix.
     expressions
-        Compiled targets with their algorithms.
+        Compiled targets with their groups.
     classes
-        Names of classes with their algorithms.
+        Names of classes with their groups.
     open
         Some group's targets cannot be read: what no other group names may be meant by it.
     """
 
-    exact: Mapping[str, tuple[str, ...]]
-    expressions: tuple[tuple[re.Pattern[str], str], ...]
-    classes: tuple[tuple[str, str], ...]
+    exact: Mapping[str, tuple[Group, ...]]
+    expressions: tuple[tuple[re.Pattern[str], Group], ...]
+    classes: tuple[tuple[str, Group], ...]
     open: bool
 
     def find(self, modules: Iterable[str]) -> str | None:
-        """As `Rules.find`; a target that names the module goes before one that names a class."""
+        """As `Rules.find`."""
+        groups = self.meaning(modules)
+        if groups:
+            return _kindest([group_algo(group) for group in groups])
+        return "" if self.open or self.classes else None
+
+    def meaning(self, modules: Iterable[str]) -> tuple[Group, ...]:
+        """The groups that mean a module; a target that names it goes before one that names a class."""
         modules = tuple(modules)
         names = tuple(_depths(modules))
-        named = [algo for name in names for algo in self.exact.get(name, ())]
+        named = [group for name in names for group in self.exact.get(name, ())]
         if self.expressions:
             forms = [*modules, *(prefix + name for name in names for prefix in _PREFIXES)]
-            named += [algo for pattern, algo in self.expressions if any(map(pattern.match, forms))]
-        if named:
-            return _kindest(named)
-        classes = [algo for name, algo in self.classes if name == "Linear"]
-        if classes:
-            return _kindest(classes)
-        return "" if self.open or self.classes else None
+            named += [group for pattern, group in self.expressions if any(map(pattern.match, forms))]
+        return tuple(named or (group for name, group in self.classes if name == "Linear"))
 
 
 def _kindest(algos: list[str]) -> str:
@@ -99,28 +104,27 @@ _ELSEWHERE = re.compile(r"Attention|Embedding|Conv\d?d|Norm|LMHead|Rotary")
 
 def groups_of(raw: Any) -> Groups:
     """Read ``config_groups``; what is no group is left out."""
-    exact: dict[str, tuple[str, ...]] = {}
-    expressions: list[tuple[re.Pattern[str], str]] = []
-    classes: list[tuple[str, str]] = []
+    exact: dict[str, tuple[Group, ...]] = {}
+    expressions: list[tuple[re.Pattern[str], Group]] = []
+    classes: list[tuple[str, Group]] = []
     unread = False
     for group in raw.values() if isinstance(raw, dict) else ():
         targets = group.get("targets") if isinstance(group, dict) else None
         if not isinstance(targets, list):
             unread = True
             continue
-        algo = group_algo(group)
         for target in targets:
             if not isinstance(target, str):
                 unread = True
             elif target.startswith("re:"):
                 pattern = compiled(target[3:])
                 if pattern is not None:
-                    expressions.append((pattern, algo))
+                    expressions.append((pattern, group))
             elif target[:1].isupper() and "." not in target:
                 if not _ELSEWHERE.search(target):
-                    classes.append((target, algo))
+                    classes.append((target, group))
             else:
-                exact[bare(target)] = (*exact.get(bare(target), ()), algo)
+                exact[bare(target)] = (*exact.get(bare(target), ()), group)
     return Groups(exact, tuple(expressions), tuple(classes), unread)
 
 
@@ -143,6 +147,40 @@ def group_algo(group: Mapping[str, Any]) -> str:
     if size == 32:
         return "MXFP4"
     return "NVFP4" if group.get("input_activations") is not None else "W4A16_NVFP4"
+
+
+Grain = tuple[int | None, int | None]
+"""Rows, and values of a row, that share one scale of a weight; None for all of them."""
+
+
+def weight_grain(group: Group) -> Grain | None:
+    """How a group of compressed-tensors cuts a weight for its scales; None where it does not say, or in another way.
+
+    Source: ``compressed_tensors/quantization/quant_args.py``, which also says what an absent `strategy` means.
+
+    >>> weight_grain({"weights": {"strategy": "block", "block_structure": [128, 64]}})
+    (128, 64)
+    >>> weight_grain({"weights": {"strategy": "channel"}}), weight_grain({"weights": {"group_size": 32}})
+    ((1, None), (1, 32))
+    >>> weight_grain({"weights": {"strategy": "attn_head"}}) is None
+    True
+    """
+    weights = group.get("weights")
+    if not isinstance(weights, dict):
+        return None
+    strategy, size, block = (weights.get(key) for key in ("strategy", "group_size", "block_structure"))
+    if strategy is None and block is None:
+        strategy = "tensor" if size is None else "channel" if size == -1 else "group"
+    kind = strategy.lower() if isinstance(strategy, str) else ""
+    if kind == "block":
+        # Once written "128x128".
+        sides = block.split("x") if isinstance(block, str) else block
+        numbers = [int(side) if str(side).isdecimal() else 0 for side in sides] if isinstance(sides, list) else []
+        return (numbers[0], numbers[1]) if len(numbers) == 2 and min(numbers) > 0 else None
+    if kind in ("group", "tensor_group"):
+        return (1, size) if isinstance(size, int) and size > 0 else None
+    known: dict[str, Grain] = {"tensor": (None, None), "channel": (1, None)}
+    return known.get(kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ class Module(NamedTuple):
 
 
 def is_one_number(entry: TensorEntry) -> bool:
-    """One F32, BF16 or F16 number, whatever its shape."""
+    """One F32, F64, BF16 or F16 number, whatever its shape."""
     return entry.nbytes == SCALE_BYTES.get(entry.dtype)
 
 

@@ -176,7 +176,7 @@ class Checkpoint:
         return found
 
     def read_scalar(self, name: str) -> np.float32:
-        """A one-element F32, BF16 or F16 tensor (``[]``, ``[1]`` or ``[1, 1]``), as float32.
+        """A one-element F32, F64, BF16 or F16 tensor (``[]``, ``[1]`` or ``[1, 1]``), as float32.
 
         Raises
         ------
@@ -193,7 +193,7 @@ class Checkpoint:
     def scalars(self, names: Sequence[str]) -> npt.NDArray[np.float32]:
         """Many one-element tensors with few reads: neighbours in a file are fetched together.
 
-        BF16 and F16 come as float32 too, which changes no value.
+        BF16 and F16 come as float32 too, which changes no value; F64 is rounded to it, as servers round.
 
         Returns
         -------
@@ -202,7 +202,7 @@ class Checkpoint:
         Raises
         ------
         CheckpointError
-            As `entry`; ``checkpoint.not-a-scalar`` for tensors that are no F32, BF16 or F16 scalar.
+            As `entry`; ``checkpoint.not-a-scalar`` for tensors that are no F32, F64, BF16 or F16 scalar.
         """
         table = self.tensors
         known = table.rows
@@ -225,7 +225,7 @@ class Checkpoint:
         return self._numbers(table.file[rows], table.begin[rows], kind)
 
     def vectors(self, names: Sequence[str]) -> list[npt.NDArray[np.float32]]:
-        """Short F32, BF16 or F16 vectors with few reads, such as one scale an expert; as `scalars`.
+        """Short F32, F64, BF16 or F16 vectors with few reads, such as one scale an expert; as `scalars`.
 
         Raises
         ------
@@ -248,9 +248,18 @@ class Checkpoint:
     ) -> npt.NDArray[np.float32]:
         """Numbers at places in files (by their number in the table), of the types of their kinds."""
         types = [dtype for dtype, _ in self.tensors.kinds]
-        half = np.array([SCALE_BYTES.get(dtype) == 2 for dtype in types] or [False])[kind]
-        # Of two bytes the two before belong to a neighbour or to the header; behind may be the file's end.
-        values = gather(self.source, self.tensors.files, shard, begin - 2 * half, self._count)
+        width = np.array([SCALE_BYTES.get(dtype, 0) for dtype in types] or [0])[kind]
+        half, double = width == 2, np.flatnonzero(width == 8)
+        # Of two bytes the two before belong to a neighbour or to the header; behind may be the file's end.  Eight bytes
+        # are twice four.
+        places = np.concatenate([begin - 2 * half, begin[double] + 4])
+        shards = np.concatenate([shard, shard[double]])
+        found = gather(self.source, self.tensors.files, shards, places, self._count)
+        values, upper = found[: len(shard)], found[len(shard) :]
+        if len(double):
+            words = np.stack([values[double], upper], axis=1)
+            with np.errstate(all="ignore"):
+                values[double] = words.view("<f8")[:, 0].astype(np.float32)
         for dtype in {types[k] for k in set(kind[half].tolist())}:  # np.unique would load numpy.ma, 10 ms
             these = np.array([name == dtype for name in types])[kind]
             bits = (values[these].view(np.uint32) >> 16).astype(np.uint16)
@@ -258,7 +267,7 @@ class Checkpoint:
         return values
 
     def scalar_rows(self) -> npt.NDArray[np.int64]:
-        """Rows of `tensors` that are one F32, BF16 or F16 number, whatever its shape."""
+        """Rows of `tensors` that are one F32, F64, BF16 or F16 number, whatever its shape."""
         return self.tensors.rows_where(
             [dtype in SCALE_BYTES and math.prod(shape) == 1 for dtype, shape in self.tensors.kinds]
         )

@@ -15,6 +15,8 @@ from functools import lru_cache
 from typing import Any
 
 from nvfp4viz.checkpoint.module_rules import (
+    Grain,
+    Groups,
     Rules,
     bare,
     compiled,
@@ -23,6 +25,7 @@ from nvfp4viz.checkpoint.module_rules import (
     quark_algo,
     quark_rules,
     quark_static_inputs,
+    weight_grain,
 )
 from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG
 
@@ -146,6 +149,12 @@ class QuantConfig:
         """Does no group of a compressed-tensors section mean this module (given at several depths)?"""
         used = self.used
         return used is not None and used._rules is not None and used._rules.find(modules) is None
+
+    def eight_bit_grains(self, *modules: str) -> tuple[Grain | None, ...]:
+        """How compressed-tensors' groups of eight-bit floats that mean a module (given at several depths) cut it."""
+        rules = self.used._rules if self.used is not None else None
+        groups = rules.meaning(modules) if isinstance(rules, Groups) else ()
+        return tuple(weight_grain(group) for group in groups if group_algo(group) == "8-bit float")
 
     def is_excluded(self, module: str) -> bool:
         """Does any section leave this module unquantised?

@@ -306,6 +306,40 @@ def fp8_blocks(layout: Layout) -> Built:
     return Case({**layout.tensors(), **fp8_beside(layout, 128, 4)}, expected)
 
 
+def fp8_experts(layout: Layout) -> Built:
+    """A second layer with experts in FP8, which the configuration knows; one has 3 × 4 scales for its one block."""
+    if layout.arrangement != "expert":
+        return "one tensor for all experts"
+    block, section = layout.prefix.replace("layers.0", "layers.1"), section_of(layout)
+    suffix = "scale" if layout.dialect in ("deepseek-v4", "mixed") else "weight_scale"
+    tensors = layout.tensors()
+    for kind, disk in layout.disk.items():
+        for expert in range(EXPERTS):
+            at = f"{block}.{disk}.{expert}" if layout.projection_major else f"{block}.{expert}.{disk}"
+            shape = (3, 4) if (kind, expert) == ("down", 3) else (1, 1)
+            tensors[f"{at}.weight"] = typed(np.full(SIZES[kind], 0x38, np.uint8), "F8_E4M3")
+            tensors[f"{at}.{suffix}"] = typed(np.ones(shape, np.float32), "F32")
+    if "quantized_layers" in section:
+        section["quantized_layers"] = {**section["quantized_layers"], block: {"quant_algo": "FP8"}}
+    else:
+        key = exclude_key(section) or "ignore"
+        section[key] = [*section.get(key, []), f"{block}*", f"re:.*{block}.*"]
+    changes = with_section(layout, section, num_hidden_layers=2)
+    return Case(tensors, [("block-scale.group", "error", "weight_scale", 1, "down", (3,))], changes)
+
+
+def fp8_strategy(layout: Layout) -> Built:
+    """FP8 in one block, of which a group says that each row has a scale."""
+    section = section_of(layout)
+    if "config_groups" not in section:
+        return "its configuration has no strategy"
+    eight = {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}, "targets": ["re:.*linear_attn.*"]}
+    groups = {**section["config_groups"], "group_1": eight}
+    changes = with_section(layout, {**section, "format": "mixed-precision", "config_groups": groups})
+    expected: list[Expected] = [("block-scale.group", "error", "weight_scale", 0, None, None)]
+    return Case({**layout.tensors(), **fp8_beside(layout, 1, 1)}, expected, changes)
+
+
 def one_width(layout: Layout) -> Built:
     """Experts that are not as wide as `intermediate_size`, in a family that has no other key for them."""
     family = {"gpt-oss": "gpt_oss", "w1/w2/w3": "mixtral", "fused": "llama4_text"}.get(layout.id)
@@ -360,6 +394,8 @@ CONFIG_FAULTS: dict[str, Callable[[Layout], Built]] = {
     "shared expert of another width": shared_size,
     "more experts than the router has rows": padding,
     "FP8 block scales of another shape": fp8_blocks,
+    "FP8 experts' block scales of another shape": fp8_experts,
+    "FP8 scales against a group's strategy": fp8_strategy,
     "experts of another width than intermediate_size": one_width,
     "moe_quant_algo against the allow-list": moe_algo,
     "format of another packing": other_packing,

@@ -100,6 +100,18 @@ def stored(role: str, kind: str) -> Callable[[Layout], Built]:
     return build
 
 
+def beyond_float32(layout: Layout) -> Built:
+    """A number in F64 that becomes infinite in the F32 parameter that a server copies it into."""
+    if "weight_scale_2" not in layout.roles:
+        return NO_ROLE
+    tensors, name = layout.tensors(), layout.name(BAD, "down", "weight_scale_2")
+    wide = tensors[name].array().astype(np.float64).copy()
+    wide.reshape(-1)[BAD if layout.arrangement == "stacked" else 0] = 1e-300 if layout.divisors else 1e300
+    tensors[name] = tensor(wide)
+    expected: list[Expected] = [("scale.inf", "error", "weight_scale_2", 0, "down", who(layout, BAD))]
+    return Case(tensors, [*expected, ("scale.shape", "info", None, None, None, None)])
+
+
 def outlier(role: str) -> Callable[[Layout], Built]:
     def build(layout: Layout) -> Built:
         if role not in layout.roles:
@@ -356,6 +368,7 @@ FAULTS: dict[str, Callable[[Layout], Built]] = {
     "input_scale missing in a rank": rank_hole,
     "input_scale missing everywhere": mislabelled,
     **{f"{role} {kind}": stored(role, kind) for role in ("input_scale", "weight_scale_2") for kind in CLASSES},
+    "weight_scale_2 in F64, beyond F32": beyond_float32,
     "input_scale 1000 × its peers": outlier("input_scale"),
     "weight_scale_2 1000 × its peers": outlier("weight_scale_2"),
     "input_scale filled in": filled,

@@ -7,7 +7,7 @@ from nvfp4viz.audit import audit
 from nvfp4viz.checkpoint import memory_checkpoint
 from tests.audit.config_faults import fp8_beside, section_of, with_section
 from tests.audit.families import FAMILIES
-from tests.audit.layouts import ALLOWED, LAYOUTS, typed, with_quant
+from tests.audit.layouts import ALLOWED, LAYOUTS, packed, typed, with_quant
 from tests.audit.reading import found, outcomes
 from tests.audit.test_families import changed
 from tests.audit.test_shapes import refused
@@ -135,3 +135,173 @@ def test_a_dense_model_in_fp8_has_it_too():
         report = audit(memory_checkpoint(tensors, config=with_quant(section)))
         assert found(report) == said
         assert outcomes(report) == {}
+
+
+# Routed experts in FP8: DeepSeek V4 -Base, V3 and Qwen's own FP8, compressed-tensors.
+
+NAMED = {
+    "layers.0.ffn.experts": ("scale", {"gate": "w1", "up": "w3", "down": "w2"}),
+    "model.layers.0.mlp.experts": ("weight_scale_inv", {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}),
+}
+ROWS = {"gate": (200, 384), "up": (200, 384), "down": (384, 200)}
+WIDE = {"num_hidden_layers": 1, "hidden_size": 384, "moe_intermediate_size": 200, "num_experts": 4}
+DUE = {"gate": (2, 3), "up": (2, 3), "down": (3, 2)}
+
+
+def experts_in_fp8(prefix, suffix, disk, shapes, count=4):
+    out = {}
+    for expert in range(count):
+        for kind, name in disk.items():
+            out |= fp8(f"{prefix}.{expert}.{name}", ROWS[kind], shapes[kind], suffix)
+    return out
+
+
+def section(prefix, **more):
+    base = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], **more}
+    return {**WIDE, "quantization_config": base, **({"expert_dtype": "fp8"} if prefix.startswith("layers") else {})}
+
+
+@pytest.mark.parametrize("prefix", NAMED)
+def test_routed_experts_have_a_scale_for_each_of_their_blocks(prefix):
+    suffix, disk = NAMED[prefix]
+    sound = experts_in_fp8(prefix, suffix, disk, DUE)
+    assert found(audit(memory_checkpoint(sound, config=section(prefix)))) == []
+    for kind, bad in (("gate", (3, 2)), ("up", (1, 3)), ("down", (384, 2)), ("down", (1,)), ("gate", (4, 3))):
+        name = f"{prefix}.2.{disk[kind]}"
+        tensors = {**sound, **fp8(name, ROWS[kind], bad, suffix)}
+        report = audit(memory_checkpoint(tensors, config=section(prefix)))
+        assert found(report) == [("block-scale.group", "error", 0, kind, (2,))]
+        [item] = [one for one in report.findings if one.code == "block-scale.group"]
+        assert item.tensors == (f"{name}.{suffix}",)
+        due = str(list(DUE[kind]))
+        assert (item.params["weight"], item.params["shape"], item.params["expected"]) == (
+            str(list(ROWS[kind])), str(list(bad)), due,
+        )  # fmt: skip
+        assert due in item.message
+        assert "128 × 128" in item.message
+
+
+def test_all_experts_of_a_layer_are_one_finding_a_projection():
+    prefix = "layers.0.ffn.experts"
+    suffix, disk = NAMED[prefix]
+    tensors = experts_in_fp8(prefix, suffix, disk, {**DUE, "down": (6, 4)})
+    report = audit(memory_checkpoint(tensors, config=section(prefix)))
+    assert found(report) == [("block-scale.group", "error", 0, "down", (0, 1, 2, 3))]
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (200,), (200, 1), (200, 12), (2, 3), (13, 24)])
+def test_experts_of_which_nothing_is_said_have_any_scheme_of_fp8(shape):
+    prefix = "model.layers.0.mlp.experts"
+    _, disk = NAMED[prefix]
+    shapes = {"gate": shape, "up": shape, "down": DUE["down"]}
+    config = {**WIDE, "quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": []}}
+    assert found(audit(memory_checkpoint(experts_in_fp8(prefix, "weight_scale", disk, shapes), config=config))) == []
+    for bad in ((7, 3), (384,), (2,) * 3):
+        report = audit(
+            memory_checkpoint(experts_in_fp8(prefix, "weight_scale", disk, {**shapes, "up": bad}), config=config)
+        )
+        assert found(report) == [("block-scale.group", "error", 0, "up", (0, 1, 2, 3))]
+        assert {item.text for item in report.findings if item.severity == "error"} == {
+            "block-scale.group.fp8.any.experts"
+        }
+
+
+@pytest.mark.parametrize("scale", ["scale_inv", "scale", "weight_scale"])
+@pytest.mark.parametrize(
+    ("weight", "good", "bad"), [((4, 384, 256), (4, 3, 2), (4, 2, 3)), ((4, 200, 384), (4, 2, 3), (2, 3))]
+)
+def test_experts_in_one_tensor(scale, weight, good, bad):
+    prefix = "model.layers.0.mlp.experts"
+    for shape, said in ((good, []), (bad, [("block-scale.group", "error", 0, "gate_up", None)])):
+        tensors = {
+            f"{prefix}.gate_up_proj": typed(np.full(weight, 0x38, np.uint8), "F8_E4M3"),
+            f"{prefix}.gate_up_proj_{scale}": typed(np.ones(shape, np.float32), "F32"),
+        }
+        assert found(audit(memory_checkpoint(tensors, config=section(prefix)))) == said
+
+
+def test_a_layer_of_fp8_experts_beside_four_bit_ones():
+    """Mixed by layers: every load stops at the FP8 ones."""
+    layout = LAYOUTS["MIXED_PRECISION"]
+    prefix = "model.layers.1.mlp.experts"
+    quant = {
+        "quantization": {**section_of(layout), "quantized_layers": {**ALLOWED, prefix: {"quant_algo": "FP8_PB_WO"}}}
+    }
+    shapes = {"gate": (32, 64), "up": (32, 64), "down": (64, 32)}
+    for bad in (None, (3, 4)):
+        tensors = layout.tensors()
+        for expert in range(8):
+            for kind, disk in NAMED["model.layers.0.mlp.experts"][1].items():
+                scale = bad if bad and (expert, kind) == (5, "up") else (1, 1)
+                tensors |= fp8(f"{prefix}.{expert}.{disk}", shapes[kind], scale)
+        report = audit(layout.open(tensors, quant=quant, config={**layout.config, "num_hidden_layers": 2}))
+        assert found(report) == ([("block-scale.group", "error", 1, "up", (5,))] if bad else [])
+        assert refused(report) == bool(bad)
+
+
+# compressed-tensors: how the groups of FP8 weights say that they are cut.
+
+STRATEGIES = [
+    # what the group says, scales that it means, scales that it does not
+    ({"strategy": "tensor"}, [(), (1,), (1, 1)], [(256, 1), (2, 3), (256,), (3,)]),
+    ({"strategy": "channel"}, [(256, 1), (256,)], [(), (1,), (384,), (2, 3), (256, 3)]),
+    ({"strategy": "block", "block_structure": [128, 128]}, [(2, 3)], [(3, 2), (256, 1), (1,), (4, 6)]),
+    ({"strategy": "block", "block_structure": "64x32"}, [(4, 12)], [(2, 3), (12, 4)]),
+    ({"strategy": "group", "group_size": 32}, [(256, 12)], [(256, 24), (256, 1), (2, 3)]),
+    ({"strategy": "CHANNEL"}, [(256, 1)], [(1,)]),
+    # Absent, the package takes it from the size of the groups.
+    ({}, [(1,), ()], [(256, 1)]),
+    ({"group_size": -1}, [(256, 1)], [(1,)]),
+    ({"group_size": 128}, [(256, 3)], [(1,)]),
+    # Whatever is not known here says nothing: any shape of FP8.
+    ({"strategy": "attn_head"}, [(1,), (256, 1), (2, 3), (256, 12)], [(7, 5)]),
+    ({"strategy": "block"}, [(1,), (256, 1), (2, 3)], [(7, 5)]),
+    ({"strategy": "block", "block_structure": [128]}, [(1,), (256, 1), (2, 3)], [(7, 5)]),
+    ({"strategy": "block", "block_structure": "axb"}, [(1,), (256, 1), (2, 3)], [(7, 5)]),
+    ({"strategy": 7}, [(1,), (256, 1), (2, 3)], [(7, 5)]),
+]  # fmt: skip
+
+
+def in_groups(says, target, ignore=()):
+    """A section of compressed-tensors with a second group for FP8 weights."""
+    eight = {"weights": {"num_bits": 8, "type": "float", **says}, "targets": [target]}
+    base = packed()
+    groups = {**base["config_groups"], "group_1": eight}
+    return {**base, "format": "mixed-precision", "config_groups": groups, "ignore": [*base["ignore"], *ignore]}
+
+
+@pytest.mark.parametrize(("says", "good", "bad"), STRATEGIES)
+@pytest.mark.parametrize("id", ["compressed-tensors", "Gemma 4, CT"])
+def test_strategy_of_a_group(id, says, good, bad):
+    layout = LAYOUTS[id]
+    name = "model.layers.0.self_attn.o_proj"
+    for target in (name, "re:.*self_attn.*"):
+        changes = with_section(layout, in_groups(says, target))
+        for shape in good:
+            assert found(beside(id, name, (256, 384), shape, **changes)) == []
+        for shape in bad:
+            report = beside(id, name, (256, 384), shape, **changes)
+            assert found(report) == [("block-scale.group", "error", 0, None, None)]
+            assert refused(report)
+
+
+def test_strategy_of_another_group_says_nothing():
+    """A module that the list leaves alone, or that only a four-bit group means, is FP8 for reasons of its own."""
+    layout, name = LAYOUTS["compressed-tensors"], "model.layers.0.linear_attn.out_proj"
+    for section in (in_groups({"strategy": "tensor"}, name, [name]), in_groups({"strategy": "tensor"}, "other")):
+        report = beside("compressed-tensors", name, (256, 384), (2, 3), **with_section(layout, section))
+        assert "block-scale.group" not in {item.code for item in report.findings}
+
+
+@pytest.mark.parametrize(("says", "good", "bad"), STRATEGIES[:5])
+def test_strategy_of_experts_in_fp8(says, good, bad):
+    prefix, name = "model.layers.0.mlp.experts", "up_proj"
+    eight = {"weights": {"num_bits": 8, "type": "float", **says}, "targets": ["Linear"]}
+    quant = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": eight}}
+    config = {**WIDE, "moe_intermediate_size": 256, "quantization_config": {**quant, "ignore": ["lm_head"]}}
+    for shape in (*good, *bad):
+        tensors = {}
+        for expert in range(4):
+            tensors |= fp8(f"{prefix}.{expert}.{name}", (256, 384), shape)
+        wrong = [("block-scale.group", "error", 0, "up", (0, 1, 2, 3))]
+        assert found(audit(memory_checkpoint(tensors, config=config))) == ([] if shape in good else wrong)

@@ -17,6 +17,7 @@ from nvfp4viz.checkpoint.dialects.per_expert import E8M0, Dialect
 from nvfp4viz.checkpoint.dtypes import SCALE_BYTES
 
 PACKED = ("U8", "I8", "F4")
+FP8 = ("F8_E4M3", "F8_E5M2")
 
 
 def recognise(types: Mapping[str, str], arrangement: str, method: str | None) -> Dialect | None:
@@ -50,7 +51,8 @@ def _fused(types: Mapping[str, str]) -> Dialect | None:
     if "blocks" in types or "scales" in types:
         return GPT_OSS
     quantised = {"weight_scale", "weight_scale_2", "input_scale"} & set(types)
-    return MODELOPT_FUSED if quantised else None
+    # FP8 has scales of the same name.
+    return MODELOPT_FUSED if quantised and types.get("") not in FP8 else None
 
 
 def _stacked(types: Mapping[str, str]) -> Dialect | None:
