@@ -86,10 +86,18 @@ def settle(page: Lesson) -> None:
         page.refine(tensor=state.Param(names[0], state.choice(opened.checkpoint.tensors).parse, f"{names[0]} …"))
         if page.view["tensor"] is None:
             page.view.put(tensor=names[0])
+    if page.view["of"] == "other":
+        page.bound(stack=_matrices_in(opened, page.view["tensor"]) - 1)
     if page.view["take"] == "window":
         # Here already: behind the page's question it is another run, which no longer knows what the link brought.
         with suppress(NvError):
             _bound_window(page, found_of(page))
+
+
+def _matrices_in(opened: _Open, name: str | None) -> int:
+    """How many matrices a tensor holds: a stack of three dimensions its first, any other one."""
+    entry = opened.checkpoint.tensors.get(name or "")
+    return entry.shape[0] if entry is not None and len(entry.shape) == 3 and entry.shape[0] else 1
 
 
 def _bound_window(page: Lesson, found: StoredMatrix) -> None:
@@ -129,10 +137,9 @@ def pick(page: Lesson) -> None:
         names, asked = opened.names, page.view["tensor"]
         names = names if asked is None or asked in names else (*names, asked)
         st.selectbox(page.t("tensor.name"), names, help=page.t("tensor.name_help"), **page.view.widget("tensor"))
-        entry = opened.checkpoint.tensors.get(asked or "")
-        if entry is not None and len(entry.shape) == 3 and entry.shape[0]:
-            page.refine(stack=state.integer(0, entry.shape[0] - 1, default=0))
-            st.number_input(page.t("tensor.stack"), 0, entry.shape[0] - 1, **page.view.widget("stack"))
+        matrices = _matrices_in(opened, asked)
+        if matrices > 1:
+            st.number_input(page.t("tensor.stack"), 0, matrices - 1, **page.view.widget("stack"))
         return
     pick_expert(page, opened.view.moe_layers or (0,), max(opened.view.experts, 1))
     st.segmented_control(

@@ -8,6 +8,7 @@ from nvfp4viz.figures.words import LANGUAGES, has_words, words
 
 _KEY = "lang"
 _SWITCH = "lang_switch"
+_REFUSED = "_lang_refused"
 NAMES = {"en": "English", "zh": "中文"}
 
 
@@ -31,30 +32,31 @@ def _from_browser() -> str:
     return "zh" if locale.startswith("zh") else "en"
 
 
-def settle_language() -> str | None:
+def settle_language() -> None:
     """Take the language from the link, the session or the browser, in this order.
+
+    One that is none of ours is left for `refused_language`: the run of a cold deep link ends before it draws anything.
 
     A link without a language gets it from the foot of the page, in the browser: a write here would be one more entry in
     the browser's history, and Back would stay on the page.
-
-    Returns
-    -------
-    str or None
-        The value of ``?lang=`` if it names no language of ours.
     """
     asked = st.query_params.get(_KEY)
     written = st.session_state.get("_lang_written")
-    bad = None
     if asked is not None and asked != written:
         if asked in LANGUAGES:
             st.session_state[_KEY] = asked
         else:
-            bad = asked
+            st.session_state[_REFUSED] = asked
     st.session_state.setdefault(_KEY, _from_browser())
     if asked is not None and asked != st.session_state[_KEY]:
         st.query_params[_KEY] = st.session_state[_KEY]
     st.session_state["_lang_written"] = st.session_state[_KEY]
-    return bad
+
+
+def refused_language() -> str | None:
+    """The value of ``?lang=`` that named no language of ours, told once, to the page that notes it."""
+    refused: str | None = st.session_state.pop(_REFUSED, None)
+    return refused
 
 
 def language_switch() -> None:

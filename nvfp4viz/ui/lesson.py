@@ -22,6 +22,7 @@ from urllib.parse import urlencode
 
 import streamlit as st
 
+from nvfp4viz.figures.words import LANGUAGES
 from nvfp4viz.ui import export, i18n, registry, snippets, state
 from nvfp4viz.ui.components import load
 from nvfp4viz.ui.device_line import device_line
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 _COPY_LINK = load("copy_link")
 Rows = Sequence[Mapping[str, Any]]
+_ANYWHERE = {"mode": ", ".join(state.MODES), "lang": ", ".join(LANGUAGES)}
+"""What a link may say on every page."""
 
 
 def open_page(page_id: str, **params: state.Param) -> Lesson:
@@ -84,7 +87,7 @@ class Lesson:
                     st.caption(t("ui.link.unknown", what=shown))
 
     def _allowed(self, name: str) -> str:
-        allowed = ", ".join(state.MODES) if name == "mode" else self.view.params[name].allowed
+        allowed = _ANYWHERE.get(name) or self.view.params[name].allowed
         return allowed if isinstance(allowed, str) else t(allowed[0], **allowed[1])
 
     def refine(self, **params: state.Param) -> None:
@@ -208,6 +211,7 @@ class Lesson:
 
         ``code`` fills the page's snippet ``content/code/<id>.py`` (or ``<snippet>.py``), which ``run`` runs; ``data``
         maps a file's stem to its rows (or a function that computes them when somebody downloads).
+        Rows say themselves which settings they come from: `export.about`.
         """
         # What the page itself has settled on arrival is no step of the reader's: the browser corrects the address
         # without an entry in its history, or Back would lead to the same page again.
@@ -231,7 +235,11 @@ class Lesson:
             if sources.open:
                 sources.markdown("\n".join(self._sources()))
             downloads = st.popover(
-                t("ui.download"), icon=":material/download:", key=f"{self.id}.download", on_change="rerun"
+                t("ui.download"),
+                icon=":material/download:",
+                key=f"{self.id}.download",
+                on_change="rerun",
+                disabled=not data,
             )
             if downloads.open:
                 with downloads:

@@ -22,7 +22,7 @@ ICON = str(Path(__file__).parent / "icon.svg")
 def open_shell() -> st.Page:
     """Navigation, style and the language switch; returns the page to run."""
     warm_in_background()
-    bad_language = i18n.settle_language()
+    i18n.settle_language()
     page = st.navigation(registry.streamlit_pages(), expanded=True)
     st.session_state["_shell"] = True
     st.html(f"<style>{css_variables(':root')}{_STYLE.read_text(encoding='utf-8')}</style>")
@@ -31,9 +31,6 @@ def open_shell() -> st.Page:
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center", key="topbar"):
         st.markdown(t(f"ui.group.{registry.entry_at(page.url_path).group}"), width="content")
         i18n.language_switch()
-    note = st.empty()  # there in every run, or what follows would be built anew when the note goes
-    if bad_language is not None:
-        note.caption(t("ui.link.bad_language"))
     return page
 
 

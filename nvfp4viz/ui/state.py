@@ -26,6 +26,8 @@ from typing import Any
 
 import streamlit as st
 
+from nvfp4viz.ui.i18n import refused_language
+
 CURSOR = ("checkpoint", "layer", "expert", "projection", "block", "element")
 MODES = ("reader", "workshop")
 # Settled elsewhere, so no page complains about them.
@@ -301,6 +303,9 @@ def open_view(page: str, **params: Param) -> View:
         # Another page's notes and link belong to it.
         st.session_state["_view_page"], st.session_state["_link"], st.session_state["_notes"] = page, {}, []
     _settle_mode()
+    refused = refused_language()
+    if refused is not None:
+        _note("lang", refused)
     written = st.session_state["_link"]
     differs = {name for name in view.params if st.query_params.get(name) != written.get(name)}
     unheard = st.session_state.pop("_unheard", set())

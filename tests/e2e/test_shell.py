@@ -37,6 +37,15 @@ def test_a_deep_link_opens_on_a_server_that_has_just_started(visit, new_server):
     assert query(page) == {"lang": "zh", "x": "5.5"}
 
 
+def test_a_first_visit_by_a_link_with_a_bad_language_says_so(visit, new_server):
+    """A server that has just started runs the page's file alone at first; the note outlives that run."""
+    page = visit("/mxfp4?lang=xx&layer=99", at=new_server, locale="zh-CN")
+    for said in ("lang=xx", "layer=99"):
+        expect(page.get_by_text(said)).to_be_visible()
+    expect(page.get_by_role("link", name="两级缩放")).to_be_visible()
+    assert query(page) == {"lang": "zh"}
+
+
 def test_the_default_page_lives_at_the_root(visit):
     page = visit("/")
     expect(page.get_by_text("Page not found")).to_have_count(0)

@@ -3,6 +3,8 @@
 import pytest
 
 from nvfp4viz.figures.words import words
+from nvfp4viz.ui import i18n, state
+from nvfp4viz.ui.registry import PAGES
 from nvfp4viz.ui.state import CURSOR
 
 from .conftest import clean, texts
@@ -49,6 +51,115 @@ def test_what_is_out_of_range_is_named_with_the_real_range(open_page, lang, page
     assert allowed in said[0]
     name, _, value = named.partition("=")
     assert value not in in_link(at, name)
+
+
+UNKNOWN = "☃ no such value"
+FREE = {"ask", "q"}
+"""A reader's own words: any are theirs."""
+MOST = str(2**31 - 1)
+OPEN = {
+    # What decides a range is open only here; elsewhere a page keeps such a value for later, in its address.
+    "blocks": {"part": "error", "data": "checkpoint", "of": "other", "take": "window"},
+    "e2m1": {"format": "e4m3"},
+}
+
+
+@pytest.fixture
+def declared(monkeypatch):
+    """The settings that a page declares, by page, once it has run."""
+    found, open_view = {}, state.open_view
+
+    def watch(page, **params):
+        found[page] = dict(params)
+        return open_view(page, **params)
+
+    monkeypatch.setattr(state, "open_view", watch)
+    return found
+
+
+def said_of(at, name: str) -> bool:
+    """Whether a note names what the link says of a setting."""
+    return any(f"`{name}=" in caption.value for caption in at.caption)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("page", [entry.id for entry in PAGES])
+def test_no_page_swallows_a_value_that_it_does_not_know(open_page, declared, page, lang):
+    """Every setting that a page declares, all at once: each is named, and none stays in the address."""
+    open_page(page)
+    names = [name for name in declared[page] if name not in FREE]
+    query = dict.fromkeys([*names, "mode", "nonsense"], UNKNOWN)
+    at = open_page(page, lang=lang, **query)
+    # A name of a tensor is known or not where its file is open, which is tried below.
+    kept = {"tensor"} & set(names)
+    assert [name for name in query if not said_of(at, name)] == sorted(kept)
+    assert [name for name in query if in_link(at, name)] == sorted(kept)
+
+
+def highest(param) -> str | None:
+    """The highest number that a setting's own range has; None where it is no range."""
+    _, between, high = str(param.allowed).partition(" … ")
+    return high if between and high else None
+
+
+@pytest.mark.parametrize("page", [entry.id for entry in PAGES])
+def test_no_page_swallows_a_number_that_it_cannot_use(open_page, declared, page):
+    """Named, or kept in the address for what may be opened later; never put aside without a word."""
+    open_page(page)
+    params = {name: param for name, param in declared[page].items() if name not in FREE}
+    at = open_page(page, **dict.fromkeys(params, MOST))
+    assert [name for name in params if not said_of(at, name) and in_link(at, name) != [MOST]] == []
+    # Within its own range, and perhaps beyond what another setting or an open file leaves of it.
+    ends = {name: highest(param) for name, param in params.items()}
+    ends = {name: high for name, high in ends.items() if high is not None}
+    at = open_page(page, **ends)
+    put_aside = [
+        name
+        for name, high in ends.items()
+        if not said_of(at, name) and params[name].parse(high) not in (at.session_state[key_of(page, name)],)
+    ]
+    assert put_aside == []
+
+
+def key_of(page: str, name: str) -> str:
+    return name if name in CURSOR else f"{page}.{name}"
+
+
+@pytest.mark.parametrize(("page", "opened"), OPEN.items(), ids=str)
+def test_what_an_open_file_decides_is_named_once_it_is_open(open_page, declared, page, opened):
+    """Also where a question stands before the widgets: its answer is another run, which knows of no link."""
+    open_page(page)
+    names = [name for name in declared[page] if name in ("stack", "row", "column", "code", "tensor")]
+    at = open_page(page, **dict.fromkeys(names, MOST), **opened)
+    assert [name for name in names if not said_of(at, name)] == []
+    assert [name for name in names if in_link(at, name) == [MOST]] == []
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_a_matrix_beyond_a_stack_is_named_with_how_many_there_are(open_page, lang):
+    stack = {"checkpoint": "tiny-moe-bf16", "tensor": "model.layers.0.experts.gate_up_proj"}
+    at = open_page("blocks", lang=lang, **OPEN["blocks"], **stack, stack="64")
+    said = [caption.value for caption in at.caption if "`stack=64`" in caption.value]
+    assert len(said) == 1
+    assert "0 … 63" in said[0]
+    assert in_link(at, "stack") == []
+    at = open_page("blocks", lang=lang, **OPEN["blocks"], **stack, stack="63")
+    assert not said_of(at, "stack")
+    at = clean(at.button(key="predict.skip.blocks.predict.best").click().run())
+    assert at.number_input(key="blocks.stack").value == 63
+    assert in_link(at, "stack") == ["63"]
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("page", [entry.id for entry in PAGES])
+def test_a_language_that_is_none_of_ours_is_named_on_every_page(open_page, monkeypatch, page, lang):
+    """In the browser's language, which is used instead; and the note stays while the reader does."""
+    monkeypatch.setattr(i18n, "_from_browser", lambda: lang)
+    at = open_page(page, lang="xx")
+    note = words(lang, "ui.link.unusable", what="`lang=xx`", allowed="en, zh")
+    assert [caption.value for caption in at.caption].count(note) == 1
+    assert in_link(at, "lang") == [lang]
+    assert [caption.value for caption in clean(at.run()).caption].count(note) == 1
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
