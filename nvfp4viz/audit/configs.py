@@ -10,7 +10,8 @@ from nvfp4viz.audit.labels import expert_labels, is_native, label_findings
 from nvfp4viz.audit.linears import Linear, fp8_scale, is_draft, is_quantised_by_all
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.sisters import router_names
-from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, SourceConfig, TensorEntry
+from nvfp4viz.audit.two_files import files_findings
+from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, TensorEntry
 from nvfp4viz.checkpoint.canonical import EXPERT_KEYS, config_experts, config_number
 from nvfp4viz.checkpoint.module_rules import bare
 from nvfp4viz.checkpoint.problems import as_written, printable
@@ -31,9 +32,7 @@ def config_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Sequen
         yield make("config.incomplete", "backend", count=len(used.missing), fill=fill)
     yield from _no_number(checkpoint, view)
     labels = list(label_findings(checkpoint, view, linears))
-    yield from labels
-    if len(sections) == 2:
-        yield from _contradictions(*sections, told=bool(labels))
+    yield from files_findings(checkpoint, view, labels) if len(sections) == 2 else labels
     yield from _against_tensors(checkpoint, view, told=bool(labels))
     yield from _against_excludes(checkpoint, view, linears)
 
@@ -60,25 +59,6 @@ def _no_number(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]
                 yield make("config.invalid", "warn", text="config.invalid.experts", count=1, fill=fill)
 
 
-def _contradictions(first: SourceConfig, second: SourceConfig, *, told: bool) -> Iterator[Finding]:
-    """The two files differ; loaders read one or the other (``told``: that the first does not fit is said already)."""
-    fill: dict[str, object]
-    # An algorithm derived from the method is no claim: DeepSeek's FP8 base stands beside NVFP4 experts.
-    algos = (first.algo, second.algo) if first.explicit and second.explicit and not told else (None, None)
-    for key, one, two in (
-        ("quant_algo", *algos),
-        ("group_size", first.group_size, second.group_size),
-    ):
-        if one is not None and two is not None and one != two:
-            fill = {"key": key, "first": printable(str(one), 60), "second": printable(str(two), 60)}
-            yield make("config.conflict", "error", text="config.conflict.files", count=1, fill=fill)
-    if first.exclude is not None and second.exclude is not None:
-        differing = sorted(set(first.exclude) ^ set(second.exclude))
-        if differing:
-            fill = {"pattern": printable(differing[0]), "differing": len(differing)}
-            yield make("config.conflict", "warn", text="config.conflict.exclude", count=len(differing), fill=fill)
-
-
 def _against_tensors(checkpoint: Checkpoint, view: CanonicalView, *, told: bool) -> Iterator[Finding]:
     quant = checkpoint.quant_config
     used = quant.used
@@ -86,7 +66,7 @@ def _against_tensors(checkpoint: Checkpoint, view: CanonicalView, *, told: bool)
     sizes = {view.dialects[layer].group for layer in view.moe_layers if view.dialects[layer]}  # type: ignore[union-attr]
     # compressed-tensors' groups have a width each, and a label for it.
     grouped = quant.algo == "MIXED_PRECISION" or (used is not None and used.method == "compressed-tensors")
-    claimed_size = used.group_size if used and len(quant.sections) == 1 and not grouped else None
+    claimed_size = used.group_size if used and not grouped else None
     # The blocks of another format are of another width.
     if claimed_size is None and quant.algo == "MIXED_PRECISION":
         claimed_size = next((size for size in _listed_groups(quant) if size not in sizes), None)

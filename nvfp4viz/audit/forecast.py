@@ -139,7 +139,17 @@ def _files(family: Family, findings: list[Finding]) -> Iterable[Effect]:
             elif item.params.get("numbers"):
                 yield Effect("load-error", (), "model", set(item.params["numbers"]), "why.excluded")
         elif item.text in CONFLICTS:
-            yield Effect("load-error", (), "model", set(), "why.config-method")
+            if item.severity == "error" or family.engine in item.params.get("engines", ()):
+                yield Effect("load-error", (), "model", set(), "why.config-method")
+        elif item.text == "config.conflict.files" and family.engine in item.params["engines"]:
+            certain = item.params["certain"]
+            possible, text = ((), "why.sidecar") if certain else (("load-error", "safe"), "why.sidecar.perhaps")
+            yield Effect("load-error", possible, "model", set(), text, dict(item.params))
+        elif item.text == "config.conflict.group":
+            # vLLM and SGLang allocate scales by it; whether the others ask for it was not read.
+            asks = family.engine in ("vllm", "sglang")
+            possible = () if asks else ("load-error", "safe")
+            yield Effect("load-error", possible, "model", set(), "why.config-group", dict(item.params))
         elif item.text in TWO_LABELS and family.engine in item.params["engines"]:
             yield Effect("load-error", ("load-error", "safe"), "model", set(), "why.two-labels", dict(item.params))
         elif item.code == "config.absent" and item.severity == "error":

@@ -6,6 +6,7 @@ left out of a ``MIXED_PRECISION`` list, stop every load.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -14,13 +15,14 @@ from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.linears import FP8, Linear, is_draft, is_quantised_by_all
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.texts import layer_list
-from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig
+from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, SourceConfig
 from nvfp4viz.checkpoint.module_rules import group_algo
 from nvfp4viz.checkpoint.problems import printable
 
 CONFLICTS = (
     "config.conflict.method", "config.conflict.format", "config.conflict.format.linear", "config.conflict.left-out",
-    "config.conflict.untargeted", "config.conflict.untargeted.linear",
+    "config.conflict.untargeted", "config.conflict.untargeted.linear", "config.conflict.method.one-file",
+    "config.conflict.format.one-file",
 )  # fmt: skip
 """Texts after which the packed codes fit no parameter of what the server builds."""
 
@@ -52,6 +54,19 @@ def expert_labels(checkpoint: Checkpoint, view: CanonicalView) -> list[str]:
     """What the configuration calls the experts of each of the model's own quantised layers."""
     layers = [layer for layer in view.moe_layers if view.dialects[layer] is not None]
     return [label_in(checkpoint, view, layer) or "" for layer in layers]
+
+
+def expert_conflicts(checkpoint: Checkpoint, view: CanonicalView, section: SourceConfig) -> list[Finding]:
+    """Errors about the routed experts' label, were one of two files the only one."""
+    alone = copy.copy(checkpoint)
+    alone.quant_config = QuantConfig((section,))
+    method = _wrong_method(alone, view)
+    found = [method] if method is not None else list(_wrong_labels(alone, view))
+    return [item for item in found if item.severity == "error" and item.text in NAMED]
+
+
+# What a list leaves out, another file may name.
+NAMED = ("config.conflict.method", "config.conflict.format")
 
 
 def _wrong_method(checkpoint: Checkpoint, view: CanonicalView) -> Finding | None:

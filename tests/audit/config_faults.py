@@ -360,6 +360,17 @@ def moe_algo(layout: Layout) -> Built:
     return Case(layout.tensors(), [TWO_LABELS], with_section(layout, {**section, "moe_quant_algo": "MXFP4"}))
 
 
+def stale_sidecar(layout: Layout) -> Built:
+    """``config.json`` is right, and the older file, which TensorRT-LLM reads first, calls everything FP8."""
+    section = section_of(layout)
+    listed = section.get(exclude_key(section) or "ignore", [])
+    older = {"quant_algo": "FP8", "kv_cache_quant_algo": None, "group_size": None, "exclude_modules": listed}
+    assert layout.config is not None
+    config = {**layout.config, "quantization_config": {"quant_method": "modelopt", **section}}
+    changes = {"config": config if layout.quant else layout.config, "quant": {"quantization": older}}
+    return Case(layout.tensors(), [TWO_LABELS], changes)
+
+
 def other_packing(layout: Layout) -> Built:
     """compressed-tensors' name for packed integers."""
     if layout.dialect != "compressed-tensors":
@@ -398,6 +409,7 @@ CONFIG_FAULTS: dict[str, Callable[[Layout], Built]] = {
     "FP8 scales against a group's strategy": fp8_strategy,
     "experts of another width than intermediate_size": one_width,
     "moe_quant_algo against the allow-list": moe_algo,
+    "hf_quant_config.json says FP8, config.json does not": stale_sidecar,
     "format of another packing": other_packing,
     "a layer without its router": no_router,
 }
