@@ -7,17 +7,25 @@ from collections.abc import Iterator
 
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding
-from nvfp4viz.checkpoint import Checkpoint
+from nvfp4viz.checkpoint import Checkpoint, printable
 from nvfp4viz.checkpoint.table import TensorTable
 
 
-def container_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What opening the files has shown; their words are those of the errors."""
-    for item in checkpoint.problems:
+def container_findings(checkpoint: Checkpoint, since: int = 0) -> Iterator[Finding]:
+    """What opening the files and reading them has shown, from one problem on; their words are those of the errors."""
+    for item in checkpoint.problems[since:]:
         count = max(1, len(item.tensors))
         # What was not read is no fault of the checkpoint, and no reason for a server to stop.
         severity = "warn" if item.unread else item.severity
         yield make(item.code, severity, text=item.text, tensors=item.tensors, count=count, fill=item.params)
+
+
+def unread_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """``audit.partial``: files that a server or a disk did not give, or no further than their headers."""
+    whole = [file for file in checkpoint.unread if file not in checkpoint.lost]
+    for text, files in (("audit.partial.unread", whole), ("audit.partial.unread.numbers", list(checkpoint.lost))):
+        if files:
+            yield make("audit.partial", "info", text=text, count=len(files), fill={"file": printable(files[0], 200)})
 
 
 def fingerprint(tensors: TensorTable) -> str:

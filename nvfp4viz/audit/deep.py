@@ -110,15 +110,14 @@ def scan_file(read: Read, file: str, units: Sequence[Unit], told: Callable[[int]
     Raises
     ------
     CheckpointError
-        ``source.*``, or ``checkpoint.unreadable`` where the file has become shorter.
+        ``source.*``; ``source.changed`` where the file has become shorter.
     """
     scanners = [Scanner(unit.kind) for unit in units]
     for begin, data, parts in _reads(read, file, units):
         array = np.frombuffer(data, np.uint8)
         for number, first, last in parts:
             if len(data) < last - begin:
-                shown = printable(units[number].name)
-                raise CheckpointError("checkpoint.unreadable", tensor=shown, file=printable(file))
+                raise CheckpointError("source.changed", name=printable(file))
             scanners[number].add(array[first - begin : last - begin])
         told(sum(last - first for _, first, last in parts))
     return [scanner.done() for scanner in scanners]
@@ -213,9 +212,9 @@ def deep_scan(
     InputError
         ``deep.cannot-resume``.
     CheckpointError
-        As `scan_file`.
+        What ``elsewhere`` raises.  A file that cannot be read here is `Checkpoint.lost`, and no unit of it is scanned.
     """
-    work = plan(checkpoint, view, linears)
+    work = {file: units for file, units in plan(checkpoint, view, linears).items() if file not in checkpoint.lost}
     lasting = can_resume(checkpoint)
     if resume and not lasting:
         raise InputError("deep.cannot-resume", name=checkpoint.name)
@@ -237,8 +236,7 @@ def deep_scan(
             told(_size(units))
     left = {file: units for file, units in work.items() if file not in scans}
     resumed = len(scans)
-    here = ((file, scan_file(checkpoint.read_range, file, units, told)) for file, units in left.items())
-    for file, found in here if elsewhere is None else elsewhere(left):
+    for file, found in _scan_here(checkpoint, left, told) if elsewhere is None else elsewhere(left):
         scans[file] = found
         fresh += sum(scan.nbytes for scan in found)
         kept.add(file, found)
@@ -246,18 +244,32 @@ def deep_scan(
             told(_size(left[file]))
             # As here: what lies between neighbours comes along.
             there += sum(end - begin for begin, end, _ in _cuts(left[file]))
-    flat_units = tuple(unit for units in work.values() for unit in units)
-    flat_scans = tuple(scan for file in work for scan in scans[file])
-    twins = _twins(checkpoint.read_range, flat_units, flat_scans)
-    kept.remove()
+    flat_units = tuple(unit for file, units in work.items() if file in scans for unit in units)
+    flat_scans = tuple(scan for file in work if file in scans for scan in scans[file])
+    twins = _twins(checkpoint, flat_units, flat_scans)
+    if len(scans) == len(work):
+        kept.remove()
     return DeepScan(flat_units, flat_scans, twins, resumed, fresh, there)
+
+
+def _scan_here(
+    checkpoint: Checkpoint, left: dict[str, list[Unit]], told: Callable[[int], None]
+) -> Iterator[tuple[str, list[Scan]]]:
+    """File by file, without those that cannot be read to their end."""
+    for file, units in left.items():
+        try:
+            yield file, scan_file(checkpoint.read_range, file, units, told)
+        except CheckpointError as error:
+            checkpoint.lose(file, error)
 
 
 def _size(units: Sequence[Unit]) -> int:
     return sum(unit.end - unit.begin for unit in units)
 
 
-def _twins(read: Read, units: Sequence[Unit], scans: Sequence[Scan]) -> dict[tuple[int, str], list[tuple[int, ...]]]:
+def _twins(
+    checkpoint: Checkpoint, units: Sequence[Unit], scans: Sequence[Scan]
+) -> dict[tuple[int, str], list[tuple[int, ...]]]:
     """Experts of one layer whose packed codes are equal: by their sums first, and then byte by byte."""
     alike: dict[tuple[object, ...], list[Unit]] = {}
     for unit, scan in zip(units, scans, strict=True):
@@ -269,7 +281,7 @@ def _twins(read: Read, units: Sequence[Unit], scans: Sequence[Scan]) -> dict[tup
         rest = group
         while len(rest) > 1:
             first, *others = rest
-            same = [unit for unit in others if _equal(read, first, unit)]
+            same = [unit for unit in others if _equal(checkpoint, first, unit)]
             if same:
                 assert first.layer is not None
                 assert first.projection is not None
@@ -279,9 +291,21 @@ def _twins(read: Read, units: Sequence[Unit], scans: Sequence[Scan]) -> dict[tup
     return out
 
 
-def _equal(read: Read, one: Unit, two: Unit) -> bool:
+def _equal(checkpoint: Checkpoint, one: Unit, two: Unit) -> bool:
+    """Are their bytes equal?  Where they cannot be read a second time nothing is said of them."""
     for at in range(0, one.end - one.begin, READ):
-        pieces = [read(unit.file, unit.begin + at, min(unit.begin + at + READ, unit.end)) for unit in (one, two)]
+        pieces = []
+        for unit in (one, two):
+            begin, end = unit.begin + at, min(unit.begin + at + READ, unit.end)
+            try:
+                data = checkpoint.read_range(unit.file, begin, end)
+            except CheckpointError as error:
+                checkpoint.lose(unit.file, error)
+                return False
+            if len(data) != end - begin:
+                checkpoint.lose(unit.file, CheckpointError("source.changed", name=printable(unit.file)))
+                return False
+            pieces.append(data)
         if pieces[0] != pieces[1]:
             return False
     return True

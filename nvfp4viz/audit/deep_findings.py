@@ -12,12 +12,14 @@ from pathlib import Path
 import msgspec
 
 from nvfp4viz.audit.bytescan import Scan
+from nvfp4viz.audit.containers import container_findings
 from nvfp4viz.audit.deep import DeepScan, Elsewhere, Progress, Unit, deep_scan
 from nvfp4viz.audit.findings import make, ordered, with_drafts_named
 from nvfp4viz.audit.linears import collect_linears
 from nvfp4viz.audit.report import Finding, worst
 from nvfp4viz.audit.run import Audit, backend_forecasts
 from nvfp4viz.audit.texts import id_list
+from nvfp4viz.checkpoint import printable
 
 Pairs = list[tuple[Unit, Scan]]
 
@@ -45,15 +47,20 @@ def deepen(
 
     Raises
     ------
-    CheckpointError
-        ``source.*`` or ``checkpoint.unreadable``: a shard cannot be read to its end.
+    InputError, CheckpointError
+        As `deep_scan`.
     """
     checkpoint = done.checkpoint
-    before = checkpoint.bytes_read
+    before, known, lost = checkpoint.bytes_read, len(checkpoint.problems), set(checkpoint.lost)
     linears = collect_linears(checkpoint, done.view)
     scan = deep_scan(checkpoint, done.view, linears, progress=progress, resume=resume, state=state, elsewhere=elsewhere)
     report = done.report
-    findings = ordered(with_drafts_named([*report.findings, *deep_findings(scan)], done.view.draft_layers))
+    found = [*container_findings(checkpoint, since=known), *report.findings, *deep_findings(scan)]
+    now = [file for file in checkpoint.lost if file not in lost]
+    if now:
+        fill = {"file": printable(now[0], 200)}
+        found.append(make("audit.partial", "info", text="audit.partial.unread.codes", count=len(now), fill=fill))
+    findings = ordered(with_drafts_named(found, done.view))
     read = report.container.bytes_read + checkpoint.bytes_read - before + scan.elsewhere
     return replace(
         done,

@@ -120,7 +120,8 @@ class Facts:
     states
         (E,) states of every role's slots, by the same key.
     unreadable
-        Slots that the index promises in a file that is absent or damaged: (layer, expert, projection, role).
+        Slots that the index promises in a file that is absent or damaged: (layer, expert, projection, role).  Those of
+        files that are `Checkpoint.lost` have their tensor, and no number: they are so in `states` only.
     """
 
     checkpoint: Checkpoint
@@ -295,18 +296,29 @@ def _unreadable_slots(checkpoint: Checkpoint, view: CanonicalView) -> set[tuple[
 
 
 def _fill_tables(facts: Facts, singles: list[tuple[Key, int, int]], vectors: dict[str, tuple[Key, int]]) -> None:
-    for (key, size), numbers in zip(vectors.values(), facts.checkpoint.vectors(list(vectors)), strict=True):
+    checkpoint = facts.checkpoint
+    found = checkpoint.vectors(list(vectors), partly=True)
+    for (name, (key, size)), numbers in zip(vectors.items(), found, strict=True):
         whole = np.full(len(facts.states[key]), np.nan, np.float32)
-        whole[:size] = numbers
+        if checkpoint.tensors[name].file in checkpoint.lost:
+            facts.states[key][:size] = UNREADABLE
+        else:
+            whole[:size] = numbers
         _add_table(facts, key, whole, shared=len(numbers) == 1)
     stored: dict[Key, F32] = {
         key: np.full(len(states), np.nan, np.float32)
         for key, states in facts.states.items()
         if key[0] in SCALARS and key not in facts.tables
     }
-    values = facts.checkpoint.scalars_at(np.array([row for _, _, row in singles], np.int64))
+    rows = np.array([row for _, _, row in singles], np.int64)
+    values = checkpoint.scalars_at(rows, partly=True)
     for (key, expert, _), value in zip(singles, values.tolist(), strict=True):
         stored[key][expert] = value
+    if checkpoint.lost:
+        files = [checkpoint.tensors.files[number] for number in checkpoint.tensors.file[rows].tolist()]
+        for (key, expert, _), file in zip(singles, files, strict=True):
+            if file in checkpoint.lost:
+                facts.states[key][expert], stored[key][expert] = UNREADABLE, np.nan
     for key, raw in stored.items():
         _add_table(facts, key, raw, shared=False)
 

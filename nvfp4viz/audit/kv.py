@@ -23,7 +23,7 @@ def kv_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     named = [name for name in tensors if name.endswith(("k_scale", "v_scale")) and _KV.search(name)]
     names = [name for name in named if is_scalar(tensors[name])]
     # llm-compressor stores them in the model's own type.
-    values = checkpoint.read_scalars(names)
+    values = checkpoint.read_scalars(names, partly=True)
     groups: dict[str, list[str]] = {}
     for name, value in values.items():
         kind = CLASSES[int(classify(np.array([value], np.float32))[0])]
@@ -36,9 +36,9 @@ def kv_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     for code, found in groups.items():
         severity = "info" if code == "kv.identity" else "error"
         yield make(code, severity, tensors=found, value=values[found[0]])
-    if not values and _claims_kv(checkpoint):
+    if not names and _claims_kv(checkpoint):
         yield make("kv.absent", "info", count=1)
-    single = [] if checkpoint.blind_files else [name for name in values if _lacks_partner(checkpoint, name)]
+    single = [] if checkpoint.blind_files else [name for name in names if _lacks_partner(checkpoint, name)]
     if single:
         yield make("kv.absent", "info", text="kv.absent.partner", tensors=single)
 

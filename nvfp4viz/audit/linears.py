@@ -10,7 +10,6 @@ import re
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.scales import block_fault, block_width, close, half_findings, json_number, severity_of
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, TensorEntry
 from nvfp4viz.checkpoint.dialects import COMPRESSED_TENSORS, MODELOPT, PACKED, QUARK_NVFP4, Dialect
+from nvfp4viz.checkpoint.dialects.collect import is_tower, layer_number
 from nvfp4viz.checkpoint.dialects.per_expert import E8M0, ROLES
 from nvfp4viz.checkpoint.dtypes import SCALE_BYTES
 
@@ -40,7 +40,6 @@ _MATRICES = frozenset({
 })  # fmt: skip
 # Towers that servers leave unquantised whatever the configuration says.
 _FORCED = re.compile(r"(?:vision|visual|vit_|audio|multi_modal|multimodal|aligner)")
-_LAYER = re.compile(r"(?:^|\.)(?:layers|blocks|h)\.(\d{1,6})\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +111,12 @@ def linear_findings(
     linears = tuple(linears)
     four_bit = [linear for linear in linears if linear.format == "NVFP4"]
     yield from _missing(checkpoint, facts, four_bit)
-    yield from _missing_fp8(checkpoint, [linear for linear in linears if linear.format == "FP8"])
-    yield from _shapes(four_bit)
+    yield from _missing_fp8(checkpoint, facts.view, [linear for linear in linears if linear.format == "FP8"])
+    yield from _shapes(facts.view, four_bit)
     values = _values(checkpoint, [linear for linear in linears if linear.format in ("NVFP4", "FP8")])
-    yield from _classes(values)
+    yield from _classes(facts.view, values)
     yield from _convention(values)
-    yield from _siblings(four_bit, values, siblings)
+    yield from _siblings(facts.view, four_bit, values, siblings)
 
 
 Scalar = tuple[Linear, str, str, np.float32, np.float32]
@@ -131,17 +130,19 @@ def _values(checkpoint: Checkpoint, linears: list[Linear]) -> list[Scalar]:
             entry = linear.tensor(role)
             if entry is not None and is_scalar(entry):
                 wanted.append((linear, role, entry.name))
-    stored = checkpoint.read_scalars([name for _, _, name in wanted])
+    stored = checkpoint.read_scalars([name for _, _, name in wanted], partly=True)
     out: list[Scalar] = []
     with np.errstate(divide="ignore"):
         for linear, role, name in wanted:
+            if name not in stored:
+                continue
             divisor = linear.dialect is not None and linear.dialect.divisors
             value = np.float32(1) / stored[name] if divisor else stored[name]
             out.append((linear, role, name, stored[name], value))
     return out
 
 
-def _classes(values: list[Scalar]) -> Iterator[Finding]:
+def _classes(view: CanonicalView, values: list[Scalar]) -> Iterator[Finding]:
     """Values that no server should use; one finding a class and role."""
     if not values:
         return
@@ -153,7 +154,7 @@ def _classes(values: list[Scalar]) -> Iterator[Finding]:
     for (role, kind_name), found in sorted(groups.items()):
         names = [name for name, _ in found]
         yield make(
-            f"scale.{kind_name}", severity_of(role), role=role, layer=layer_of(names),
+            f"scale.{kind_name}", severity_of(role), role=role, layer=layer_of(names, view),
             text="scale.value.linear.input" if role == "input_scale" else "scale.value.linear",
             tensors=names, value=found[0][1], fill={"kind": kind_name},
         )  # fmt: skip
@@ -174,13 +175,13 @@ def _missing(checkpoint: Checkpoint, facts: Facts, linears: list[Linear]) -> Ite
             if role != "input_scale" or (due and _wants_activations(checkpoint, linear.name, stored)):
                 groups.setdefault(role, []).append(name)
     for role, names in groups.items():
-        yield missing_finding(role, names)
+        yield missing_finding(role, names, facts.view)
 
 
-def missing_finding(role: str, names: Sequence[str]) -> Finding:
+def missing_finding(role: str, names: Sequence[str], view: CanonicalView) -> Finding:
     """``scale.missing`` of ordinary modules: tensors of one role under the names that they should have."""
     text = "scale.missing.linear" if role == "input_scale" else "scale.missing.linear.weight"
-    return make("scale.missing", severity_of(role), text=text, role=role, layer=layer_of(names), tensors=names)
+    return make("scale.missing", severity_of(role), text=text, role=role, layer=layer_of(names, view), tensors=names)
 
 
 def stored_beginnings(checkpoint: Checkpoint, beginnings: Collection[str]) -> set[str]:
@@ -192,7 +193,7 @@ def stored_beginnings(checkpoint: Checkpoint, beginnings: Collection[str]) -> se
     return {each for each in beginnings if names[bisect_left(names, each, hi=len(names) - 1)].startswith(each)}
 
 
-def _missing_fp8(checkpoint: Checkpoint, linears: list[Linear]) -> Iterator[Finding]:
+def _missing_fp8(checkpoint: Checkpoint, view: CanonicalView, linears: list[Linear]) -> Iterator[Finding]:
     """FP8 modules without the scale that their namesakes in other layers have.
 
     FP8 without scales is a format too (values cast as they are), so only those of the same name tell.
@@ -211,7 +212,7 @@ def _missing_fp8(checkpoint: Checkpoint, linears: list[Linear]) -> Iterator[Find
     ]
     lost = [name for name in lost if name not in checkpoint.unreadable]
     if lost:
-        yield missing_finding("weight_scale", lost)
+        yield missing_finding("weight_scale", lost, view)
 
 
 def fp8_scale(linear: Linear) -> TensorEntry | None:
@@ -238,7 +239,7 @@ def _wants_activations(checkpoint: Checkpoint, module: str, stored: bool) -> boo
     return label.startswith(CLAIMS)
 
 
-def _shapes(linears: list[Linear]) -> Iterator[Finding]:
+def _shapes(view: CanonicalView, linears: list[Linear]) -> Iterator[Finding]:
     """Scalars that are none, and blocks of another width."""
     odd: dict[str, list[TensorEntry]] = {}
     halves: dict[str, list[str]] = {}
@@ -270,7 +271,7 @@ def _shapes(linears: list[Linear]) -> Iterator[Finding]:
     yield from half_findings(halves)
     for (shape, text, number), names in widths.items():
         yield make(
-            "block-scale.group", "error", text=f"{text}.linear", role="weight_scale", layer=layer_of(names),
+            "block-scale.group", "error", text=f"{text}.linear", role="weight_scale", layer=layer_of(names, view),
             tensors=names, fill={"shape": shape, "width": number, "format": "NVFP4", "group": 16},
         )  # fmt: skip
 
@@ -290,7 +291,9 @@ def _convention(values: list[Scalar]) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _siblings(linears: list[Linear], values: list[Scalar], siblings: Iterable[tuple[str, ...]]) -> Iterator[Finding]:
+def _siblings(
+    view: CanonicalView, linears: list[Linear], values: list[Scalar], siblings: Iterable[tuple[str, ...]]
+) -> Iterator[Finding]:
     """Modules that a server fuses and gives one second-level weight scale."""
     by_parent: dict[str, dict[str, tuple[str, float]]] = {}
     for linear, role, name, stored, value in values:
@@ -315,15 +318,25 @@ def _siblings(linears: list[Linear], values: list[Scalar], siblings: Iterable[tu
             fill = {"family": "/".join(family), "ratio": json_number(worst), "modules": parents}
             yield make(
                 "scale.pair-mismatch", "warn", text="scale.pair-mismatch.linear", role="weight_scale_2",
-                layer=layer_of(names), tensors=names, count=parents, value=json_number(worst), fill=fill,
+                layer=layer_of(names, view), tensors=names, count=parents, value=json_number(worst), fill=fill,
             )  # fmt: skip
 
 
-def layer_of(names: Iterable[str]) -> int | None:
-    """The one layer that all these names are of, or None."""
-    layers = {match[1] if (match := _LAYER.search(name)) else None for name in names}
-    only = layers.pop() if len(layers) == 1 else None
-    return int(only) if only is not None else None
+def layer_of(names: Iterable[str], view: CanonicalView) -> int | None:
+    """The one layer that all these names are of, or None; a draft layer has the number that its experts have."""
+    layers = {_layer(name, view) for name in names}
+    return layers.pop() if len(layers) == 1 else None
+
+
+def _layer(name: str, view: CanonicalView) -> int | None:
+    if is_tower(name):
+        return None
+    number, draft, head = layer_number(name, view.layers)
+    if not draft or not head:
+        return number
+    # Where two namings count the same, the experts' layers have been moved apart.
+    own = (layer for layer in view.draft_layers if f"{view.blocks[layer]}.".startswith(f"{head}."))
+    return next(own, number)
 
 
 def is_quantised_by_all(name: str) -> bool:
@@ -343,11 +356,7 @@ def is_draft(name: str, layers: int | None) -> bool:
     >>> is_draft("mtp.0.ffn.w1", 4), is_draft("model.layers.4.mlp.up_proj", 4), is_draft("model.layers.3.mlp", 4)
     (True, True, False)
     """
-    parts = name.split(".")
-    if {"mtp", "nextn", "mtp_layers"} & set(parts):
-        return True
-    number = next((int(b) for a, b in pairwise(parts) if a == "layers" and b.isdigit() and len(b) <= 6), None)
-    return layers is not None and number is not None and number >= layers
+    return layer_number(name, layers)[1]
 
 
 def by_format(linears: Iterable[Linear]) -> Mapping[str, list[Linear]]:

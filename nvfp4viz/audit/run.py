@@ -14,7 +14,7 @@ import numpy as np
 
 from nvfp4viz.audit.backends import automatic_backend
 from nvfp4viz.audit.configs import config_findings
-from nvfp4viz.audit.containers import container_findings, fingerprint
+from nvfp4viz.audit.containers import container_findings, fingerprint, unread_findings
 from nvfp4viz.audit.coverage import SlotRow, coverage, slot_rows
 from nvfp4viz.audit.facts import Facts, collect
 from nvfp4viz.audit.findings import make, ordered, with_drafts_named
@@ -117,7 +117,8 @@ def run_audit(
     """As `audit`, with everything that the report was made from."""
     # A file may hold any bits, signalling NaN among them; the findings speak of them, NumPy need not.
     with without_collector(), np.errstate(all="ignore"):
-        checkpoint = source if isinstance(source, Checkpoint) else inspect(source)
+        # What this audit cannot read, another may.
+        checkpoint = source.reopened() if isinstance(source, Checkpoint) else inspect(source)
         done = _audit(checkpoint, shown_as, siblings)
         done = done if tp is None and ep is None else for_ranks(done, tp, ep)
     return done if gpu is None else for_gpu(done, gpu)
@@ -180,7 +181,7 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
     view = canonical(checkpoint)
     facts = collect(checkpoint, view) if view.complete else Facts(checkpoint, view)
     linears = collect_linears(checkpoint, view)
-    findings = [*container_findings(checkpoint), *config_findings(checkpoint, view, linears)]
+    findings = list(config_findings(checkpoint, view, linears))
     # Where nothing can be read there is nothing to say about the format.
     readable = any(header.readable for header in checkpoint.files)
     in_full = view.complete and bool(view.moe_layers)
@@ -193,7 +194,6 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
         findings += parallel_findings(facts, None, None)
     if readable:
         findings += _one_shard(checkpoint)
-        findings += _unread(checkpoint)
         findings += _partial(view, in_full)
         findings += linear_findings(checkpoint, facts, linears, siblings)
         findings += fp8_findings(checkpoint.quant_config, view, linears)
@@ -201,7 +201,9 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
         findings += absent_findings(checkpoint, view, linears) if in_full else ()
         findings += sister_findings(checkpoint, view, linears)
         findings += kv_findings(checkpoint)
-    findings = with_drafts_named(findings, view.draft_layers)
+    # A file may be lost while its numbers are read.
+    findings = [*container_findings(checkpoint), *findings, *(unread_findings(checkpoint) if readable else ())]
+    findings = with_drafts_named(findings, view)
     report = Report(
         schema=SCHEMA,
         source=shown_as if shown_as is not None else checkpoint.name,
@@ -260,15 +262,6 @@ def _one_shard(checkpoint: Checkpoint) -> list[Finding]:
     return [make("audit.partial", "info", text="audit.partial.one-shard", count=len(others), fill=fill)]
 
 
-def _unread(checkpoint: Checkpoint) -> list[Finding]:
-    """Files that a server or a disk did not give, beside others that it gave."""
-    files = checkpoint.unread
-    if not files:
-        return []
-    fill = {"file": printable(files[0], 200)}
-    return [make("audit.partial", "info", text="audit.partial.unread", count=len(files), fill=fill)]
-
-
 def _partial(view: CanonicalView, in_full: bool) -> list[Finding]:
     """What is not looked into, so that silence is not taken for health."""
     if view.moe_layers and not view.complete:
@@ -317,7 +310,9 @@ def _served_scheme(facts: Facts) -> _Scheme:
 
 
 def _model(view: CanonicalView) -> ModelInfo:
-    return ModelInfo(view.architecture, view.layers, view.moe_layers, view.experts, view.projections, view.top_k)
+    return ModelInfo(
+        view.architecture, view.layers, view.moe_layers, view.experts, view.projections, view.top_k, view.draft_layers
+    )
 
 
 def _container(checkpoint: Checkpoint, bytes_read: int) -> ContainerInfo:

@@ -322,9 +322,9 @@ def _all_ones(checkpoint: Checkpoint, entries: Collection[TensorEntry]) -> set[s
     if sum(entry.nbytes for entry in floats) > PRE_QUANT_LIMIT:
         if not isinstance(checkpoint.source, LocalSource | MemorySource):
             return set()
-        floats = [entry for entry in floats if _is_one(checkpoint.read_first(entry.name, _PROBE), entry.dtype)]
-    return {entry.name for entry in floats if _is_one(checkpoint.read_bytes(entry.name), entry.dtype)}
+        floats = [entry for entry in floats if _is_one(checkpoint.try_first(entry.name, _PROBE), entry.dtype)]
+    return {entry.name for entry in floats if _is_one(checkpoint.try_first(entry.name), entry.dtype)}
 
 
-def _is_one(data: bytes, dtype: str) -> bool:
-    return bool((np.frombuffer(data, DTYPES[dtype].view).astype(np.float32) == 1).all())
+def _is_one(data: bytes | None, dtype: str) -> bool:
+    return data is not None and bool((np.frombuffer(data, DTYPES[dtype].view).astype(np.float32) == 1).all())

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from nvfp4viz.checkpoint.dialects import PROJECTIONS, Dialect, parse_expert_name, parse_whole
-from nvfp4viz.checkpoint.dialects.collect import collect, layers_of_blocks
+from nvfp4viz.checkpoint.dialects.collect import UNCOUNTED, collect, layers_of_blocks
 from nvfp4viz.checkpoint.dialects.per_expert import PROJECTION_ORDER, ROLES
 from nvfp4viz.checkpoint.modules import FLOATS, Module, ModuleReader, is_one_number, table_of
 from nvfp4viz.checkpoint.quantconfig import QuantConfig
@@ -172,6 +172,10 @@ class CanonicalView:
     @cached_property
     def _layer_of(self) -> dict[str, int]:
         return {block: layer for layer, block in self.blocks.items()}
+
+    def is_draft(self, layer: int) -> bool:
+        """Is this the number of a draft (MTP) layer, with experts or without?"""
+        return layer in self.draft_layers or layer >= (UNCOUNTED if self.layers is None else self.layers)
 
     def is_whole(self, layer: int) -> bool:
         """Do a layer's tensors hold all its experts?"""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.checkpoint.dtypes import DTYPES, SCALE_BYTES
-from nvfp4viz.checkpoint.gather import gather
+from nvfp4viz.checkpoint.gather import gather_numbers
 from nvfp4viz.checkpoint.header import Header, TensorEntry, TensorTable, read_header
 from nvfp4viz.checkpoint.index import asked_index, read_index
 from nvfp4viz.checkpoint.merge import merge_shards
-from nvfp4viz.checkpoint.problems import ContainerProblem, from_error, printable
+from nvfp4viz.checkpoint.problems import ContainerProblem, from_error, lost_since, printable
 from nvfp4viz.checkpoint.quantconfig import QuantConfig, read_quant_config
 from nvfp4viz.checkpoint.sidecars import read_side_file
 from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG, LocalSource, MemorySource, Source, open_source
@@ -50,6 +51,8 @@ class Checkpoint:
         Shard by tensor name, or None where the checkpoint has no index.
     problems
         All that is wrong with the files.
+    lost
+        Files whose header was read and whose tensors cannot be (any more), with what stood in the way; see `lose`.
     opening_bytes
         Bytes fetched from shards on opening; see also `bytes_read` and `side_bytes`.
     """
@@ -69,6 +72,7 @@ class Checkpoint:
         self.unreadable: dict[str, str] = {}
         self.blind_files: tuple[str, ...] = ()
         self.problems: list[ContainerProblem] = []
+        self.lost: dict[str, CheckpointError] = {}
         self.config: dict[str, Any] | None = None
         self.hf_quant_config: dict[str, Any] | None = None
         self.quant_config = QuantConfig()
@@ -109,6 +113,19 @@ class Checkpoint:
         """Files that the source has and did not give, in the order of `problems`: they may be sound or not."""
         return tuple(dict.fromkeys(item.file for item in self.problems if item.unread))
 
+    def reopened(self) -> Checkpoint:
+        """The same files for another reading, to which what was `lost` in this one is no news: nothing is read here."""
+        other = copy(self)
+        gone = [lost_since(file, error) for file, error in self.lost.items()]
+        other.problems, other.lost = [item for item in self.problems if item not in gone], {}
+        return other
+
+    def lose(self, file: str, error: CheckpointError) -> None:
+        """Note that a file gave its header and does not give what follows; it is `unread`, and not asked again."""
+        if file not in self.lost:
+            self.lost[file] = error
+            self.problems.append(lost_since(file, error))
+
     @property
     def nbytes(self) -> int:
         """Size of all shards."""
@@ -137,6 +154,21 @@ class Checkpoint:
         """A tensor's first ``count`` bytes, or all where it has fewer."""
         entry = self.entry(name)
         return self._fetch(entry.file, entry.begin, min(entry.end, entry.begin + count))
+
+    def try_first(self, name: str, count: int | None = None) -> bytes | None:
+        """A tensor's first ``count`` bytes, or all of them; None where its file is `lost`, be it from now on."""
+        entry = self.entry(name)
+        size = entry.nbytes if count is None else min(entry.nbytes, count)
+        if entry.file in self.lost:
+            return None
+        try:
+            data = self._fetch(entry.file, entry.begin, entry.begin + size)
+            if len(data) == size:
+                return data
+            self.lose(entry.file, CheckpointError("source.changed", name=printable(entry.file)))
+        except CheckpointError as error:
+            self.lose(entry.file, error)
+        return None
 
     def read(self, name: str) -> Array:
         """A tensor as a read-only array of its type (`nvfp4viz.checkpoint.dtypes`).
@@ -185,15 +217,23 @@ class Checkpoint:
         """
         return self.read_scalars([name])[name]
 
-    def read_scalars(self, names: Iterable[str]) -> dict[str, np.float32]:
-        """As `scalars`, by name."""
+    def read_scalars(self, names: Iterable[str], *, partly: bool = False) -> dict[str, np.float32]:
+        """As `scalars`, by name; ``partly``: without those in files that are `lost`."""
         wanted = list(dict.fromkeys(names))
-        return dict(zip(wanted, self.scalars(wanted), strict=True))
+        found = dict(zip(wanted, self.scalars(wanted, partly=partly), strict=True))
+        if not (partly and self.lost):
+            return found
+        return {name: value for name, value in found.items() if self.tensors[name].file not in self.lost}
 
-    def scalars(self, names: Sequence[str]) -> npt.NDArray[np.float32]:
+    def scalars(self, names: Sequence[str], *, partly: bool = False) -> npt.NDArray[np.float32]:
         """Many one-element tensors with few reads: neighbours in a file are fetched together.
 
         BF16 and F16 come as float32 too, which changes no value; F64 is rounded to it, as servers round.
+
+        Parameters
+        ----------
+        partly
+            Go on without files that cannot be read: they are `lost` from then on, and their numbers mean nothing.
 
         Returns
         -------
@@ -202,7 +242,8 @@ class Checkpoint:
         Raises
         ------
         CheckpointError
-            As `entry`; ``checkpoint.not-a-scalar`` for tensors that are no F32, F64, BF16 or F16 scalar.
+            As `entry`; ``source.*`` where a file cannot be read; ``checkpoint.not-a-scalar`` for tensors that are no
+            F32, F64, BF16 or F16 scalar.
         """
         table = self.tensors
         known = table.rows
@@ -211,9 +252,9 @@ class Checkpoint:
         except KeyError as error:
             self.entry(error.args[0])
             raise
-        return self.scalars_at(rows)
+        return self.scalars_at(rows, partly=partly)
 
-    def scalars_at(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    def scalars_at(self, rows: npt.NDArray[np.int64], *, partly: bool = False) -> npt.NDArray[np.float32]:
         """As `scalars`, for rows of `tensors`."""
         table = self.tensors
         kind = table.kind[rows]
@@ -222,9 +263,9 @@ class Checkpoint:
         wrong = np.flatnonzero(table.end[rows] - table.begin[rows] != width)
         if len(wrong):
             raise _no_scalar(table.entry_at(int(rows[wrong[0]])))
-        return self._numbers(table.file[rows], table.begin[rows], kind)
+        return self._numbers(table.file[rows], table.begin[rows], kind, partly)
 
-    def vectors(self, names: Sequence[str]) -> list[npt.NDArray[np.float32]]:
+    def vectors(self, names: Sequence[str], *, partly: bool = False) -> list[npt.NDArray[np.float32]]:
         """Short F32, F64, BF16 or F16 vectors with few reads, such as one scale an expert; as `scalars`.
 
         Raises
@@ -240,30 +281,19 @@ class Checkpoint:
         each = np.repeat(np.arange(len(entries)), lengths)
         places = np.arange(len(each)) - np.repeat(cuts - lengths, lengths)
         begin = self.tensors.begin[rows][each] + width[each] * places
-        numbers = self._numbers(self.tensors.file[rows][each], begin, self.tensors.kind[rows][each])
+        numbers = self._numbers(self.tensors.file[rows][each], begin, self.tensors.kind[rows][each], partly)
         return np.split(numbers, cuts[:-1]) if entries else []
 
     def _numbers(
-        self, shard: npt.NDArray[np.int64], begin: npt.NDArray[np.int64], kind: npt.NDArray[np.int64]
+        self, shard: npt.NDArray[np.int64], begin: npt.NDArray[np.int64], kind: npt.NDArray[np.int64], partly: bool
     ) -> npt.NDArray[np.float32]:
         """Numbers at places in files (by their number in the table), of the types of their kinds."""
-        types = [dtype for dtype, _ in self.tensors.kinds]
-        width = np.array([SCALE_BYTES.get(dtype, 0) for dtype in types] or [0])[kind]
-        half, double = width == 2, np.flatnonzero(width == 8)
-        # Of two bytes the two before belong to a neighbour or to the header; behind may be the file's end.  Eight bytes
-        # are twice four.
-        places = np.concatenate([begin - 2 * half, begin[double] + 4])
-        shards = np.concatenate([shard, shard[double]])
-        found = gather(self.source, self.tensors.files, shards, places, self._count)
-        values, upper = found[: len(shard)], found[len(shard) :]
-        if len(double):
-            words = np.stack([values[double], upper], axis=1)
-            with np.errstate(all="ignore"):
-                values[double] = words.view("<f8")[:, 0].astype(np.float32)
-        for dtype in {types[k] for k in set(kind[half].tolist())}:  # np.unique would load numpy.ma, 10 ms
-            these = np.array([name == dtype for name in types])[kind]
-            bits = (values[these].view(np.uint32) >> 16).astype(np.uint16)
-            values[these] = bits.view(DTYPES[dtype].view).astype(np.float32)
+        without = self.lost if partly else ()
+        values, lost = gather_numbers(self.source, self.tensors, shard, begin, kind, self._count, without)
+        for file, error in lost.items():
+            if not partly:
+                raise error
+            self.lose(file, error)
         return values
 
     def scalar_rows(self) -> npt.NDArray[np.int64]:

@@ -78,6 +78,14 @@ def from_error(code: str, file: str, error: CheckpointError) -> ContainerProblem
     return ContainerProblem(code, "error", file, error.code, {**error.params, "file": printable(file)})
 
 
+def lost_since(file: str, error: CheckpointError) -> ContainerProblem:
+    """A file that was read as far as its header, and not beyond: it is `UNREAD`, whatever became of it."""
+    if error.code in NO_FILE:
+        # It was there a moment ago.
+        error = CheckpointError("source.changed", name=printable(file))
+    return from_error(UNREAD, file, error)
+
+
 def as_written(value: object, limit: int = 160) -> str:
     """A value of a JSON file as the file has it, for messages: a text keeps its quotes, so that "8" is not taken for 8.
 

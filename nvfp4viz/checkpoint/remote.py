@@ -95,32 +95,47 @@ class RemoteSource(ABC):
         Raises
         ------
         CheckpointError
-            ``source.*``, of the first range that cannot be had.
+            ``source.*``, of the first file of which a range cannot be had.
         """
+        out = {}
+        for file, found in self.try_many(plan).items():
+            if isinstance(found, CheckpointError):
+                raise found
+            out[file] = found
+        return out
+
+    def try_many(self, plan: Mapping[str, Ranges]) -> dict[str, list[bytes] | CheckpointError]:
+        """As `read_many`; an error stands in the place of a file of which some range cannot be had."""
         self._look(plan)
+        out: dict[str, list[bytes] | CheckpointError] = {}
         wanted = []
         for file, ranges in plan.items():
             if file in self._errors:
-                raise self._errors[file]
+                continue
             held, size = len(self._held.get(file, b"")), self._sizes[file]
             for begin, end in ranges:
                 first, last = max(begin, held), min(end, size)
                 if first < last:
                     wanted.append(Wanted(self._url(file), file, first, last))
         answers = iter(self._fetch("ranges", wanted))
-        out: dict[str, list[bytes]] = {}
         for file, ranges in plan.items():
+            lost = self._errors.get(file)
+            if lost is not None:
+                out[file] = lost
+                continue
             prefix, size = self._held.get(file, b""), self._sizes[file]
-            out[file] = []
+            pieces = []
             for begin, end in ranges:
                 data = prefix[begin:end]
                 if max(begin, len(prefix)) < min(end, size):
                     answer = next(answers)
                     if isinstance(answer, CheckpointError):
-                        raise answer
+                        lost = lost or answer
+                        continue
                     self._note_version(file, answer)
                     data += answer.data
-                out[file].append(data)
+                pieces.append(data)
+            out[file] = lost or pieces
         return out
 
     def prefetch(self, files: Iterable[str]) -> None:

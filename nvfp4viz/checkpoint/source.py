@@ -194,7 +194,11 @@ class LocalSource:
 
     def modified(self, file: str) -> int:
         """When the file was last written, in nanoseconds: what was once seen of it may no longer be true."""
-        return self.path(file).stat().st_mtime_ns
+        path = self.path(file)
+        try:
+            return path.stat().st_mtime_ns
+        except OSError as error:
+            raise _unreadable(file, error) from None
 
     def read_range(self, file: str, begin: int, end: int) -> bytes:
         return self.read_ranges(file, [(begin, end)])[0]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import streamlit as st
 
 from nvfp4viz.audit import describe
+from nvfp4viz.audit.facts import UNREADABLE
 from nvfp4viz.audit.texts import id_list
 from nvfp4viz.checkpoint.problems import SEVERITIES
 from nvfp4viz.figures import peers as peer_figures
@@ -33,6 +34,8 @@ GPUS = ("sm_75", "sm_80", "sm_89", "sm_90", "sm_100", "sm_103", "sm_110", "sm_12
 MOST_FINDINGS = 60
 # Alike, and yet each written out at once.
 FEW_FINDINGS = 3
+# Files that the summary names.
+MOST_NAMES = 3
 MAP_KEY = "explorer.map"
 
 
@@ -84,6 +87,11 @@ def summary(page: Lesson, opened: Opened) -> None:
             st.metric(label, value, help=more, border=True)
     if not readable(opened):
         return
+    unread = opened.audit.checkpoint.unread
+    if unread:
+        names = page.t("findings.separator").join(map(code_span, unread[:MOST_NAMES]))
+        more = ", …" if len(unread) > MOST_NAMES else ""
+        page.finding("summary.unread", count=len(unread), names=names + more)
     if report.format.scheme == "UNQUANTISED":
         page.finding("summary.plain")
         return
@@ -333,14 +341,15 @@ def _tensor(page: Lesson, opened: Opened, role: str, slot: Slot) -> None:
     """One tensor: what is stored, and its three sentences, beside each other where there is room."""
     entry, table = slot.entry, opened.audit.facts.tables.get((role, slot.layer, slot.projection))
     needed = role == "weight" or is_expected(opened.audit.report, role)
-    status = "present" if entry else "missing" if needed else "absent"
+    unread = entry is not None and table is not None and table.state[slot.expert] == UNREADABLE
+    status = "unread" if unread else "present" if entry else "missing" if needed else "absent"
     parts = [f"**{role}**", page.t(f"anatomy.status.{status}")]
     name = slot.name.rpartition(".")[2]
     if name != role:
         parts.append(code_span(name))
     if entry:
         parts.append(f"{entry.dtype} {list(entry.shape) if entry.shape else page.t('anatomy.scalar')}")
-        if table is not None:
+        if table is not None and not unread:
             parts.append(f"**{four(float(table.stored[slot.expert]))}**")
     # Gate and up are one matrix at run time, and gate's second-level scale serves both.
     text = "weight_scale_2_up" if (role, slot.projection) == ("weight_scale_2", "up") else role
@@ -359,6 +368,9 @@ def backends(page: Lesson, opened: Opened) -> None:
     if page.view["gpu"] != "any":
         found = report.auto if isinstance(report.auto, str) else None
         page.finding("backends.auto" if found else "backends.auto_none", backend=found or "–")
+    if not report.backends and opened.audit.checkpoint.unread:
+        page.prose("backends.unread")
+        return
     page.table(
         ("backend", "outcome", "possible", "scope", "why"),
         [
@@ -377,6 +389,7 @@ def backends(page: Lesson, opened: Opened) -> None:
 def files(page: Lesson, opened: Opened) -> None:
     """The shards as their headers describe them."""
     page.prose("files.text")
+    lost = opened.audit.checkpoint.lost
     page.table(
         ("file", ">size", ">header", ">tensors", "state"),
         [
@@ -385,7 +398,7 @@ def files(page: Lesson, opened: Opened) -> None:
                 f"{header.size:,}",
                 f"{header.header_bytes:,}",
                 f"{len(header.entries):,}",
-                page.t("files.fine" if header.readable else "files.broken"),
+                page.t("files.header" if header.file in lost else "files.fine" if header.readable else "files.broken"),
             )
             for header in opened.audit.checkpoint.files
         ],

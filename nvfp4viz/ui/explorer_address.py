@@ -190,7 +190,8 @@ def _examine(address: str, tell: Callable[[str, int, int], None], known: Read | 
     source = cast("RemoteSource", open_source(address))  # `as_address` lets nothing else through
     source.progress = tell
     version = source.version()
-    if known is not None and version is not None and version == known.version:
+    whole = known is not None and not known.opened.audit.checkpoint.unread
+    if known is not None and whole and version is not None and version == known.version:
         return dataclasses.replace(known, again=True)
     done = run_audit(inspect(source))
     naive = naive_check(done.checkpoint, done.view)

@@ -11,8 +11,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from nvfp4viz.checkpoint.remote import FIRST
 
 
 @dataclass
@@ -27,6 +30,8 @@ class Site:
         Shows a page with links for the folder.
     status
         Answers this for a file instead of giving it.
+    late
+        Of a file: a place, and what is answered for ranges from there on (0: the connection is closed).
     cut
         Closes the connection after so many bytes of each answer.
     silent
@@ -55,6 +60,7 @@ class Site:
     ranges: bool = True
     lists: bool = False
     status: dict[str, int] = field(default_factory=dict)
+    late: dict[str, tuple[int, int]] = field(default_factory=dict)
     cut: int | None = None
     silent: float = 0.0
     page: bytes | None = None
@@ -123,15 +129,18 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(200, f"<!doctype html><html>{links}</html>".encode())
         if name not in site.files:
             return self._answer(404, b"<html>not found</html>")
-        self._file(site.files[name])
+        self._file(site.files[name], *site.late.get(name, (1 << 62, 0)))
 
-    def _file(self, data: bytes) -> None:
+    def _file(self, data: bytes, late: int, status: int) -> None:
         wanted = self.headers.get("Range")
         mark = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"'} if self.site.tagged else {}
         if wanted is None or not self.site.ranges:
             return self._answer(200, data, mark)
         first, _, last = wanted.removeprefix("bytes=").partition("-")
         begin, end = int(first), min(int(last) + 1, len(data))
+        if begin >= late:
+            self.close_connection = not status
+            return self._answer(status, b"no") if status else None
         if begin >= len(data):
             return self._answer(416, b"", {"Content-Range": f"bytes */{len(data)}"})
         begin, end = begin + self.site.shift, end + self.site.shift
@@ -165,6 +174,23 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:
             # The client has seen enough.
             self.close_connection = True
+
+
+def header_end(data: bytes) -> int:
+    """Where a safetensors file's tensors begin."""
+    return 8 + int.from_bytes(data[:8], "little")
+
+
+def apart(folder: Path) -> tuple[dict[str, bytes], dict[str, int]]:
+    """A folder's files with headers so long that no number comes at first sight; and where tensors begin, by shard."""
+    files, begins = {}, {}
+    for path in folder.iterdir():
+        files[path.name] = data = path.read_bytes()
+        if path.suffix == ".safetensors":
+            text = data[8 : header_end(data)].ljust(FIRST + 64)
+            files[path.name] = len(text).to_bytes(8, "little") + text + data[header_end(data) :]
+            begins[path.name] = 8 + len(text)
+    return files, begins
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from nvfp4viz.errors import CheckpointError
 from nvfp4viz.ui import explorer_address, i18n
 from nvfp4viz.ui.explorer_report import MIMES, report_text
 from sample_checkpoints import ensure
-from tests.checkpoint.web_server import Site, serve
+from tests.checkpoint.web_server import Site, apart, serve
 
 from .conftest import clean, tab, texts
 
@@ -161,6 +161,42 @@ def test_an_address_without_marks_is_read_each_time(open_page, files, lang):
         assert at.session_state["explorer.kept.address"].opened is not first
 
 
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_a_shard_whose_numbers_are_not_given_is_named_everywhere_and_read_next_time(open_page, lang):
+    """Its header came: the map has its slots, and nobody forecasts a backend from the others."""
+    files, begins = apart(ensure(SOUND))
+    with serve(Site(files, tagged=True, lists=True)) as site:
+        tensors = run_audit(site.address).checkpoint.tensors
+        slot = next(name for name in tensors if name.endswith(".input_scale"))
+        lost = tensors[slot].file
+        site.late = {lost: (begins[lost], 500)}
+        at = send(at_address(open_page, lang), f"{site.address}/")
+        done = at.session_state["explorer.kept.address"].opened.audit
+        assert done.checkpoint.unread == (lost,)
+        said = i18n.t("explorer.summary.unread", count=1, names=f"`{lost}`")
+        assert said in plain(at)
+        says(at, "source.status", lang, name=lost, status=500)
+        count = done.report.coverage["input_scale"]
+        numbers = {name: f"{getattr(count, name):,}" for name in ("missing", "invalid", "expected", "unreadable")}
+        assert count.unreadable
+        assert i18n.t("explorer.map.finding_unreadable", role="input_scale", **numbers) in texts(at)
+        row = next(row for row in done.rows() if row.tensor == slot)
+        for name in ("layer", "expert", "projection"):
+            at.session_state[name] = getattr(row, name)
+        words = ["", "explorer.anatomy.status.unread", "explorer.backends.unread", "explorer.files.header"]
+        for index in range(len(at.tabs)):
+            text = texts(tab(at, "explorer", index))
+            if 0 < index < len(words):
+                assert i18n.t(words[index]) in text
+            assert "**nan**" not in text
+        for kind in MIMES:
+            assert report_text(done, kind, lang)
+        site.late = {}
+        at = send(at, f"{site.address}/")
+        assert at.session_state["explorer.kept.address"].opened.audit.report.backends
+        assert i18n.t("explorer.files.header") not in texts(tab(at, "explorer", 3))
+
+
 def test_few_addresses_are_kept_and_none_of_them_by_its_name(open_page, files, monkeypatch):
     monkeypatch.setattr(explorer_address, "REMEMBERED", 2)
     with serve(Site(files, tagged=True)) as site:
@@ -208,10 +244,11 @@ def test_the_code_for_an_address_runs_and_holds_no_secret(open_page, files, lang
         del at.session_state["explorer.kept.code"]
         site.status = dict.fromkeys(files, 403)
         at = clean(at.run())
-        assert (
-            CheckpointError("source.forbidden", name="x", status=403).text(lang)["what"].split("x")[-1]
-            in at.code[1].value
-        )
+        # Of names it still knows all, and of backends nothing.
+        assert "scale.missing" in at.code[1].value
+        assert ("vllm-" in output, "vllm-" in at.code[1].value) == (True, False)
+        # What is shown stays what it is.
+        assert at.session_state["explorer.kept.address"].opened.audit.checkpoint.unread == ()
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)

@@ -134,7 +134,43 @@ def _add_whole(whole: Mapping[str, dict[str, int]], table: TensorTable, found: F
 
 
 _TOWER = re.compile(r"tower|vision|visual|audio")
-_LAYER = re.compile(r"(?:^|\.)(?:layers|blocks|h|mtp)\.(\d{1,6})(?=\.)")
+UNCOUNTED = 100_000
+"""The number of the first draft layer of a model whose own layers nobody counts."""
+DRAFTS = frozenset({"mtp", "nextn", "mtp_layers"})
+"""Parts of a name that say that it is a draft layer's."""
+_LAYER = re.compile(r"(?:^|\.)(layers|blocks|h|mtp|nextn|mtp_layers)\.(\d{1,6})(?=\.)")
+
+
+def is_tower(name: str) -> bool:
+    """Is this the name of something in another tower, whose layers are no layers of the language model?"""
+    return _TOWER.search(name) is not None
+
+
+def layer_number(name: str, layers: int | None) -> tuple[int | None, bool, str]:
+    """Which layer a name is of, whether it is a draft's, and the name up to the number.
+
+    Parameters
+    ----------
+    layers
+        How many the model has, None where nothing says: draft layers (MTP, nextn) are numbered after them, as vLLM
+        does, whether their names count from zero again or not.
+
+    >>> layer_number("model.layers.3.mlp.experts", 4), layer_number("model.layers.4.mlp.experts", 4)
+    ((3, False, 'model.layers.3'), (4, True, 'model.layers.4'))
+    >>> layer_number("mtp.layers.0.mlp.experts", 4), layer_number("mtp.1.ffn.experts", 4)
+    ((4, True, 'mtp.layers.0'), (5, True, 'mtp.1'))
+    >>> layer_number("mtp.fc", 4), layer_number("lm_head", 4)
+    ((None, True, ''), (None, False, ''))
+    """
+    match = _LAYER.search(f"{name}.")
+    named = not DRAFTS.isdisjoint(name.split("."))
+    if match is None:
+        return None, named, ""
+    number = int(match[2])
+    past = layers is not None and number >= layers and match[1] == "layers" and not is_tower(name)
+    if named and not past:
+        number += UNCOUNTED if layers is None else layers
+    return number, named or past, name[: match.end()]
 
 
 def layers_of_blocks(
@@ -147,18 +183,16 @@ def layers_of_blocks(
     families: dict[str, dict[int, str]] = {}
     drafts: dict[int, str] = {}
     for block in found:
-        match = _LAYER.search(f"{block}.")
-        number = int(match[1]) if match else 0
-        parts = block.split(".")
-        named = not {"mtp", "nextn", "mtp_layers"}.isdisjoint(parts)
-        if named or (layers is not None and number >= layers):
-            number += (layers or 100_000) if named else 0
+        number, draft, _ = layer_number(block, layers)
+        if draft:
+            number = (layers or UNCOUNTED) if number is None else number
             while number in drafts:
                 number += 1
             drafts[number] = block
         else:
+            match = _LAYER.search(f"{block}.")
             family = block[: match.start()] if match else block
-            families.setdefault(family, {})[number] = block
+            families.setdefault(family, {})[number or 0] = block
     # What calls itself a tower is not the model, however many layers it has.
     main = max(families.items(), key=lambda item: (not _TOWER.search(item[0]), len(item[1])), default=("", {}))[1]
     left_out = tuple(block for family in families.values() if family is not main for block in family.values())
