@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from nvfp4viz.figures.layout import base_layout
+from nvfp4viz.figures.layout import base_layout, hatched
 from nvfp4viz.figures.palette import SEQUENTIAL, Theme, role, surface
 from nvfp4viz.figures.words import words
 from nvfp4viz.moe.overlap import Bar
@@ -43,21 +43,22 @@ def _ranks_axis(ranks: int, lang: str, name: str = "rank", **more: Any) -> dict[
 def ranks_figure(placement: Placement, layer: Exchange, *, theme: Theme, lang: str) -> go.Figure:
     """A row of boxes for each rank: its slots, the expert in each, and the rows that it computes (log scale).
 
-    The rank's own rows stand under its name.
+    A slot without a row is hatched and has no colour.  The rank's own rows stand under its name.
     """
     rows = layer.slot_rows.reshape(placement.ranks, -1)
     held = placement.slots.reshape(placement.ranks, -1)
     names = np.char.add(held.astype(str), np.where(placement.replicas[held] > 1, "′", ""))
-    ticks = [0, *(10**power for power in range(1 + int(np.log10(max(rows.max(), 1)))))]
+    ticks = [10**power for power in range(1 + int(np.log10(max(rows.max(), 1))))]
     figure = go.Figure(
         go.Heatmap(
-            z=np.log10(rows + 1).tolist(),
+            z=[[float(np.log10(n + 1)) if n else None for n in line] for line in rows.tolist()],
             text=names.tolist(),
             texttemplate="%{text}",
             textfont={"size": 12},
             customdata=rows.tolist(),
             colorscale=SEQUENTIAL,
             zmin=0,
+            zmax=float(np.log10(rows.max() + 1)) or 1.0,
             xgap=2,
             ygap=6 if placement.ranks <= WRITTEN else 3,
             colorbar=_bar(theme, words(lang, "figures.expert_parallel.rows"))
@@ -65,13 +66,29 @@ def ranks_figure(placement: Placement, layer: Exchange, *, theme: Theme, lang: s
             hovertemplate=words(lang, "figures.expert_parallel.slot_hover") + "<extra></extra>",
         )
     )
-    figure.update_layout(
-        base_layout(
-            theme,
-            height=110 + (34 if placement.ranks <= WRITTEN else 22) * placement.ranks,
-            xaxis={"showgrid": False, "zeroline": False, "tickvals": [], "ticks": ""},
-            yaxis=_ranks_axis(placement.ranks, lang, autorange="reversed") | _totals(layer.rank_rows, lang),
-        )
+    ink = surface(theme)
+    ranks, columns = rows.shape
+    idle, at = np.nonzero(rows == 0)
+    figure.add_trace(
+        hatched(idle, at, ink.line, ink.line, size=(1 - columns / 250, 0.82))
+        | {
+            "text": names[idle, at].tolist(),
+            "textposition": "inside",
+            "insidetextanchor": "middle",
+            "textangle": 0,
+            "constraintext": "none",
+            "textfont": {"color": ink.muted, "size": 12},
+            "customdata": idle.tolist(),
+            "hovertemplate": words(lang, "figures.expert_parallel.idle_hover") + "<extra></extra>",
+        }
+    )
+    figure.layout = base_layout(
+        theme,
+        height=110 + (34 if ranks <= WRITTEN else 22) * ranks,
+        barmode="overlay",
+        showlegend=False,
+        xaxis={"showgrid": False, "zeroline": False, "tickvals": [], "ticks": "", "range": [-0.5, columns - 0.5]},
+        yaxis=_ranks_axis(ranks, lang, range=[ranks - 0.5, -0.5]) | _totals(layer.rank_rows, lang),
     )
     return figure
 
@@ -153,13 +170,11 @@ def matrix_figure(sent: np.ndarray, *, theme: Theme, lang: str) -> go.Figure:
             hovertemplate=words(lang, "figures.expert_parallel.sent_hover") + "<extra></extra>",
         )
     )
-    figure.update_layout(
-        base_layout(
-            theme,
-            height=max(300, 120 + (34 if ranks <= WRITTEN else 16) * ranks),
-            xaxis=_ranks_axis(ranks, lang, "to", tickangle=0 if ranks <= 4 else -60),
-            yaxis=_ranks_axis(ranks, lang, "from", autorange="reversed"),
-        )
+    figure.layout = base_layout(
+        theme,
+        height=max(300, 120 + (34 if ranks <= WRITTEN else 16) * ranks),
+        xaxis=_ranks_axis(ranks, lang, "to", tickangle=0 if ranks <= 4 else -60),
+        yaxis=_ranks_axis(ranks, lang, "from", autorange="reversed"),
     )
     return figure
 
@@ -245,21 +260,19 @@ def timeline_figure(bars: Sequence[Bar], *, theme: Theme, lang: str) -> go.Figur
                 + "<extra></extra>",
             )
         )
-    figure.update_layout(
-        base_layout(
-            theme,
-            height=120 + 44 * len(shown),
-            barmode="overlay",
-            xaxis={"title": words(lang, "figures.expert_parallel.time_axis"), "rangemode": "tozero"},
-            yaxis={
-                "tickvals": list(range(len(shown))),
-                "ticktext": [rank_name(rank, lang) for rank in shown],
-                "autorange": "reversed",
-                "showgrid": False,
-                "zeroline": False,
-                "ticks": "",
-            },
-        )
+    figure.layout = base_layout(
+        theme,
+        height=120 + 44 * len(shown),
+        barmode="overlay",
+        xaxis={"title": words(lang, "figures.expert_parallel.time_axis"), "rangemode": "tozero"},
+        yaxis={
+            "tickvals": list(range(len(shown))),
+            "ticktext": [rank_name(rank, lang) for rank in shown],
+            "autorange": "reversed",
+            "showgrid": False,
+            "zeroline": False,
+            "ticks": "",
+        },
     )
     return figure
 
@@ -322,21 +335,19 @@ def balance_figure(found: Balance, *, theme: Theme, lang: str) -> go.Figure:
         ]
     )
     mean = float(after.mean())
-    figure.add_shape(
-        type="line", x0=-0.5, x1=len(ranks) - 0.5, y0=mean, y1=mean, line={"color": ink.ink, "width": 2, "dash": "dot"}
+    figure.layout = base_layout(
+        theme,
+        height=340,
+        barmode="group",
+        xaxis=_ranks_axis(len(ranks), lang, tickangle=0 if len(ranks) <= 4 else -60),
+        yaxis={"title": words(lang, "figures.expert_parallel.rows"), "rangemode": "tozero"},
     )
     figure.add_annotation(
         x=len(ranks) - 0.5, y=mean, text=words(lang, "figures.expert_parallel.mean"), showarrow=False, xanchor="right",
         yanchor="bottom", font={"color": ink.ink, "size": 12}, bgcolor=ink.page, opacity=0.9,
     )  # fmt: skip
-    figure.update_layout(
-        base_layout(
-            theme,
-            height=340,
-            barmode="group",
-            xaxis=_ranks_axis(len(ranks), lang, tickangle=0 if len(ranks) <= 4 else -60),
-            yaxis={"title": words(lang, "figures.expert_parallel.rows"), "rangemode": "tozero"},
-        )
+    figure.add_shape(
+        type="line", x0=-0.5, x1=len(ranks) - 0.5, y0=mean, y1=mean, line={"color": ink.ink, "width": 2, "dash": "dot"}
     )
     return figure
 

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from nvfp4viz.figures.palette import MONO, SANS, Theme, surface
 
 
 def base_layout(theme: Theme, *, height: int, **more: Any) -> dict[str, Any]:
-    """Keyword arguments for ``go.Layout``; ``more`` is merged over it, one level deep for axes."""
+    """Keyword arguments for ``go.Layout``; ``more`` is merged over it, one level deep for axes.
+
+    To be assigned to ``figure.layout`` as a whole, and before any ``add_annotation`` or ``add_shape``: Plotly takes ten
+    times as long to merge it by ``update_layout``.
+    """
     ink = surface(theme)
     axis: dict[str, Any] = {
         "gridcolor": ink.line,
@@ -23,7 +30,7 @@ def base_layout(theme: Theme, *, height: int, **more: Any) -> dict[str, Any]:
     }
     layout: dict[str, Any] = {
         # Our own look, not Plotly's default template: that alone is 6.4 KB in every figure.
-        "template": None,
+        "template": "none",
         "height": height,
         "margin": {"l": 8, "r": 8, "t": 24, "b": 8},
         "paper_bgcolor": "rgba(0,0,0,0)",
@@ -46,3 +53,31 @@ def base_layout(theme: Theme, *, height: int, **more: Any) -> dict[str, Any]:
         else:
             layout[name] = value
     return layout
+
+
+def cell_bars(
+    rows: npt.NDArray[np.int64],
+    columns: npt.NDArray[np.int64],
+    marker: dict[str, Any],
+    size: tuple[float, float] = (0.92, 0.92),
+) -> dict[str, Any]:
+    """Bars over a heatmap's cells, ``size`` wide and high in cells: a heatmap knows neither hatch nor frame.
+
+    The figure needs ``barmode="overlay"``, and ranges of its own: bars would stretch an axis.
+    """
+    width, height = size
+    tall = np.full(len(rows), height)
+    return {"type": "bar", "x": columns, "y": tall, "base": rows - height / 2, "width": width, "marker": marker}
+
+
+def hatched(
+    rows: npt.NDArray[np.int64],
+    columns: npt.NDArray[np.int64],
+    hatch: str,
+    line: str,
+    size: tuple[float, float] = (0.92, 0.92),
+) -> dict[str, Any]:
+    """Cells without a number of their own: hatched and framed, so that they have no colour of the scale."""
+    pattern = {"shape": "/", "fgcolor": hatch, "size": 4, "solidity": 0.3}
+    marker = {"color": "rgba(0,0,0,0)", "line": {"color": line, "width": 1}, "pattern": pattern}
+    return cell_bars(rows, columns, marker, size)

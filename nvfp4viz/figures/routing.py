@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
 
-from nvfp4viz.figures.layout import base_layout
+from nvfp4viz.figures.layout import base_layout, cell_bars, hatched
 from nvfp4viz.figures.palette import SEQUENTIAL, Theme, role, surface
 from nvfp4viz.figures.words import words
 from nvfp4viz.model.routing_log import RoutingLog
@@ -34,7 +34,8 @@ def map_figure(maps: Mapping[str, I64], *, theme: Theme, lang: str) -> go.Figure
     ink = surface(theme)
     figure = go.Figure()
     part = 1 / len(maps)
-    layout: dict[str, Any] = {"barmode": "overlay", "showlegend": False}
+    titles: list[dict[str, Any]] = []
+    layout: dict[str, Any] = {"barmode": "overlay", "showlegend": False, "annotations": titles}
     for at, (title, counts) in enumerate(maps.items()):
         n = "" if at == 0 else str(at + 1)
         axes = {"xaxis": f"x{n}", "yaxis": f"y{n}"}
@@ -43,10 +44,10 @@ def map_figure(maps: Mapping[str, I64], *, theme: Theme, lang: str) -> go.Figure
         layers, experts = counts.shape
         figure.add_trace(_counts(counts, domain, ink.ink, lang) | axes)
         figure.add_trace(_holes(counts, ink.muted, ink.line, lang) | axes)
-        figure.add_annotation(
-            text=title, showarrow=False, x=0, xref="paper", xanchor="left", y=domain[1], yref="paper",
-            yanchor="bottom", yshift=3, font={"size": 13, "color": ink.ink},
-        )  # fmt: skip
+        titles.append({
+            "text": title, "showarrow": False, "x": 0, "xref": "paper", "xanchor": "left", "y": domain[1],
+            "yref": "paper", "yanchor": "bottom", "yshift": 3, "font": {"size": 13, "color": ink.ink},
+        })  # fmt: skip
         layout[f"xaxis{n}"] = {
             "range": [-0.5, experts - 0.5],
             "showgrid": False,
@@ -69,7 +70,7 @@ def map_figure(maps: Mapping[str, I64], *, theme: Theme, lang: str) -> go.Figure
         used, seen = maps.values()
         rows, columns = np.nonzero((used > 0) & (seen == 0))
         figure.add_trace(
-            _cells(
+            cell_bars(
                 rows, columns, {"color": "rgba(0,0,0,0)", "line": {"color": role("route", theme).text, "width": 2.5}}
             )
             | {
@@ -79,7 +80,7 @@ def map_figure(maps: Mapping[str, I64], *, theme: Theme, lang: str) -> go.Figure
                 "hovertemplate": words(lang, "figures.routing.hit_hover"),
             }
         )
-    figure.update_layout(base_layout(theme, height=60 + (PANEL + 30) * len(maps), **layout))
+    figure.layout = base_layout(theme, height=60 + (PANEL + 30) * len(maps), **layout)
     return figure
 
 
@@ -112,18 +113,10 @@ def _counts(counts: I64, domain: Sequence[float], ink: str, lang: str) -> dict[s
 
 def _holes(counts: I64, hatch: str, line: str, lang: str) -> dict[str, Any]:
     rows, columns = np.nonzero(counts == 0)
-    pattern = {"shape": "/", "fgcolor": hatch, "size": 4, "solidity": 0.3}
-    marker = {"color": "rgba(0,0,0,0)", "line": {"color": line, "width": 1}, "pattern": pattern}
-    return _cells(rows, columns, marker) | {
+    return hatched(rows, columns, hatch, line) | {
         "customdata": rows,
         "hovertemplate": words(lang, "figures.routing.hole_hover"),
     }
-
-
-def _cells(rows: I64, columns: I64, marker: dict[str, Any]) -> dict[str, Any]:
-    """Bars of the size of a cell: a heatmap knows neither hatch nor frame."""
-    base, height = rows - 0.46, np.full(len(rows), 0.92)
-    return {"type": "bar", "x": columns, "y": height, "base": base, "width": 0.92, "marker": marker}
 
 
 def blind_routes(used: I64, seen: I64) -> tuple[int, int]:
@@ -192,13 +185,11 @@ def holes_figure(log: RoutingLog, documents: int, *, theme: Theme, lang: str) ->
             marker={"symbol": "diamond", "size": 11, "color": role("route", theme).fill,
                     "line": {"color": ink.ink, "width": 1}},
         )  # fmt: skip
-    figure.update_layout(
-        base_layout(
-            theme,
-            height=260,
-            xaxis={"title": words(lang, "figures.routing.tokens"), "type": "log", "dtick": 1, "showgrid": False},
-            yaxis={"title": words(lang, "figures.routing.holes"), "rangemode": "tozero"},
-        )
+    figure.layout = base_layout(
+        theme,
+        height=260,
+        xaxis={"title": words(lang, "figures.routing.tokens"), "type": "log", "dtick": 1, "showgrid": False},
+        yaxis={"title": words(lang, "figures.routing.holes"), "rangemode": "tozero"},
     )
     return figure
 

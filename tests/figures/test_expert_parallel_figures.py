@@ -26,9 +26,18 @@ def batch(ranks, redundant=0):
 class TestFigures:
     def test_ranks(self, theme, lang, ranks):
         placed, _, layer = batch(ranks, ranks)
-        (cells,) = figures.ranks_figure(placed, layer, theme=theme, lang=lang).to_dict()["data"]
+        cells, idle = figures.ranks_figure(placed, layer, theme=theme, lang=lang).data
         assert np.array_equal(np.array(cells["customdata"]).ravel(), layer.slot_rows)
-        assert np.allclose(10 ** np.array(cells["z"]).ravel() - 1, layer.slot_rows)  # drawn as log10(n + 1)
+        drawn = np.array(cells["z"], dtype=float).ravel()
+        assert np.array_equal(np.isnan(drawn), layer.slot_rows == 0)
+        busy = layer.slot_rows > 0
+        assert np.allclose(10 ** drawn[busy] - 1, layer.slot_rows[busy])  # drawn as log10(n + 1)
+        # A slot without a row has its own mark, with its expert, where its cell has no colour.
+        at = np.rint((np.asarray(idle["base"]) + np.asarray(idle["y"]) / 2).astype(float)).astype(int)
+        where = at * layer.slot_rows.reshape(ranks, -1).shape[1] + idle["x"]
+        assert sorted(where) == np.flatnonzero(layer.slot_rows == 0).tolist()
+        assert len(where) > 0
+        assert list(idle["text"]) == np.array(cells["text"]).ravel()[where].tolist()
         names = np.array(cells["text"]).ravel()
         assert [int(name.rstrip("′")) for name in names] == placed.slots.tolist()
         assert [name.endswith("′") for name in names] == (placed.replicas[placed.slots] > 1).tolist()
