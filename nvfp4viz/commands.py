@@ -136,9 +136,10 @@ def coverage(options: argparse.Namespace) -> int:
     if options.csv is not None:
         _deliver(to_csv(rows), options.csv, read_by_programs=True)
         return OK
-    counts: dict[tuple[int, str], dict[str, int]] = {}
+    counts: dict[tuple[str, str], dict[str, int]] = {}
     for row in rows:
-        at = counts.setdefault((row.layer, row.role), {})
+        # Draft layers are marked, because their numbers are no layers of the model.
+        at = counts.setdefault((f"D{row.layer}" if row.draft else str(row.layer), row.role), {})
         at[row.status] = at.get(row.status, 0) + 1
     lang = options.language
     head = [cli_words(lang, f"coverage.{key}") for key in ("layer", "role", "status")]
@@ -149,6 +150,8 @@ def coverage(options: argparse.Namespace) -> int:
         lines.append(f"{layer:>5}  {role:<15} {shown}")
     if not rows:
         lines = [cli_words(lang, "coverage.none")]
+    elif any(row.draft for row in rows):
+        lines.append(cli_words(lang, "coverage.drafts"))
     _deliver("\n".join(lines) + "\n", None)
     return OK
 

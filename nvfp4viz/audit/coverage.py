@@ -23,6 +23,8 @@ class SlotRow:
         `nvfp4viz.audit.facts.CLASSES`.
     value
         The stored scalar, or None.
+    draft
+        Its layer is a draft (MTP) layer, which has a number after the model's own.
     """
 
     layer: int
@@ -32,6 +34,7 @@ class SlotRow:
     status: str
     value: float | None
     tensor: str
+    draft: bool = False
 
 
 def coverage(facts: Facts, findings: Iterable[Finding], *, activations: bool) -> dict[str, Coverage]:
@@ -87,6 +90,7 @@ def slot_rows(facts: Facts, findings: Iterable[Finding] = ()) -> Iterator[SlotRo
     }
     names = {MISSING: "missing", UNREADABLE: "unreadable", NOT_A_SCALAR: "not-a-scalar"}
     for layer in facts.layers:
+        draft = facts.view.is_draft(layer)
         for expert in range(facts.view.experts_in[layer]):
             for projection in facts.view.projections:
                 absent = (layer, expert, projection) not in facts.view.modules
@@ -106,4 +110,4 @@ def slot_rows(facts: Facts, findings: Iterable[Finding] = ()) -> Iterator[SlotRo
                         if status == "ok" and (role, layer, projection, expert) in filled:
                             status = "filled"
                     name = facts.view.slot(layer, expert, projection, role).name
-                    yield SlotRow(layer, expert, projection, role, status, value, name)
+                    yield SlotRow(layer, expert, projection, role, status, value, name, draft)

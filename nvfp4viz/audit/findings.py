@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from nvfp4viz.audit.report import VERDICTS, Finding, Value, json_value
 from nvfp4viz.audit.texts import id_list, words
+from nvfp4viz.checkpoint import CanonicalView
 from nvfp4viz.checkpoint.dialects.per_expert import PROJECTION_ORDER, ROLES
 from nvfp4viz.checkpoint.problems import printable
 
@@ -54,15 +55,16 @@ def make(
     )
 
 
-def with_drafts_named(findings: Iterable[Finding], drafts: Collection[int]) -> list[Finding]:
-    """The same findings, in whose words a draft (MTP) layer is called one; its number is no layer of the model."""
+def with_drafts_named(findings: Iterable[Finding], view: CanonicalView) -> list[Finding]:
+    """The same findings, of which those about draft (MTP) layers say so; their numbers are no layers of the model."""
     out = []
     for item in findings:
         layers = {item.layer} if item.layer is not None else set(item.params.get("numbers", ()))
-        if layers and layers <= set(drafts) and "draft" not in item.params:
+        draft = all(map(view.is_draft, layers)) if layers else item.text == "draft.unquantised"
+        if (draft or item.text.endswith(".draft")) and not item.draft:
             params = {**item.params, "draft": True}
             message, advice = words(item.text, params)
-            item = msgspec.structs.replace(item, message=message, advice=advice, params=params)
+            item = msgspec.structs.replace(item, message=message, advice=advice, params=params, draft=True)
         out.append(item)
     return out
 

@@ -48,7 +48,7 @@ def fp8_findings(quant: QuantConfig, view: CanonicalView, linears: Iterable[Line
     for misfit, names in groups.items():
         yield make(
             "block-scale.group", "error", text=f"block-scale.group.fp8{misfit.kind}", role="weight_scale",
-            layer=layer_of(names), tensors=names, fill=misfit._asdict(),
+            layer=layer_of(names, view), tensors=names, fill=misfit._asdict(),
         )  # fmt: skip
     yield from _of_experts(quant, view)
 

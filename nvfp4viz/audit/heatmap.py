@@ -27,11 +27,12 @@ _ROOM = 7.0
 
 @dataclass(slots=True)
 class SlotMap:
-    """Statuses of one role and projection: by layer, the experts that need a scale in order."""
+    """Statuses of one role and projection: by layer, the experts that need a scale in order; which are draft layers."""
 
     role: str
     projection: str
     layers: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
+    drafts: set[int] = field(default_factory=set)
 
     @property
     def statuses(self) -> set[str]:
@@ -47,6 +48,8 @@ def slot_maps(rows: Iterable[SlotRow]) -> list[SlotMap]:
             continue
         at = maps.setdefault((row.role, row.projection), SlotMap(row.role, row.projection))
         at.layers.setdefault(row.layer, []).append((row.expert, row.status))
+        if row.draft:
+            at.drafts.add(row.layer)
     return list(maps.values())
 
 
@@ -56,8 +59,8 @@ def draw(found: SlotMap, words: dict[str, str]) -> str:
     Parameters
     ----------
     words
-        Statuses in the reader's language, and ``layer``, ``experts`` and ``label`` (of the whole, with ``{role}`` and
-        ``{projection}``).
+        Statuses in the reader's language, and ``layer``, ``draft``, ``experts`` and ``label`` (of the whole, with
+        ``{role}`` and ``{projection}``).
     """
     experts = 1 + max(expert for cells in found.layers.values() for expert, _ in cells)
     cell, high = WIDTH / experts, 14 if len(found.layers) <= 40 else 9
@@ -69,11 +72,14 @@ def draw(found: SlotMap, words: dict[str, str]) -> str:
     every = max(1, -(-12 // high), len(found.layers) // 40)
     for number, (layer, cells) in enumerate(found.layers.items()):
         y = TOP + number * high
-        if number % every == 0:
-            out.append(f'<text x="{LEFT - 6}" y="{y + high - 3}" text-anchor="end">{layer}</text>')
+        draft = layer in found.drafts
+        if number % every == 0 or draft:
+            mark = "D" * draft
+            out.append(f'<text x="{LEFT - 6}" y="{y + high - 3}" text-anchor="end">{mark}{layer}</text>')
+        name = f"{words['draft' if draft else 'layer']} {layer}"
         for status, run in groupby(_runs(cells), key=lambda item: item[1]):
             for first, _, count in run:
-                out.append(_bar(first, count, status, layer, y, cell, high, words))
+                out.append(_bar(first, count, status, name, y, cell, high, words))
     return "".join([*out, "</svg>"])
 
 
@@ -89,14 +95,14 @@ def _runs(cells: list[tuple[int, str]]) -> list[tuple[int, str, int]]:
 
 
 def _bar(
-    first: int, count: int, status: str, layer: int, y: float, cell: float, high: float, words: dict[str, str]
+    first: int, count: int, status: str, layer: str, y: float, cell: float, high: float, words: dict[str, str]
 ) -> str:
     x, wide = LEFT + first * cell, count * cell
     if status == "ok":
         return f'<rect class="ok" x="{x:.1f}" y="{y}" width="{wide:.1f}" height="{high - 1}"/>'
     kind, sign = MARKS[status]
     last = f"–{first + count - 1}" if count > 1 else ""
-    title = escape(f"{words['layer']} {layer}, {words['experts']} {first}{last}: {words[status]}")
+    title = escape(f"{layer}, {words['experts']} {first}{last}: {words[status]}")
     # A slot among hundreds must not be too narrow to be seen.
     seen = max(wide, 3.0)
     text = (

@@ -77,14 +77,15 @@ def _maps(maps: list[SlotMap], whole: int, language: str) -> list[str]:
     """Each map once: the style sheet, not a second drawing, makes it dark."""
     word = partial(report_words, language)
     words = {status: word(f"status.{status}") for status in MARKS}
-    words |= {key: word(f"page.{key}") for key in ("layer", "experts")}
+    words |= {key: word(f"page.{key}") for key in ("layer", "draft", "experts")}
     words["label"] = word("page.map", role="{role}", projection="{projection}")
     hatch = (
         '<svg width="0" height="0" style="position:absolute" aria-hidden="true"><defs><pattern id="hatch" width="5" '
         'height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><line class="hatch" x1="0" y1="0" '
         'x2="0" y2="5"/></pattern></defs></svg>'
     )
-    lines = [hatch, f'<p class="muted">{escape(word("page.axes"))}</p>', '<p class="key">']
+    axes = word("page.axes") + (word("page.axes_drafts") if any(found.drafts for found in maps) else "")
+    lines = [hatch, f'<p class="muted">{escape(axes)}</p>', '<p class="key">']
     seen = set().union(*(found.statuses for found in maps))
     for status, (kind, sign) in MARKS.items():
         if status in seen:

@@ -91,7 +91,7 @@ def absent_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterab
         stored = stored_beginnings(checkpoint, modules)
         names = [f"{module}weight" for module in modules if module not in stored]
         if names:
-            yield missing_finding("weight", names)
+            yield missing_finding("weight", names, view)
 
 
 def _family(view: CanonicalView) -> str:

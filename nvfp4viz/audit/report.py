@@ -31,7 +31,7 @@ class FormatInfo(msgspec.Struct, frozen=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """What is known of the model's shape."""
+    """What is known of the model's shape; ``draft_layers`` have experts too and come after the model's own."""
 
     architecture: str | None
     layers: int | None
@@ -39,6 +39,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     experts: int
     projections: tuple[str, ...]
     top_k: int | None
+    draft_layers: tuple[int, ...] = ()
 
 
 class ContainerInfo(msgspec.Struct, frozen=True):
@@ -88,6 +89,8 @@ class Finding(msgspec.Struct, frozen=True):
         The first few full names.
     count
         Slots, tensors or files concerned.
+    draft
+        It is about draft (MTP) layers alone, whose numbers come after the model's own.
     message, advice
         In English; `nvfp4viz.audit.describe` gives them in another language, from ``text`` and ``params``.
     """
@@ -105,6 +108,7 @@ class Finding(msgspec.Struct, frozen=True):
     advice: str
     text: str
     params: dict[str, Any]
+    draft: bool = False
 
 
 class BackendForecast(msgspec.Struct, frozen=True):

@@ -36,7 +36,7 @@ def sister_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterab
     stored = stored_beginnings(checkpoint, names)
     lost = [name for name in names if name not in stored]
     if lost:
-        yield missing_finding("weight", lost)
+        yield missing_finding("weight", lost, view)
 
 
 def _routers(checkpoint: Checkpoint, view: CanonicalView) -> list[str]:

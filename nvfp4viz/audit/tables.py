@@ -11,12 +11,12 @@ from typing import NamedTuple
 from nvfp4viz.audit.coverage import SlotRow
 from nvfp4viz.audit.report import Report
 from nvfp4viz.audit.run import describe
-from nvfp4viz.audit.texts import report_words
+from nvfp4viz.audit.texts import id_list, report_words
 from nvfp4viz.checkpoint import printable
 
 COVERAGE_COLUMNS = ("expected", "present", "missing", "invalid", "filled", "unreadable")
 BACKEND_COLUMNS = ("backend", "outcome", "scope", "why")
-SLOT_COLUMNS = ("layer", "expert", "projection", "role", "status", "value", "tensor")
+SLOT_COLUMNS = ("layer", "expert", "projection", "role", "status", "value", "tensor", "draft")
 
 
 class BackendRow(NamedTuple):
@@ -35,6 +35,8 @@ def head_lines(report: Report, language: str) -> tuple[str, str, str]:
     model, kind, files = report.model, report.format, report.container
     projections = ", ".join(model.projections) or "–"
     shape = word("shape", layers=len(model.moe_layers), experts=model.experts, projections=projections)
+    if model.draft_layers:
+        shape += word("drafts", layers=id_list(model.draft_layers))
     sizes = {"tensors": f"{files.tensors:,}", "bytes": f"{files.bytes:,}", "read": f"{files.bytes_read:,}"}
     # What is not quantised has no blocks.
     blocks = "" if kind.scheme == "UNQUANTISED" else f", {word('group', size=kind.group_size)}"
@@ -67,8 +69,8 @@ def to_csv(rows: Iterable[SlotRow]) -> str:
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(SLOT_COLUMNS)
     for row in rows:
-        value = "" if row.value is None else row.value
-        writer.writerow((row.layer, row.expert, row.projection, row.role, row.status, value, _cell(row.tensor)))
+        value, draft = "" if row.value is None else row.value, "draft" if row.draft else ""
+        writer.writerow((row.layer, row.expert, row.projection, row.role, row.status, value, _cell(row.tensor), draft))
     return stream.getvalue()
 
 

@@ -31,7 +31,9 @@ def test_the_json_has_the_fields_of_the_interface(report):
         "backends", "auto",
     }  # fmt: skip
     assert set(data["format"]) == {"dialect", "scheme", "config_sources", "group_size"}
-    assert set(data["model"]) == {"architecture", "layers", "moe_layers", "experts", "projections", "top_k"}
+    assert set(data["model"]) == {
+        "architecture", "layers", "moe_layers", "experts", "projections", "top_k", "draft_layers",
+    }  # fmt: skip
     assert {"files", "tensors", "bytes", "header_bytes", "bytes_read"} <= set(data["container"])
     assert set(data["coverage"]) == {"input_scale", "weight_scale", "weight_scale_2"}
     for row in data["coverage"].values():
