@@ -49,6 +49,12 @@ def loss_figure(results: Mapping[str, RemedyResult], names: Mapping[str, str], *
                 hovertemplate="%{y}: %{x:.4g}<extra>%{fullData.name}</extra>",
             )
         )
+    figure.layout = base_layout(
+        theme,
+        height=140 + 40 * len(shown),
+        xaxis={"title": words(lang, "figures.backends.axis"), "rangemode": "tozero"},
+        yaxis={"autorange": "reversed", "ticks": ""},
+    )
     figure.add_shape(
         type="line",
         x0=MARGIN,
@@ -57,14 +63,6 @@ def loss_figure(results: Mapping[str, RemedyResult], names: Mapping[str, str], *
         y1=1,
         yref="paper",
         line={"color": ink.ink, "width": 1.5, "dash": "dash"},
-    )
-    figure.update_layout(
-        base_layout(
-            theme,
-            height=140 + 40 * len(shown),
-            xaxis={"title": words(lang, "figures.backends.axis"), "rangemode": "tozero"},
-            yaxis={"autorange": "reversed", "ticks": ""},
-        )
     )
     return figure
 

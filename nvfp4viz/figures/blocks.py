@@ -164,7 +164,7 @@ def inner_figure(
             "ticks": "",
         },
     )
-    figure.update_layout(layout)
+    figure.layout = layout
     return figure
 
 
@@ -229,15 +229,13 @@ def error_figure(found: Sequence[GroupedProduct], *, theme: Theme, lang: str) ->
         ]
     )
     top = max(summary.sqnr_db for one in found for summary in (one.x, one.w, one.y))
-    figure.update_layout(
-        base_layout(
-            theme,
-            height=400,
-            barmode="group",
-            bargap=0.25,
-            xaxis={"showgrid": False},
-            yaxis={"title": label["quality"], "range": [0, 1.15 * top]},
-        )
+    figure.layout = base_layout(
+        theme,
+        height=400,
+        barmode="group",
+        bargap=0.25,
+        xaxis={"showgrid": False},
+        yaxis={"title": label["quality"], "range": [0, 1.15 * top]},
     )
     return figure
 
@@ -287,15 +285,13 @@ def tensor_figure(found: Sequence[GroupedError], *, theme: Theme, lang: str) -> 
             for one, value in zip(found, values, strict=True)
         ]
     )
-    figure.update_layout(
-        base_layout(
-            theme,
-            height=400,
-            barmode="overlay",
-            bargap=0.45,
-            xaxis={"showgrid": False},
-            yaxis={"title": words(lang, "figures.blocks.quality"), "range": [low, 1.15 * top]},
-        )
+    figure.layout = base_layout(
+        theme,
+        height=400,
+        barmode="overlay",
+        bargap=0.45,
+        xaxis={"showgrid": False},
+        yaxis={"title": words(lang, "figures.blocks.quality"), "range": [low, 1.15 * top]},
     )
     return figure
 

@@ -65,6 +65,8 @@ class CoverageGrid:
         Calibration tokens per expert, ``(layers, experts)`` int32, or None if unknown.
     scale
         Which scale the values are.
+    drafts
+        Those of the layers that are draft (MTP) layers, numbered after the model's own.
     """
 
     name: str
@@ -74,6 +76,11 @@ class CoverageGrid:
     values: NDArray[np.float32] | None = None
     counts: NDArray[np.int32] | None = None
     scale: str = "input_scale"
+    drafts: frozenset[int] = frozenset()
+
+    def label(self, layer: int) -> str:
+        """A layer at an axis: ``L3``, or ``D61`` for a draft layer."""
+        return f"{'D' if layer in self.drafts else 'L'}{layer}"
 
     @property
     def experts(self) -> int:
@@ -222,6 +229,7 @@ def pack(
     packed: dict[str, Any] = {
         "name": grid.name,
         "layers": list(grid.layers),
+        "drafts": [layer in grid.drafts for layer in grid.layers],
         "experts": grid.experts,
         "roles": list(grid.roles),
         "role": grid.roles.index(role_name),
@@ -267,6 +275,7 @@ _WORDS = (
     "zoom_out",
     "zoom_fit",
     "cell",
+    "cell_draft",
     "counted",
     "visited",
     "first",
@@ -319,7 +328,7 @@ def coverage_figure(
     figure.add_heatmap(
         z=np.where(healthy, 1, np.nan).astype(np.float32),
         x=np.arange(grid.experts, dtype=np.int16),
-        y=[f"L{layer}" for layer in grid.layers],
+        y=[grid.label(layer) for layer in grid.layers],
         colorscale=[[0, here.line], [1, here.line]],
         zmin=0,
         zmax=1,
@@ -335,7 +344,7 @@ def coverage_figure(
         )
         figure.add_scatter(
             x=[expert for _, expert in visited],
-            y=[f"L{grid.layers[row]}" for row, _ in visited],
+            y=[grid.label(grid.layers[row]) for row, _ in visited],
             mode="markers",
             marker={"symbol": "square-open", "size": size, "color": role("route", theme).text, "line": {"width": 1.5}},
             name=words(lang, "coverage.map.route"),
@@ -345,23 +354,23 @@ def coverage_figure(
         if len(rows):
             figure.add_scatter(
                 x=experts.astype(np.int16),
-                y=[f"L{grid.layers[row]}" for row in rows],
+                y=[grid.label(grid.layers[row]) for row in rows],
                 mode="text",
                 text=[_MARKS.get(name, "?")] * len(rows),
                 textfont={"color": here.ink, "family": MONO, "size": size},
                 name=words(lang, f"coverage.status.{name}"),
                 hovertemplate=f"%{{y}} · {words(lang, 'coverage.expert')} %{{x}}<extra></extra>",
             )
-    figure.update_layout(
-        template=None,
-        paper_bgcolor=here.page,
-        plot_bgcolor=here.page,
-        font={"family": SANS, "color": here.ink, "size": 13},
-        height=min(900, 110 + max(14, min(40, 900 // len(grid.layers))) * len(grid.layers)),
-        margin={"l": 56, "r": 16, "t": 16, "b": 48},
-        xaxis={"title": words(lang, "coverage.expert"), "showgrid": False, "zeroline": False, "color": here.muted},
-        yaxis={"autorange": "reversed", "showgrid": False, "ticks": "", "color": here.muted},
-        showlegend=True,
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
-    )
+    figure.layout = {
+        "template": "none",
+        "paper_bgcolor": here.page,
+        "plot_bgcolor": here.page,
+        "font": {"family": SANS, "color": here.ink, "size": 13},
+        "height": min(900, 110 + max(14, min(40, 900 // len(grid.layers))) * len(grid.layers)),
+        "margin": {"l": 56, "r": 16, "t": 16, "b": 48},
+        "xaxis": {"title": words(lang, "coverage.expert"), "showgrid": False, "zeroline": False, "color": here.muted},
+        "yaxis": {"autorange": "reversed", "showgrid": False, "ticks": "", "color": here.muted},
+        "showlegend": True,
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+    }
     return figure

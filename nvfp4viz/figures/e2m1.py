@@ -63,14 +63,12 @@ def code_readings_figure(readings: Sequence[Reading], *, theme: Theme, lang: str
             ),
         ]
     )
-    figure.update_layout(
-        base_layout(
-            theme,
-            height=320,
-            xaxis={"title": label["code"], "type": "category", "showgrid": False},
-            yaxis={"title": label["axis"], "zeroline": True},
-            hovermode="x unified",
-        )
+    figure.layout = base_layout(
+        theme,
+        height=320,
+        xaxis={"title": label["code"], "type": "category", "showgrid": False},
+        yaxis={"title": label["axis"], "zeroline": True},
+        hovermode="x unified",
     )
     return figure
 

@@ -118,25 +118,23 @@ def rows_figure(
     short = "" if len(columns) <= WRITTEN else "_short"
     names = [words(lang, f"figures.fusion.checkpoint{short}")]
     names += [words(lang, f"figures.fusion.rank{short}", rank=rank) for rank in range(layout.tp)]
-    figure.update_layout(
-        base_layout(
-            theme,
-            height=height,
-            barmode="overlay",
-            uniformtext={"minsize": 10, "mode": "hide"},
-            xaxis={
-                "tickvals": [_place(at) for at in range(len(columns))],
-                "ticktext": [f"{name}<br>{rows:,}" for name, rows in zip(names, totals, strict=True)]
-                if not short
-                else names,
-                "range": [-0.62, _place(layout.tp) + 0.5],
-                "showgrid": False,
-                "zeroline": False,
-                "ticks": "",
-                "tickangle": 0,
-            },
-            yaxis={"range": [1, 0], "showgrid": False, "zeroline": False, "showticklabels": False, "ticks": ""},
-        )
+    figure.layout = base_layout(
+        theme,
+        height=height,
+        barmode="overlay",
+        uniformtext={"minsize": 10, "mode": "hide"},
+        xaxis={
+            "tickvals": [_place(at) for at in range(len(columns))],
+            "ticktext": [f"{name}<br>{rows:,}" for name, rows in zip(names, totals, strict=True)]
+            if not short
+            else names,
+            "range": [-0.62, _place(layout.tp) + 0.5],
+            "showgrid": False,
+            "zeroline": False,
+            "ticks": "",
+            "tickangle": 0,
+        },
+        yaxis={"range": [1, 0], "showgrid": False, "zeroline": False, "showticklabels": False, "ticks": ""},
     )
     return figure
 
@@ -281,18 +279,16 @@ def scales_figure(found: Found, *, theme: Theme, lang: str) -> go.Figure:
     values = [part.summary.sqnr_db for parts in found.values() for part in parts.values()]
     # Room for the numbers behind the bars.
     room = 0.22 * (max(values) - min(0.0, *values))
-    figure.update_layout(
-        base_layout(
-            theme,
-            height=140 + 20 * len(SHARE_WAYS) * (len(found["own"]) + 1),
-            barmode="group",
-            bargap=0.2,
-            yaxis={"showgrid": False, "ticks": "", "autorange": "reversed"},
-            xaxis={
-                "title": words(lang, "figures.fusion.sqnr"),
-                "range": [min(values) - 2 * room if min(values) < 0 else 0, max(values) + room],
-            },
-        )
+    figure.layout = base_layout(
+        theme,
+        height=140 + 20 * len(SHARE_WAYS) * (len(found["own"]) + 1),
+        barmode="group",
+        bargap=0.2,
+        yaxis={"showgrid": False, "ticks": "", "autorange": "reversed"},
+        xaxis={
+            "title": words(lang, "figures.fusion.sqnr"),
+            "range": [min(values) - 2 * room if min(values) < 0 else 0, max(values) + room],
+        },
     )
     return figure
 

@@ -185,26 +185,24 @@ def presence_figure(presence: Presence, *, theme: Theme, lang: str, picked: str 
             name=words(lang, f"kernels.presence.{state}"),
             hovertemplate=f"%{{x}}<br>%{{y}}<br>{words(lang, f'kernels.presence.{state}')}<extra></extra>",
         )
-    figure.update_layout(
-        **base_layout(
-            theme,
-            height=120 + 30 * len(names),
-            xaxis={
-                "type": "category",
-                "categoryorder": "array",
-                "categoryarray": list(presence.targets),
-                "tickangle": -60,
-                "tickfont": {"family": MONO, "size": 12, "color": ink.ink},
-                "range": [-0.6, len(presence.targets) - 0.4],
-            },
-            yaxis={
-                "type": "category",
-                "categoryorder": "array",
-                "categoryarray": names[::-1],
-                "range": [-0.6, len(names) - 0.4],
-                "tickfont": {"size": 12, "color": ink.ink},
-            },
-        )
+    figure.layout = base_layout(
+        theme,
+        height=120 + 30 * len(names),
+        xaxis={
+            "type": "category",
+            "categoryorder": "array",
+            "categoryarray": list(presence.targets),
+            "tickangle": -60,
+            "tickfont": {"family": MONO, "size": 12, "color": ink.ink},
+            "range": [-0.6, len(presence.targets) - 0.4],
+        },
+        yaxis={
+            "type": "category",
+            "categoryorder": "array",
+            "categoryarray": names[::-1],
+            "range": [-0.6, len(names) - 0.4],
+            "tickfont": {"size": 12, "color": ink.ink},
+        },
     )
     if picked in presence.targets:
         at = presence.targets.index(picked)
@@ -272,20 +270,18 @@ def sizes_figure(presence: Presence, feature_id: str, *, theme: Theme, lang: str
             ),
         )
     top = max(build.instructions for build in presence.builds)
-    figure.update_layout(
-        **base_layout(
-            theme,
-            height=300,
-            barmode="overlay",
-            xaxis={
-                "type": "category",
-                "categoryorder": "array",
-                "categoryarray": list(presence.targets),
-                "tickangle": -60,
-                "tickfont": {"family": MONO, "size": 12, "color": ink.ink},
-            },
-            yaxis={"title": words(lang, "kernels.sizes.axis"), "range": [0, 1.15 * top]},
-        )
+    figure.layout = base_layout(
+        theme,
+        height=300,
+        barmode="overlay",
+        xaxis={
+            "type": "category",
+            "categoryorder": "array",
+            "categoryarray": list(presence.targets),
+            "tickangle": -60,
+            "tickfont": {"family": MONO, "size": 12, "color": ink.ink},
+        },
+        yaxis={"title": words(lang, "kernels.sizes.axis"), "range": [0, 1.15 * top]},
     )
     return figure
 
@@ -372,23 +368,21 @@ def bandwidth_figure(rates: Sequence[Rate], *, theme: Theme, lang: str) -> go.Fi
             },
             hovertemplate="%{y}: %{x:.4g} GB/s<extra></extra>",
         )
+    figure.layout = base_layout(
+        theme,
+        height=90 + 34 * len(rates),
+        barmode="overlay",
+        xaxis={"title": words(lang, "kernels.bandwidth.axis"), "rangemode": "tozero"},
+        yaxis={
+            "type": "category",
+            "categoryorder": "array",
+            "categoryarray": names[::-1],
+            # Two lines at most, so that a phone keeps room for the bars.
+            "tickvals": names,
+            "ticktext": ["<br>".join(textwrap.wrap(name, LABEL_WIDTH)) for name in names],
+            "tickfont": {"size": 12, "color": ink.ink},
+        },
+    )
     if copy is not None:
         figure.add_vline(x=copy, line={"color": ink.ink, "width": 2, "dash": "dash"})
-    figure.update_layout(
-        **base_layout(
-            theme,
-            height=90 + 34 * len(rates),
-            barmode="overlay",
-            xaxis={"title": words(lang, "kernels.bandwidth.axis"), "rangemode": "tozero"},
-            yaxis={
-                "type": "category",
-                "categoryorder": "array",
-                "categoryarray": names[::-1],
-                # Two lines at most, so that a phone keeps room for the bars.
-                "tickvals": names,
-                "ticktext": ["<br>".join(textwrap.wrap(name, LABEL_WIDTH)) for name in names],
-                "tickfont": {"size": 12, "color": ink.ink},
-            },
-        )
-    )
     return figure

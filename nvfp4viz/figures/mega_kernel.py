@@ -110,28 +110,26 @@ def effects_figure(error: LayerError, *, theme: Theme, lang: str) -> go.Figure:
             hovertemplate="%{y}: %{x:.3g}<extra></extra>",
         )
     )
+    powers = range(round(math.log10(floor)), 1, 2)
+    figure.layout = base_layout(
+        theme,
+        height=360,
+        showlegend=False,
+        xaxis={
+            "type": "log",
+            "range": [math.log10(floor), 0.6],
+            "tickvals": [10.0**power for power in powers],
+            "ticktext": [percent_of(10.0**power) for power in powers],
+            "title": words(lang, "figures.mega_kernel.effect_axis"),
+        },
+        yaxis={"autorange": "reversed", "showgrid": False},
+    )
     for name, value in zip(names, values, strict=True):
         if value == 0:
             figure.add_annotation(
                 y=name, x=math.log10(floor), text=words(lang, "figures.mega_kernel.no_effect"),
                 showarrow=False, xanchor="left", font={"color": ink.muted, "size": 13},
             )  # fmt: skip
-    powers = range(round(math.log10(floor)), 1, 2)
-    figure.update_layout(
-        base_layout(
-            theme,
-            height=360,
-            showlegend=False,
-            xaxis={
-                "type": "log",
-                "range": [math.log10(floor), 0.6],
-                "tickvals": [10.0**power for power in powers],
-                "ticktext": [percent_of(10.0**power) for power in powers],
-                "title": words(lang, "figures.mega_kernel.effect_axis"),
-            },
-            yaxis={"autorange": "reversed", "showgrid": False},
-        )
-    )
     return figure
 
 
@@ -251,19 +249,17 @@ def between_figure(seen: Between, *, theme: Theme, lang: str) -> go.Figure:
             marker={"symbol": "diamond", "size": 9, "color": scale.fill, "line": {"color": ink.ink, "width": 1}},
         )
     )
-    figure.update_layout(
-        base_layout(
-            theme,
-            height=340,
-            barmode="overlay",
-            margin={"l": 8, "r": 8, "t": 40, "b": 8},
-            xaxis={
-                "title": words(lang, "figures.mega_kernel.element_axis"),
-                "dtick": 4,
-                "showgrid": False,
-                "zeroline": False,
-            },
-        )
+    figure.layout = base_layout(
+        theme,
+        height=340,
+        barmode="overlay",
+        margin={"l": 8, "r": 8, "t": 40, "b": 8},
+        xaxis={
+            "title": words(lang, "figures.mega_kernel.element_axis"),
+            "dtick": 4,
+            "showgrid": False,
+            "zeroline": False,
+        },
     )
     return figure
 

@@ -119,21 +119,19 @@ def scales_figure(found: Mapping[str, SchemeResult], *, theme: Theme, lang: str)
         )
     step = max(1, math.ceil((high - low) / 7))
     ticks = list(range(math.ceil(low), math.floor(high) + 1, step))
-    figure.update_layout(
-        base_layout(
-            theme,
-            height=420,
-            xaxis={
-                "title": words(lang, "figures.mxfp4.scale_axis"),
-                "range": [low, high],
-                "tickvals": ticks,
-                "ticktext": [power_of_two(power) for power in ticks],
-                "showgrid": False,
-                "anchor": "y2",
-            },
-            yaxis={"title": words(lang, "figures.mxfp4.mx_blocks"), "domain": [0.56, 1], "rangemode": "tozero"},
-            yaxis2={"title": words(lang, "figures.mxfp4.nv_blocks"), "domain": [0, 0.44], "rangemode": "tozero"},
-        )
+    figure.layout = base_layout(
+        theme,
+        height=420,
+        xaxis={
+            "title": words(lang, "figures.mxfp4.scale_axis"),
+            "range": [low, high],
+            "tickvals": ticks,
+            "ticktext": [power_of_two(power) for power in ticks],
+            "showgrid": False,
+            "anchor": "y2",
+        },
+        yaxis={"title": words(lang, "figures.mxfp4.mx_blocks"), "domain": [0.56, 1], "rangemode": "tozero"},
+        yaxis2={"title": words(lang, "figures.mxfp4.nv_blocks"), "domain": [0, 0.44], "rangemode": "tozero"},
     )
     return figure
 
@@ -232,27 +230,25 @@ def rules_figure(binade: RuleBinade, top: float, *, theme: Theme, lang: str) -> 
                 hovertemplate="%{y}: %{customdata[0]:.6g} – %{customdata[1]:.6g} · %{customdata[2]}<extra></extra>",
             )
         )
-    figure.add_shape(type="line", x0=top, x1=top, y0=0, y1=1, yref="paper", line={"color": ink.ink, "width": 2})
-    figure.update_layout(
-        base_layout(
-            theme,
-            height=400,
-            barmode="overlay",
-            xaxis={
-                "title": words(lang, "figures.mxfp4.top_axis"),
-                "range": [low, 2 * low],
-                "tickvals": [low * share for share in TICKS],
-                "ticktext": [f"{low * share:g}" if low > 1e-3 else f"{share:g}·{power}" for share in TICKS],
-                "showgrid": False,
-            },
-            yaxis={
-                "categoryorder": "array",
-                "categoryarray": list(reversed(MXFP4_RECIPES)),
-                "showgrid": False,
-                "ticks": "",
-            },
-        )
+    figure.layout = base_layout(
+        theme,
+        height=400,
+        barmode="overlay",
+        xaxis={
+            "title": words(lang, "figures.mxfp4.top_axis"),
+            "range": [low, 2 * low],
+            "tickvals": [low * share for share in TICKS],
+            "ticktext": [f"{low * share:g}" if low > 1e-3 else f"{share:g}·{power}" for share in TICKS],
+            "showgrid": False,
+        },
+        yaxis={
+            "categoryorder": "array",
+            "categoryarray": list(reversed(MXFP4_RECIPES)),
+            "showgrid": False,
+            "ticks": "",
+        },
     )
+    figure.add_shape(type="line", x0=top, x1=top, y0=0, y1=1, yref="paper", line={"color": ink.ink, "width": 2})
     return figure
 
 
@@ -338,6 +334,14 @@ def storage_figure(made: Mapping[str, LayerBytes], *, theme: Theme, lang: str) -
             for part, style, values in parts
         ]
     )
+    figure.layout = base_layout(
+        theme,
+        height=240,
+        barmode="stack",
+        legend={**base_layout(theme, height=240)["legend"], "traceorder": "normal"},
+        xaxis={"title": words(lang, "figures.mxfp4.bits_axis"), "range": [0, 5.6]},
+        yaxis={"autorange": "reversed", "showgrid": False, "ticks": ""},
+    )
     # Beside the bars: on a phone the scales' part is narrower than its number.
     for name, code_bits, scale_bits in zip(names, parts[0][2], parts[1][2], strict=True):
         figure.add_annotation(
@@ -349,16 +353,6 @@ def storage_figure(made: Mapping[str, LayerBytes], *, theme: Theme, lang: str) -
             xshift=6,
             font={"color": ink.ink, "size": 13},
         )
-    figure.update_layout(
-        base_layout(
-            theme,
-            height=240,
-            barmode="stack",
-            legend={**base_layout(theme, height=240)["legend"], "traceorder": "normal"},
-            xaxis={"title": words(lang, "figures.mxfp4.bits_axis"), "range": [0, 5.6]},
-            yaxis={"autorange": "reversed", "showgrid": False, "ticks": ""},
-        )
-    )
     return figure
 
 

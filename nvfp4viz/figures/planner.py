@@ -48,14 +48,12 @@ def plan_figure(log: RoutingLog, plans: Sequence[Plan], reveal: bool, *, theme: 
             line={"color": ink.ink, "width": 2.5, "shape": "hv", "dash": "dot"},
             hovertemplate="%{x:,} · %{y}<extra></extra>", name=words(lang, "figures.routing.came"),
         )  # fmt: skip
-    figure.update_layout(
-        base_layout(
-            theme,
-            height=380,
-            margin={"l": 8, "r": 8, "t": 64, "b": 8},
-            xaxis={"title": words(lang, "figures.routing.tokens"), "type": "log", "dtick": 1, "showgrid": False},
-            yaxis={"title": words(lang, "figures.routing.holes"), "rangemode": "tozero"},
-        )
+    figure.layout = base_layout(
+        theme,
+        height=380,
+        margin={"l": 8, "r": 8, "t": 64, "b": 8},
+        xaxis={"title": words(lang, "figures.routing.tokens"), "type": "log", "dtick": 1, "showgrid": False},
+        yaxis={"title": words(lang, "figures.routing.holes"), "rangemode": "tozero"},
     )
     return figure
 
@@ -129,21 +127,19 @@ def check_figure(checks: Sequence[HeldOut], names: Mapping[str, str], *, theme: 
     middles = [
         float(np.mean([at for at, check in zip(place, checks, strict=True) if check.text == text])) for text in texts
     ]
-    figure.update_layout(
-        base_layout(
-            theme,
-            height=340,
-            margin={"l": 8, "r": 8, "t": 64, "b": 8},
-            barmode="overlay",
-            xaxis={
-                "tickvals": middles,
-                "ticktext": [names[text] for text in texts],
-                "showgrid": False,
-                "zeroline": False,
-                "ticks": "",
-            },
-            yaxis={"title": words(lang, "figures.routing.holes"), "range": [-0.04 * most, 1.06 * most]},
-        )
+    figure.layout = base_layout(
+        theme,
+        height=340,
+        margin={"l": 8, "r": 8, "t": 64, "b": 8},
+        barmode="overlay",
+        xaxis={
+            "tickvals": middles,
+            "ticktext": [names[text] for text in texts],
+            "showgrid": False,
+            "zeroline": False,
+            "ticks": "",
+        },
+        yaxis={"title": words(lang, "figures.routing.holes"), "range": [-0.04 * most, 1.06 * most]},
     )
     return figure
 

@@ -65,8 +65,7 @@ def routers_figure(
             textfont={"family": MONO, "size": 12, "color": ink.ink},
             hoverinfo="skip",
         )
-    figure.update_layout(
-        base_layout(
+    figure.layout = base_layout(
             theme,
             height=90 + 62 * len(picked),
             barmode="overlay",
@@ -101,8 +100,7 @@ def routers_figure(
                     for at in range(experts // groups, experts, experts // groups)
                 ),
             ],
-        )
-    )  # fmt: skip
+        )  # fmt: skip
     return figure
 
 

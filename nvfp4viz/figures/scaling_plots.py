@@ -77,22 +77,20 @@ def scale_histogram_figure(record: ScaleHistogram, *, theme: Theme, lang: str) -
     dies, normal, largest = (math.log2(v) for v in (E4M3.min_subnormal / 2, E4M3.min_normal, E4M3.max_value))
     ticks = [-20, -15, dies, normal, 0, largest]
     names = ["1" if tick == 0 else f"2<sup>{tick:.0f}</sup>" for tick in ticks[:-1]] + [f"{E4M3.max_value:g}"]
-    figure.update_layout(
-        base_layout(
-            theme,
-            height=340,
-            barmode="overlay",
-            bargap=0.12,
-            xaxis={
-                "title": label["axis"],
-                "range": [LOWEST, HIGHEST],
-                "tickvals": ticks,
-                "ticktext": names,
-                "showgrid": False,
-            },
-            yaxis={"title": label["count"], "range": [0, 1.18 * max(*record.one, *record.two)]},
-            margin={"l": 8, "r": 8, "t": 56, "b": 8},
-        )
+    figure.layout = base_layout(
+        theme,
+        height=340,
+        barmode="overlay",
+        bargap=0.12,
+        xaxis={
+            "title": label["axis"],
+            "range": [LOWEST, HIGHEST],
+            "tickvals": ticks,
+            "ticktext": names,
+            "showgrid": False,
+        },
+        yaxis={"title": label["count"], "range": [0, 1.18 * max(*record.one, *record.two)]},
+        margin={"l": 8, "r": 8, "t": 56, "b": 8},
     )
     for at in (dies, normal, largest):
         figure.add_vline(x=at, line={"color": ink.muted, "width": 1, "dash": "dot"})
@@ -101,7 +99,7 @@ def scale_histogram_figure(record: ScaleHistogram, *, theme: Theme, lang: str) -
         figure.add_annotation(
             x=(low + high) / 2, y=1, yref="paper", yanchor="top", text=label[name], showarrow=False, font={"size": 12}
         )
-    figure.update_layout(legend={"y": 1.06})
+    figure.layout.legend.y = 1.06
     return figure
 
 
@@ -178,7 +176,7 @@ def headroom_figure(
     layout["xaxis2"] |= {"anchor": "y2", "domain": [0, 1]}
     layout["yaxis"] |= {"anchor": "x"}
     layout["yaxis2"] |= {"anchor": "x2"}
-    figure.update_layout(layout)
+    figure.layout = layout
     figure.add_vline(x=math.log2(chosen), line={"color": ink.accent, "width": 2})
     return figure
 
@@ -218,13 +216,11 @@ def ladder_figure(rungs: Sequence[LadderRung], *, theme: Theme, lang: str) -> go
         )
     )
     top = max(rung.summary.sqnr_db for rung in rungs)
-    figure.update_layout(
-        base_layout(
-            theme,
-            height=56 * len(rungs) + 72,
-            xaxis={"title": label["quality"], "range": [0, top * 1.55], "showgrid": False},
-            yaxis={"autorange": "reversed", "showgrid": False, "ticks": ""},
-        )
+    figure.layout = base_layout(
+        theme,
+        height=56 * len(rungs) + 72,
+        xaxis={"title": label["quality"], "range": [0, top * 1.55], "showgrid": False},
+        yaxis={"autorange": "reversed", "showgrid": False, "ticks": ""},
     )
     return figure
 
@@ -296,15 +292,23 @@ def error_map_figure(x: F32, levels: Sequence[ScalingLevel], *, theme: Theme, la
             col=column,
         )
     rows, blocks = len(x), x.size // len(x) // BLOCK
-    layout = base_layout(theme, height=480, margin={"l": 8, "r": 8, "t": 48, "b": 8})
-    axis_x, axis_y = layout.pop("xaxis"), layout.pop("yaxis")
-    figure.update_layout(layout)
     bare = {"showgrid": False, "zeroline": False}
-    figure.update_xaxes(axis_x | bare | {"range": [-0.5, blocks - 0.5], "dtick": 8})
-    figure.update_yaxes(axis_y | bare | {"range": [rows - 0.5, -0.5], "dtick": 8})
-    figure.update_yaxes(title={"text": label["row"], "font": {"color": ink.ink, "size": 13}}, col=1)
-    figure.update_xaxes(title={"text": label["block"], "font": {"color": ink.ink, "size": 13}})
-    figure.update_annotations(font={"size": 13, "color": ink.ink})
+    layout = base_layout(
+        theme,
+        height=480,
+        margin={"l": 8, "r": 8, "t": 48, "b": 8},
+        xaxis={**bare, "range": [-0.5, blocks - 0.5], "dtick": 8, "title": label["block"]},
+        yaxis={**bare, "range": [rows - 0.5, -0.5], "dtick": 8},
+    )
+    axes = {"x": layout.pop("xaxis"), "y": layout.pop("yaxis")}
+    made = figure.layout.to_plotly_json()  # where the panels are, and their titles
+    for name in made:
+        if "axis" in name:
+            made[name] = axes[name[0]] | made[name]
+    made["yaxis"]["title"] = {**axes["y"]["title"], "text": label["row"]}
+    for title in made["annotations"]:
+        title["font"] = {"size": 13, "color": ink.ink}
+    figure.layout = made | layout
     return figure
 
 

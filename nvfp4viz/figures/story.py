@@ -58,27 +58,25 @@ def nan_spread(
             },
             name=words(lang, "story.spread.bad" if bad else "story.spread.clean"),
         )
-    figure.update_layout(
-        **base_layout(
-            theme,
-            height=height,
-            xaxis={
-                "tickvals": list(range(count)),
-                "ticktext": [shown(token) for token in tokens],
-                "tickangle": 0,
-                "showgrid": False,
-                "zeroline": False,
-                "title": words(lang, "story.spread.tokens"),
-            },
-            yaxis={
-                "tickvals": list(range(layers)),
-                "ticktext": [f"L{layer}" for layer in range(layers)],
-                "autorange": "reversed",
-                "showgrid": False,
-                "zeroline": False,
-                "title": words(lang, "story.spread.after"),
-            },
-        )
+    figure.layout = base_layout(
+        theme,
+        height=height,
+        xaxis={
+            "tickvals": list(range(count)),
+            "ticktext": [shown(token) for token in tokens],
+            "tickangle": 0,
+            "showgrid": False,
+            "zeroline": False,
+            "title": words(lang, "story.spread.tokens"),
+        },
+        yaxis={
+            "tickvals": list(range(layers)),
+            "ticktext": [f"L{layer}" for layer in range(layers)],
+            "autorange": "reversed",
+            "showgrid": False,
+            "zeroline": False,
+            "title": words(lang, "story.spread.after"),
+        },
     )
     return figure
 

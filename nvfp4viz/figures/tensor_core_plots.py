@@ -104,20 +104,18 @@ def difference_figure(record: DifferenceHistogram, *, theme: Theme, lang: str) -
     )
     ticks = [-REACH, -REACH // 2, 0, REACH // 2, REACH]
     names = [f"≤ −{REACH}", f"−{REACH // 2}", "0", f"{REACH // 2}", f"≥ {REACH}"]
-    figure.update_layout(
-        base_layout(
-            theme,
-            height=360,
-            bargap=0.12,
-            xaxis={
-                "title": label["axis"],
-                "range": [-REACH - 0.7, REACH + 0.7],
-                "tickvals": ticks,
-                "ticktext": names,
-                "showgrid": False,
-            },
-            yaxis={"title": label["count"], "range": [0, 1.08 * max(record.counts)]},
-        )
+    figure.layout = base_layout(
+        theme,
+        height=360,
+        bargap=0.12,
+        xaxis={
+            "title": label["axis"],
+            "range": [-REACH - 0.7, REACH + 0.7],
+            "tickvals": ticks,
+            "ticktext": names,
+            "showgrid": False,
+        },
+        yaxis={"title": label["count"], "range": [0, 1.08 * max(record.counts)]},
     )
     return figure
 
