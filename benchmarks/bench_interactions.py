@@ -189,17 +189,13 @@ COMPONENTS: dict[str, tuple[str, tuple[Control, ...]]] = {
 
 
 def skip_questions(page: Any) -> None:
-    """Every prediction of the part is passed, one after the other."""
-    skip = page.get_by_role("button", name=words("en", "ui.predict.skip"))
-    while skip.filter(visible=True).count():
-        before = skip.count()
-        skip.first.click()
-        page.wait_for_function(
-            "([name, before]) => [...document.querySelectorAll('button')].filter("
-            "button => button.textContent.includes(name)).length < before",
-            arg=[words("en", "ui.predict.skip"), before],
-        )
-        drawn(page)
+    """Every prediction of the part is passed, one after the other; an answer may uncover the next question."""
+    skip = page.get_by_role("button", name=words("en", "ui.predict.skip")).filter(visible=True)
+    while skip.count():
+        button = skip.first.element_handle()
+        page.evaluate("watch.arm()")
+        button.click()
+        page.wait_for_function("watch.settled(true)", polling=50)
 
 
 def waited(page: Any, act: Act, lap: int, answered: bool = True) -> tuple[float, float | None]:
@@ -226,21 +222,27 @@ def measure_control(page: Any, control: Control, repeats: int) -> dict[str, list
     return ({"": whole} if control.answered else {}) | ({", in the browser": local} if local else {})
 
 
-def measure_page(page: Any, url: str, id: str, repeats: int) -> dict[str, list[float]]:
-    """Every measure of one page by name."""
+def measure_page(page: Any, url: str, id: str, repeats: int, times: dict[str, list[float]]) -> None:
+    """Adds every measure of one page by name."""
     query, own = COMPONENTS.get(id, ("", ()))
     paint(page, url + query, MAIN_FIGURES.get(id, PLOT))
-    times: dict[str, list[float]] = {}
 
     def take(where: str, control: Control) -> None:
         try:
             found = measure_control(page, control, repeats)
-        except (LookupError, PlaywrightError) as problem:  # one control must not cost the run: the log names it
+        except (
+            LookupError,
+            ArithmeticError,
+            PlaywrightError,
+        ) as problem:  # the log names it
             print(f"{id}, {where}{control.name}: NOT MEASURED: {str(problem).splitlines()[0]}", file=sys.stderr)
             page.keyboard.press("Escape")
             drawn(page)
             return
-        times.update({f"{id}, {where}{control.name}{ending}": values for ending, values in found.items()})
+        for ending, values in found.items():
+            name = f"{id}, {where}{control.name}{ending}"
+            times[name] = values
+            print(f"{name}: {harness.time_text(statistics.median(values))}", file=sys.stderr)
 
     skip_questions(page)
     for control in own:
@@ -263,7 +265,6 @@ def measure_page(page: Any, url: str, id: str, repeats: int) -> dict[str, list[f
                 taken += 1
     if len(names) > 1:
         take("", Control("another part", _choice(parts)))
-    return times
 
 
 def measure(quick: bool, only: tuple[str, ...] = ()) -> list[harness.Section]:
@@ -277,7 +278,10 @@ def measure(quick: bool, only: tuple[str, ...] = ()) -> list[harness.Section]:
             context.add_init_script(path=WATCH)
             page = context.new_page()
             page.set_default_timeout(30_000)
-            times |= measure_page(page, f"{server.url}/{address}", id, repeats)
+            try:
+                measure_page(page, f"{server.url}/{address}", id, repeats, times)
+            except PlaywrightError as problem:  # nor one page: what it gave so far stays
+                print(f"{id}: GIVEN UP: {str(problem).splitlines()[0]}", file=sys.stderr)
             context.close()
     goals = [
         harness.Goal(

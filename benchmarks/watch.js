@@ -1,8 +1,16 @@
 // What a reader waits for after an input: when the picture last changed, as the browser itself saw it.  Loaded before every page.
 (() => {
   const IGNORED = "[data-testid=stHeader], [data-testid=stStatusWidget], [data-testid=stDecoration]";
-  const watch = (window.watch = { input: 0, changed: 0, painted: 0, local: 0, runs: 0, figure: 0 });
-  watch.arm = () => Object.assign(watch, { input: 0, changed: 0, painted: 0, local: 0, runs: 0, figure: 0 });
+  const watch = (window.watch = {});
+  watch.arm = () => Object.assign(watch, { input: 0, changed: 0, painted: 0, local: 0, heard: 0, figure: 0 });
+  watch.arm();
+  // The server's answer is known by its messages: a short run's "running" and "not running" may come in one drawing.
+  window.WebSocket = class extends WebSocket {
+    constructor(...address) {
+      super(...address);
+      this.addEventListener("message", () => (watch.heard = performance.now()));
+    }
+  };
   // A figure's place is there before its drawing: on a page's first one the drawing code itself is still on its way.
   const drawn = () =>
     !document.querySelector("[data-testid=stSkeleton]") &&
@@ -11,11 +19,11 @@
   // has run at all; where it need not, a component's message may still come, and quiet has to last longer.
   watch.settled = (answered) =>
     watch.input > 0 &&
-    (watch.runs > 0 || !answered) &&
+    (watch.heard > watch.input || !answered) &&
     drawn() &&
     document.querySelector("[data-testid=stApp]")?.dataset.testScriptState === "notRunning" &&
     watch.painted >= watch.changed &&
-    performance.now() - Math.max(watch.changed, watch.input) > (answered ? 250 : 800);
+    performance.now() - Math.max(watch.changed, watch.heard, watch.input) > (answered ? 250 : 800);
   for (const kind of ["pointerdown", "pointermove", "pointerup", "click", "keydown"]) {
     window.addEventListener(
       kind,
@@ -33,13 +41,12 @@
   function seen(records) {
     const now = performance.now();
     let counts = false;
-    for (const { target, attributeName } of records) {
+    for (const { target } of records) {
       const element = target.nodeType === 1 ? target : target.parentElement;
       const chain = [...hosts(element)];
       if (chain.some((at) => at.closest?.(IGNORED))) continue;
       counts = true;
-      if (attributeName === "data-test-script-state") watch.runs += element.dataset.testScriptState === "running" ? 1 : 0;
-      else if (chain.some((at) => at.closest?.("[data-testid=stMain]"))) watch.figure += 1;
+      if (chain.some((at) => at.closest?.("[data-testid=stMain]"))) watch.figure += 1;
       // A component may answer before the gesture ends, as at a press: what it took since the event that it answers.
       if (chain.length > 1 && watch.input && !watch.local) watch.local = now - watch.input;
     }
