@@ -74,7 +74,7 @@ page.foot(
         "e_k": view["e_k"],
     },
     data={
-        "inner_sum": lambda: figures.run_rows(figures.inner_sum(view["m"], view["n"]), view["along"]),
+        "inner_sum": lambda: parts.inner_rows(page),
         "grouping_error": lambda: parts.error_rows(page),
         "scale_offsets": lambda: parts.offset_rows(page),
         "scale_bytes": lambda: parts.byte_rows(page),

@@ -9,6 +9,7 @@ from nvfp4viz.serving.twins import TWINS
 from nvfp4viz.ui import dataflow_parts as parts
 from nvfp4viz.ui import errors, lesson, state
 from nvfp4viz.ui.dataflow_lab import dataflow_lab
+from nvfp4viz.ui.export import about
 from nvfp4viz.ui.shell import ensure_shell
 
 ensure_shell()
@@ -50,6 +51,7 @@ if twins is not None:
         parts.tables(page, twins)
 page.prose("details.text", version=parts.VERSION, tile=SCALE_ROW_TILE)
 
+of = parts.told(page, prompt) if twins is not None else {}
 page.foot(
     code={
         "prompt": view["prompt"],
@@ -61,7 +63,7 @@ page.foot(
         "most": parts.MOST,
     },
     data={
-        "dataflow_routes": lambda: facts.route_rows(twins) if twins else [],
-        "dataflow_experts": lambda: facts.expert_rows(twins) if twins else [],
+        "dataflow_routes": lambda: about(of, facts.route_rows(twins)) if twins else [],
+        "dataflow_experts": lambda: about(of, facts.expert_rows(twins)) if twins else [],
     },
 )

@@ -6,6 +6,7 @@ from nvfp4viz.moe.parallel import PAYLOADS, STRATEGIES, WAYS
 from nvfp4viz.ui import expert_parallel_parts as parts
 from nvfp4viz.ui import expert_parallel_run as run
 from nvfp4viz.ui import lesson, state
+from nvfp4viz.ui.export import about
 from nvfp4viz.ui.shell import ensure_shell
 
 ensure_shell()
@@ -52,11 +53,17 @@ hidden, payload, way = parts.size_of(page).hidden, page.view["payload"], page.vi
 page.foot(
     code=parts.code_values(page),
     data={
-        "slots": lambda: figures.slot_rows(placed, layer),
-        "sent": lambda: figures.sent_rows(
-            layer, layer.dispatch_bytes(hidden, payload, way), layer.combine_bytes(hidden, way)
+        "slots": lambda: about(parts.told(page), figures.slot_rows(placed, layer)),
+        "sent": lambda: about(
+            parts.told(page, "way", "payload", "size"),
+            figures.sent_rows(layer, layer.dispatch_bytes(hidden, payload, way), layer.combine_bytes(hidden, way)),
         ),
-        "timeline": lambda: figures.bar_rows(parts.bars_of(page, 2 if page.view["overlap"] == "on" else 1)),
-        "load": lambda: figures.balance_rows(parts.found_of(page)),
+        "timeline": lambda: about(
+            parts.told(page, "way", "payload", "size", "overlap", "link", "latency", "flops", "memory"),
+            figures.bar_rows(parts.bars_of(page, 2 if page.view["overlap"] == "on" else 1)),
+        ),
+        "load": lambda: about(
+            parts.told(page, "before", "extra", "window"), figures.balance_rows(parts.found_of(page))
+        ),
     },
 )

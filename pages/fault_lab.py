@@ -3,8 +3,7 @@
 import streamlit as st
 
 from nvfp4viz.errors import NvError
-from nvfp4viz.figures import fault_lab as figures
-from nvfp4viz.ui import errors, fault_lab, lesson, state
+from nvfp4viz.ui import errors, fault_lab, fault_lab_foot, lesson, state
 from nvfp4viz.ui.shell import ensure_shell
 
 ensure_shell()
@@ -54,10 +53,4 @@ if done is not None:
             with tab:
                 draw(page, done)
 
-page.foot(
-    code=fault_lab.code_values(page, done),
-    data={
-        "layers": lambda: figures.layers_rows(done.effect) if done else [],
-        "logits": lambda: fault_lab.logit_rows(done) if done else [],
-    },
-)
+page.foot(code=fault_lab_foot.code_values(page, done), data=fault_lab_foot.downloads(page, done))

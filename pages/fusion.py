@@ -51,11 +51,11 @@ page.foot(
     },
     data={
         "rows": lambda: [
-            {"layout": layout.name, "order": layout.order} | row
+            {"layout": layout.name, "order": layout.order, "sizes_of": parts.sizes_of(page), "ranks": layout.tp} | row
             for layout in parts.drawable(page)
             for row in figures.run_rows(layout)
         ],
-        "shared_scale": lambda: figures.scale_rows(scales.shared_of(page)),
+        "shared_scale": lambda: scales.shared_rows(page),
         "fusions": lambda: figures.fusion_rows(scales.measured()),
     },
 )

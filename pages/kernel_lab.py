@@ -1,7 +1,6 @@
 """Kernel lab: the kernels' source beside the machine code it becomes, run here, timed here, tested here."""
 
 from nvfp4viz.device import paths
-from nvfp4viz.figures import kernel_lab as figures
 from nvfp4viz.ui import kernel_lab, kernel_lab_run, kernel_lab_selftest, lesson, state
 from nvfp4viz.ui.shell import ensure_shell
 
@@ -39,6 +38,6 @@ page.foot(
     data={
         "kernel_builds": kernel_lab.all_rows,
         "paths": lambda: kernel_lab_run.run_rows(page),
-        "bandwidth_here": lambda: figures.bandwidth_rows(kernel_lab_run.cpu_rates(page)),
+        "bandwidth_here": lambda: kernel_lab_run.bandwidth_rows(page),
     },
 )

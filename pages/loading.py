@@ -6,6 +6,7 @@ from nvfp4viz.ui import lesson, state
 from nvfp4viz.ui import loading_cause as cause
 from nvfp4viz.ui import loading_config as config
 from nvfp4viz.ui import loading_parts as parts
+from nvfp4viz.ui.export import about
 from nvfp4viz.ui.pick import EXPERTS, LAYERS
 from nvfp4viz.ui.shell import ensure_shell
 
@@ -48,8 +49,8 @@ page.foot(
         "value": parts.value_of(page),
     },
     data={
-        "fates": lambda: figures.fate_rows(parts.shown_fates(page)),
-        "spread": lambda: figures.spread_rows(parts.spreads_of(page)),
+        "fates": lambda: about({"prompt": view["p"], "seed": view["seed"]}, figures.fate_rows(parts.shown_fates(page))),
+        "spread": lambda: about(parts.slot_of(page), figures.spread_rows(parts.spreads_of(page))),
         "weight_only_rule": lambda: config.promotion_rows(page),
         "stages": lambda: config.stage_rows(page),
         "cause": lambda: cause.cause_rows(page),

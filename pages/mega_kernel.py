@@ -4,11 +4,12 @@ from dataclasses import astuple
 
 from nvfp4viz.figures import mega_kernel as figures
 from nvfp4viz.formats.places import UTCCP_ROWS
-from nvfp4viz.formats.tma import BOX_CODES, SWIZZLES, check_tensor_map
+from nvfp4viz.formats.tma import BOX_CODES, SWIZZLES
 from nvfp4viz.moe.mega_kernel import SWIGLU_LIMIT
 from nvfp4viz.ui import lesson, state
 from nvfp4viz.ui import mega_kernel_parts as parts
 from nvfp4viz.ui import mega_layout_parts as layouts
+from nvfp4viz.ui.export import about
 from nvfp4viz.ui.mega_step import RULES, SLOTS
 from nvfp4viz.ui.shell import ensure_shell
 
@@ -59,14 +60,12 @@ page.foot(
         "c": step.c,
     },
     data={
-        "tensor_map": lambda: [
-            {"rule": rule.id, "given": rule.given, "limit": rule.limit, "holds": rule.holds}
-            for rule in check_tensor_map(layouts.wanted_map(page))
-        ],
-        "between": lambda: figures.between_rows(
-            figures.between_of(found.run, view["route"], view["group"], view["limit"])
+        "tensor_map": lambda: layouts.map_rows(page),
+        "between": lambda: about(
+            {"data": view["data"], "route": view["route"], "group": view["group"], "limit": view["limit"]},
+            figures.between_rows(figures.between_of(found.run, view["route"], view["group"], view["limit"])),
         ),
-        "effects": lambda: figures.effect_rows(found.error),
-        "bounds": lambda: figures.stage_rows(found.error),
+        "effects": lambda: about({"data": view["data"]}, figures.effect_rows(found.error)),
+        "bounds": lambda: about({"data": view["data"]}, figures.stage_rows(found.error)),
     },
 )

@@ -6,6 +6,7 @@ from nvfp4viz.quant import schemes
 from nvfp4viz.quant.recipes import MXFP4_RECIPES
 from nvfp4viz.ui import lesson, state
 from nvfp4viz.ui import mxfp4_parts as parts
+from nvfp4viz.ui.export import about
 from nvfp4viz.ui.shell import ensure_shell
 
 ensure_shell()
@@ -39,23 +40,24 @@ else:
     parts.models_part(page)
 
 traces = schemes.compare_rules(parts.block_of(page))
+exponent = parts.exponent_of(traces)
 experts, matrices = figures.LAYERS[view["stored"]]
 page.foot(
     code={
         "size": view["size"],
         "mx": view["mx"],
         "x": [float(value) for value in parts.block_of(page)],
-        "exponent": parts.exponent_of(traces),
+        "exponent": exponent,
         "rule": view["rule"],
         "matrices": matrices,
         "experts": experts,
     },
     data={
-        "scheme_errors": lambda: figures.error_rows(parts.found_of(page)),
-        "scales_in_use": lambda: figures.scale_rows(parts.found_of(page)),
-        "block_elements": lambda: figures.element_rows(traces),
-        "rule_steps": lambda: figures.run_rows(schemes.rule_binade(parts.exponent_of(traces))),
-        "layer_bytes": lambda: figures.storage_rows(parts.bytes_of(page)),
+        "scheme_errors": lambda: about(parts.tensor_told(page), figures.error_rows(parts.found_of(page))),
+        "scales_in_use": lambda: about(parts.tensor_told(page), figures.scale_rows(parts.found_of(page))),
+        "block_elements": lambda: about(parts.block_told(page), figures.element_rows(traces)),
+        "rule_steps": lambda: about({"binade": f"2^{exponent}"}, figures.run_rows(schemes.rule_binade(exponent))),
+        "layer_bytes": lambda: about({"experts_of": view["stored"]}, figures.storage_rows(parts.bytes_of(page))),
         "models": figures.use_rows,
     },
 )

@@ -5,6 +5,7 @@ from nvfp4viz.ui import lesson, state
 from nvfp4viz.ui import online_memory as memory
 from nvfp4viz.ui import online_parts as parts
 from nvfp4viz.ui import online_token as token
+from nvfp4viz.ui.export import about
 from nvfp4viz.ui.loading_parts import PROMPT, PROMPTS
 from nvfp4viz.ui.shell import ensure_shell
 
@@ -30,12 +31,13 @@ PARTS = {
 }
 PARTS[page.parts("part", parts.PARTS)](page)
 
+of = {"checkpoint": parts.SAMPLE, "layer": view["layer"], "weight": view["w"]}
 page.foot(
     code={"layer": view["layer"], "weight": view["w"], "ranks": int(view["tp"])},
     data={
-        "ways": lambda: figures.way_rows(parts.shown_ways(page)),
+        "ways": lambda: about(of, figures.way_rows(parts.shown_ways(page))),
         "peak_memory": lambda: memory.rows_of(page),
-        "ranks": lambda: figures.rank_rows(parts.shown_ranks(page)),
+        "ranks": lambda: about(of, figures.rank_rows(parts.shown_ranks(page))),
         "per_token": token.token_rows,
     },
 )

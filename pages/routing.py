@@ -1,11 +1,11 @@
 """Routing: who receives tokens, who never does, and how much text it takes to find out."""
 
 from nvfp4viz.figures import planner as plan_figures
-from nvfp4viz.figures import routers as router_figures
 from nvfp4viz.figures import routing as figures
 from nvfp4viz.model import corpus
 from nvfp4viz.ui import lesson, router_parts, routing_run, state
 from nvfp4viz.ui import routing_parts as parts
+from nvfp4viz.ui.export import about
 from nvfp4viz.ui.shell import ensure_shell
 
 ensure_shell()
@@ -54,12 +54,19 @@ page.foot(
         "image": router_parts.IMAGE_LO,
     },
     data={
-        "routes": lambda: figures.map_rows({"used": parts.used_of(page), "calibration": parts.seen()}),
-        "holes": lambda: figures.hole_rows(parts.log_of("calibration")),
-        "plan": lambda: plan_figures.plan_rows(
-            parts.log_of(view["plan"]), parts.plans_of(view["plan"], pilot, target), view["came"]
+        "routes": lambda: about(
+            parts.told(page), figures.map_rows({"used": parts.used_of(page), "calibration": parts.seen()})
         ),
-        "held_out_runs": lambda: plan_figures.check_rows(parts.checks_of(pilot, target)),
-        "routers": lambda: router_figures.router_rows(router_parts.picked_of(page), router_parts.logits_of(page)),
+        "holes": lambda: figures.hole_rows(parts.log_of("calibration")),
+        "plan": lambda: about(
+            {"text": view["plan"], "pilot_documents": pilot, "target_documents": target},
+            plan_figures.plan_rows(
+                parts.log_of(view["plan"]), parts.plans_of(view["plan"], pilot, target), view["came"]
+            ),
+        ),
+        "held_out_runs": lambda: about(
+            {"target_documents": target}, plan_figures.check_rows(parts.checks_of(pilot, target))
+        ),
+        "routers": lambda: router_parts.rows_of(page),
     },
 )

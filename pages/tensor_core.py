@@ -3,6 +3,7 @@
 from nvfp4viz.figures import tensor_core as facts
 from nvfp4viz.ui import lesson, state
 from nvfp4viz.ui import tensor_core_parts as parts
+from nvfp4viz.ui.export import about
 from nvfp4viz.ui.shell import ensure_shell
 from nvfp4viz.ui.tensor_core_lab import RULES, SLOTS
 
@@ -50,8 +51,8 @@ page.foot(
         "signs": view["signs"],
     },
     data={
-        "step_elements": lambda: facts.element_rows(seen),
-        "step_terms": lambda: facts.term_rows(seen),
+        "step_elements": lambda: about({"kind": view["kind"], "c": seen.c}, facts.element_rows(seen)),
+        "step_terms": lambda: about(parts.told(page), facts.term_rows(seen)),
         "gemm_outputs": lambda: parts.difference_rows(page),
     },
 )

@@ -3,6 +3,7 @@
 from nvfp4viz.figures import scaling
 from nvfp4viz.quant import NVFP4_RECIPES
 from nvfp4viz.ui import lesson, scaling_parts, state
+from nvfp4viz.ui.export import about
 from nvfp4viz.ui.shell import ensure_shell
 
 ensure_shell()
@@ -33,6 +34,7 @@ elif part == "map":
 elif part == "recipes":
     scaling_parts.recipes_part(page)
 
+of = {"recipe": trace.recipe, "global_scale": float(trace.global_scale)}
 page.foot(
     code={
         "x": [float(value) for value in trace.x],
@@ -40,8 +42,10 @@ page.foot(
         "recipe": trace.recipe,
     },
     data={
-        "block_elements": lambda: scaling.trace_rows(trace),
-        "block_steps": lambda: scaling.step_rows(trace),
+        "block_elements": lambda: about(of, scaling.trace_rows(trace)),
+        "block_steps": lambda: about(
+            of | {"block": " ".join(map(state.repr_number, trace.x))}, scaling.step_rows(trace)
+        ),
         "headroom": scaling_parts.headroom_rows,
         "granularity": scaling_parts.ladder_rows,
     },

@@ -11,6 +11,7 @@ from nvfp4viz.figures import blocks as figures
 from nvfp4viz.formats import BLOCK, offset_8x4, offset_128x4, offset_linear, scale_at, swizzled_size
 from nvfp4viz.quant import grouping
 from nvfp4viz.ui import blocks_tensor, caches, errors, predict
+from nvfp4viz.ui.export import about
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.lesson import Lesson
 from nvfp4viz.ui.numbers import exact, near, percent
@@ -75,12 +76,19 @@ def inner_part(page: Lesson) -> None:
         page.prose("inner.text", block=BLOCK)
     if len(runs) <= BLOCK:
         page.table(
-            ("run", ">dot", ">scale", ">term"),
+            (">run", ">dot", ">scale", ">term"),
             [
                 (f"{r.start}–{r.stop - 1}", exact(float(r.dot)), exact(float(r.scale)), exact(float(r.term)))
                 for r in runs
             ],
         )
+
+
+def inner_rows(page: Lesson) -> list[dict[str, object]]:
+    """The runs of the chosen output and grouping as rows."""
+    view = page.view
+    of = {"m": view["m"], "n": view["n"], "grouping": view["along"]}
+    return about(of, figures.run_rows(figures.inner_sum(view["m"], view["n"]), view["along"]))
 
 
 def _sum(total: float) -> str:
@@ -156,7 +164,7 @@ def error_rows(page: Lesson) -> list[dict[str, object]]:
     of: dict[str, object] = {"outlier_size": view["size"]}
     if view["data"] == "tiny_moe":
         of = {"checkpoint": TINY_MOE.sample, "tensor": _gate_up(view["layer"]), "index": view["expert"]}
-    return [of | row for row in figures.error_rows(products_of(page))]
+    return about(of, figures.error_rows(products_of(page)))
 
 
 def products_of(page: Lesson) -> tuple[grouping.GroupedProduct, ...]:
@@ -307,8 +315,10 @@ def swizzle_part(page: Lesson) -> None:
 def offset_rows(page: Lesson) -> list[dict[str, object]]:
     """Every scale of the map's tensor with its byte in each layout."""
     rows, columns = page.view["s_rows"], page.view["s_cols"]
+    of = {"tensor_rows": rows, "tensor_columns": columns}
     return [
-        {
+        of
+        | {
             "row": row,
             "column": column,
             "linear": offset_linear(row, column, columns),
@@ -324,7 +334,8 @@ def byte_rows(page: Lesson) -> list[dict[str, object]]:
     """Every byte of the map's layout with the row and column that it stands for, padding included."""
     rows, columns, layout = page.view["s_rows"], page.view["s_cols"], page.view["layout"]
     places = (scale_at(byte, rows, columns, layout) for byte in range(swizzled_size(rows, columns, layout)))
+    of = {"layout": layout, "tensor_rows": rows, "tensor_columns": columns}
     return [
-        {"layout": layout, "byte": byte, "row": place.row, "column": place.column, "padding": place.padding}
+        of | {"byte": byte, "row": place.row, "column": place.column, "padding": place.padding}
         for byte, place in enumerate(places)
     ]

@@ -94,6 +94,18 @@ def prompt_of(page: Lesson) -> str | None:
     return story_runs.checked(page.view["ask"]) if written else None
 
 
+def told(page: Lesson, prompt: str) -> dict[str, object]:
+    """What both runs are about, for the rows to download."""
+    view = page.view
+    return {
+        "prompt": prompt,
+        "layer": view["layer"],
+        "slots_read_as": view["fate"],
+        "seed": view["seed"],
+        "twin": view["twin"],
+    }
+
+
 def controls(page: Lesson) -> None:
     """What is run: prompt and layer, what the slots read as, and what the faulty file is compared with."""
     view = page.view

@@ -391,6 +391,26 @@ def _asked_turn() -> bool:
     )
 
 
+_TOLD = {
+    "now": "traffic",
+    "before": "traffic_before",
+    "ranks": "of_ranks",
+    "place": "placement",
+    "extra": "redundant_experts",
+    "window": "window_steps",
+    "size": "sizes_of",
+    "link": "link_gb_per_s",
+    "latency": "latency_us",
+    "flops": "tflops",
+    "memory": "memory_tb_per_s",
+}
+
+
+def told(page: Lesson, *names: str) -> dict[str, object]:
+    """What a download is about: the batch and its placement, and the settings ``names``, each by a column's name."""
+    return {_TOLD.get(name, name): page.view[name] for name in ("now", "layer", "ranks", "place", *names)}
+
+
 def code_values(page: Lesson) -> dict[str, object]:
     """What the snippet is filled with."""
     view = page.view

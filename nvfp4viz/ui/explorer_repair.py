@@ -142,9 +142,8 @@ def _take_away(page: Lesson, opened: Opened, plan: Repair) -> None:
     page.heading("repair.take")
     with st.container(horizontal=True, gap="small", key="explorer_repair_files"):
         _download(page, "record", RECORD, "application/json", record_bytes(plan.record))
-        scales = {name: item for name, item in plan.changes.items() if item is not None}
-        if scales:
-            data = file_bytes(scales, {"format": "pt"})
+        data = scales_file(plan)
+        if data:
             _download(page, "scales", "nvfp4viz-repair.safetensors", "application/octet-stream", data)
     if opened.kind == "server":
         _write_beside(page, opened, plan)
@@ -154,6 +153,16 @@ def _take_away(page: Lesson, opened: Opened, plan: Repair) -> None:
         st.caption(page.t("repair.large", size=size_text(size), most=size_text(MOST_BYTES)))
     else:
         _archive(page, opened, plan)
+
+
+def scales_file(plan: Repair) -> bytes:
+    """The new scales as a safetensors file whose metadata say whose they are and by which rule; empty without any."""
+    scales = {name: item for name, item in plan.changes.items() if item is not None}
+    record = plan.record
+    told = {"source": record.source, "fingerprint": record.fingerprint, "policy": record.policy}
+    if record.value is not None:
+        told["value"] = str(record.value)
+    return file_bytes(scales, {"format": "pt"} | told) if scales else b""
 
 
 def _download(page: Lesson, name: str, file: str, mime: str, data: bytes) -> None:

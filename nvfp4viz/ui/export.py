@@ -16,6 +16,19 @@ from streamlit.runtime.scriptrunner import add_script_run_ctx, get_script_run_ct
 Rows = Sequence[Mapping[str, Any]]
 
 
+def about(of: Mapping[str, Any], rows: Rows) -> list[dict[str, Any]]:
+    """Rows that say what they are about: the settings behind them, in front of each row's own columns.
+
+    A file is read long after the page is closed, and its name does not tell.
+
+    >>> about({"layer": 2}, [{"expert": 0, "error": 0.5}])
+    [{'layer': 2, 'expert': 0, 'error': 0.5}]
+    """
+    taken = of.keys() & rows[0].keys() if rows else ()
+    assert not taken, f"the rows have columns of these names: {sorted(taken)}"
+    return [{**of, **row} for row in rows]
+
+
 def to_csv(rows: Rows) -> bytes:
     """UTF-8 with a byte-order mark (Excel reads Chinese), non-finite numbers as ``nan`` and ``inf``.
 

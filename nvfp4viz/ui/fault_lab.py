@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 BASE = "tiny-moe-nvfp4-full"
 # exponent-cast needs E8M0 block scales, which an NVFP4 file has none of.
 FAULT_IDS = tuple(name for name in FAULTS if name != "exponent-cast")
+SEEDED = ("random-bits", "block-nan", "block-negative")
+"""Faults that a seed decides."""
 ROLES = ("input_scale", "weight_scale_2", "weight_scale", "weight")
 PAIR = ("gate", "up")
 PROJECTIONS = (*PAIR, "down")
@@ -139,10 +141,7 @@ def settle(page: Lesson) -> None:
     """The cursor may come from another checkpoint's page: make it a slot of this model, and the fault fit its role."""
     view = page.view
     spec = FAULTS[view["fault"]]
-    if view["role"] is not None and view["role"] not in spec.roles:
-        what = f"`role={view['role']}`"
-        st.caption(t("ui.link.unusable", what=what, allowed=", ".join(spec.roles)))
-        view.put(role=None)
+    page.refine(role=state.choice(spec.roles))
     if view["role"] is None:
         view.put(role=spec.roles[0])
     if view["layer"] is None:
@@ -225,7 +224,7 @@ def controls(page: Lesson, prompt: str) -> Trial:
                 width=150,
                 **view.widget("value"),
             )
-        if view["fault"] in ("random-bits", "block-nan", "block-negative"):
+        if view["fault"] in SEEDED:
             st.number_input(page.t("seed"), 0, 999, step=1, width=150, **view.widget("seed"))
     spot = FaultSpot(
         view["fault"],
@@ -416,23 +415,3 @@ def _swept(page: Lesson, trial: Trial) -> Iterable[SweepPoint]:
         yield point
         bar.progress(count / len(FACTORS), page.t("sweep.busy", done=count, points=len(FACTORS)))
     bar.empty()
-
-
-def code_values(page: Lesson, done: Result | None) -> dict[str, object]:
-    """What the snippet is filled with: the trial shown, or the default one where none could be run."""
-    trial = done.trial if done else Trial(FaultSpot("nan", 0, 0, "down"), BACKENDS[0], DEMO_PROMPTS["arithmetic"])
-    spot = trial.spot
-    return {
-        "sample": BASE,
-        "fault": spot.fault,
-        "layer": spot.layer,
-        "expert": spot.expert,
-        "projection": spot.projection,
-        "role": spot.role,
-        "value": spot.value,
-        "seed": spot.seed,
-        "backend": trial.backend,
-        "prompt": page.view["prompt"],
-        "own": list((trial.prompt if page.view["prompt"] == "own" else "").encode()),
-        "tokens": TOKENS,
-    }

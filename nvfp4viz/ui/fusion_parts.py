@@ -58,6 +58,12 @@ def layouts_of(page: Lesson) -> tuple[FusedLayout, ...]:
     return (figures.attention_of(view["attn"], view["tp"]),)
 
 
+def sizes_of(page: Lesson) -> str:
+    """Whose sizes the open part draws."""
+    name = {"w13": "ffn", "deltanet": "gdn", "unchanged": "gdn"}.get(page.view["part"], "attn")
+    return str(page.view[name])
+
+
 def drawable(page: Lesson, place: Any = None) -> tuple[FusedLayout, ...]:
     """As `layouts_of`; empty where the split is impossible, and then the error stands in ``place`` if there is one."""
     try:

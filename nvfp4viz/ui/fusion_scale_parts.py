@@ -16,6 +16,7 @@ from nvfp4viz.quant import sweep_headroom
 from nvfp4viz.quant.shared_scale import SHARE_WAYS, share_scale
 from nvfp4viz.serving.quant_config import VLLM
 from nvfp4viz.ui import caches, predict, registry
+from nvfp4viz.ui.export import about
 from nvfp4viz.ui.fusion_parts import PAGE, pick
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.lesson import Lesson
@@ -57,6 +58,15 @@ def shared_of(page: Lesson) -> figures.Found:
     """The five ways that the page's settings ask for."""
     view = page.view
     return shared(view["what"], view["layer"], view["expert"], view["stretch"])
+
+
+def shared_rows(page: Lesson) -> figures.Rows:
+    """Every part in every way, and which weights they are."""
+    view = page.view
+    of = {"checkpoint": SAMPLE, "weights": view["what"], "layer": view["layer"], "first_part_times": view["stretch"]}
+    if view["what"] == "expert":
+        of["expert"] = view["expert"]
+    return about(of, figures.scale_rows(shared_of(page)))
 
 
 @st.cache_resource(max_entries=2, show_spinner=False)

@@ -15,6 +15,7 @@ from nvfp4viz.device import describe_device, dispatch, paths, records, why_cpu
 from nvfp4viz.figures import kernel_lab as figures
 from nvfp4viz.ui import kernel_lab_selftest
 from nvfp4viz.ui.errors import escape
+from nvfp4viz.ui.export import about
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.numbers import four, hex_byte
 from nvfp4viz.ui.theme import theme
@@ -213,9 +214,11 @@ def _bytes_table(page: Lesson, done: Compared) -> None:
 
 def run_rows(page: Lesson) -> list[dict[str, Any]]:
     """One row a path, for the download."""
-    done = of_settings(page)
+    done, view = of_settings(page), page.view
+    of = {"values": view["values"], "rows": view["rows"], "blocks": view["blocks"], "seed": view["seed"]}
     return [
-        {
+        of
+        | {
             "path": run.path,
             "recipe": run.recipe,
             "bytes_compared": difference.bytes,
@@ -264,6 +267,13 @@ def measured() -> Measured:
 def cpu_rates(page: Lesson) -> list[Rate]:
     """`measured` with names in the reader's language."""
     return [figures.Rate(page.t(f"speed.{name}"), rate, name == "copy") for name, rate in measured().rates]
+
+
+def bandwidth_rows(page: Lesson) -> list[dict[str, Any]]:
+    """The rates, whose machine's they are, and when they were measured; for the download."""
+    report, (rows, columns) = describe_device(), MEASURED_SHAPE
+    of = {"cpu": report.cpu, "threads": report.threads, "rows": rows, "columns": columns, "repeats": REPEATS}
+    return about(of | {"measured_at": measured().when}, figures.bandwidth_rows(cpu_rates(page)))
 
 
 def speed_part(page: Lesson) -> None:

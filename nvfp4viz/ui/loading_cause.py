@@ -11,6 +11,7 @@ from nvfp4viz.model.corpus import DEMO_PROMPTS
 from nvfp4viz.serving.loader import ALLOCATORS
 from nvfp4viz.serving.quant_config import VLLM
 from nvfp4viz.ui import caches, errors, predict, snippets
+from nvfp4viz.ui.export import about
 from nvfp4viz.ui.i18n import t
 from nvfp4viz.ui.loading_parts import BACKENDS, HOLED, PAGE, PROMPT, TOKENS, complete, fates, quoted
 from nvfp4viz.ui.numbers import percent
@@ -137,9 +138,9 @@ def cause_rows(page: Lesson) -> list[dict[str, object]]:
     """The runs of all three instruments, each with the columns that it has."""
     columns = ("instrument", "backend", "memory", "seed", "answer", "nan_share", "over", "layer", "first", "last")
     empty = dict.fromkeys((*columns, "logits_differ", "logits_nan"))
+    memory = {"memory": page.view["a"], "seed": page.view["seed"]}
     harness = [
-        {"instrument": "harness", "backend": backend, "memory": page.view["a"], "answer": text}
-        for backend, text in _harness_runs(page)
+        {"instrument": "harness", "backend": backend, "answer": text} | memory for backend, text in _harness_runs(page)
     ]
     allocator = [
         {"instrument": "allocator", "backend": f.backend, "memory": f.allocator, "seed": f.seed, "answer": f.text}
@@ -149,9 +150,10 @@ def cause_rows(page: Lesson) -> list[dict[str, object]]:
     bisection = [
         {"instrument": "bisection", "over": step.over, "layer": step.layer, "first": step.first, "last": step.last}
         | {"logits_differ": step.differs, "logits_nan": step.nan}
+        | memory
         for step in bisection_of(page).steps
     ]
-    return [empty | row for row in (*harness, *allocator, *bisection)]
+    return about({"prompt": page.view["p"]}, [empty | row for row in (*harness, *allocator, *bisection)])
 
 
 def _how_many_runs(page: Lesson) -> bool:
@@ -192,7 +194,8 @@ def measures_of(seed: int) -> tuple[MeasureResult, ...]:
 def guard_rows(page: Lesson) -> list[dict[str, object]]:
     """How many of the slots that the file does not fill each measure finds, by what memory held."""
     return [
-        {"measure": found.measure, "memory": found.allocator, "found": found.found, "expected": found.expected}
+        {"seed": page.view["seed"]}
+        | {"measure": found.measure, "memory": found.allocator, "found": found.found, "expected": found.expected}
         for found in measures_of(page.view["seed"])
     ]
 

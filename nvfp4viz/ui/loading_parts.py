@@ -120,7 +120,8 @@ def fates_part(page: Lesson) -> None:
     """The same file loaded five times: what its empty slots held decides the answer."""
     opening = fates(PROMPT, BACKENDS[0], 0)
     if not _which_fates(page, opening):
-        page.table(("memory", ">slot", "answer"), [row[:3] for row in _answers(page, opening[:1])])
+        page.prose("fates.opening", prompt=DEMO_PROMPTS[PROMPT], slots=len(opening[0].unwritten))
+        page.table(("memory", "answer"), [row[:2] for row in _answers(page, opening[:1])])
         return
     view = page.view
     stage, side = page.stage()
@@ -148,7 +149,7 @@ def fates_part(page: Lesson) -> None:
             finding=figures.describe_fates(found, lang()),
             rows=lambda: figures.fate_rows(found),
         )
-    page.table(("memory", ">slot", "answer", "same", ">nan", ">first"), _answers(page, found))
+    page.table(("memory", "answer", "same", ">slot", ">nan", ">first"), _answers(page, found))
     first = found[0].unwritten[0]
     ones = next(fate for fate in found if fate.allocator == "ones")
     page.prose("fates.text", name=first.name, error=percent(round(float(ones.effect.layer_error[-1]), 4)))
@@ -157,16 +158,16 @@ def fates_part(page: Lesson) -> None:
 def _answers(page: Lesson, found: Sequence[Fate]) -> list[tuple[str, ...]]:
     """The twin's answer, then each fate's."""
     twin = found[0].effect.healthy.text
-    rows = [(page.t("complete"), "–", quoted(twin), page.t("yes"), percent(0), "–")]
+    rows = [(page.t("complete"), quoted(twin), page.t("yes"), "–", percent(0), "–")]
     for fate in found:
         value = fate.unwritten[0].value
         assert value is not None, "the first missing slot is a scalar"
         rows.append(
             (
                 page.t(f"memory.{fate.allocator}"),
-                exact(value),
                 quoted(fate.text),
                 page.t("yes" if fate.same_text else "no"),
+                exact(value),
                 percent(round(fate.nan_share, 4)),
                 "–" if fate.first_broken is None else f"L{fate.first_broken}",
             )
@@ -213,6 +214,13 @@ def spreads_of(page: Lesson) -> tuple[Spread, ...]:
     """Every backend's reading of the changed layer."""
     view = page.view
     return spread_value(parameters_of(view["layer"]), view["projection"], view["expert"], value_of(page))
+
+
+def slot_of(page: Lesson) -> dict[str, object]:
+    """The slot that is changed and what is put into it: what the rows to download are about."""
+    view = page.view
+    of = {"layer": view["layer"], "slot_of_expert": view["expert"], "projection": view["projection"]}
+    return of | {"slot_holds": value_of(page)}
 
 
 def maxima_part(page: Lesson) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import numpy as np
 import streamlit as st
 
@@ -139,6 +141,15 @@ def _bytes_map(page: Lesson, packed: figures.U8) -> None:
 def wanted_map(page: Lesson) -> TensorMap:
     """The tensor map of the page's settings."""
     return TensorMap(**{name: page.view[name] for name in MAP_FIELDS}, swizzle=page.view["swizzle"])
+
+
+def map_rows(page: Lesson) -> list[dict[str, object]]:
+    """Every demand on the page's tensor map, and the map itself, as rows."""
+    wanted = wanted_map(page)
+    return [
+        asdict(wanted) | {"rule": rule.id, "given": rule.given, "limit": rule.limit, "holds": rule.holds}
+        for rule in check_tensor_map(wanted)
+    ]
 
 
 def align(page: Lesson) -> None:

@@ -71,6 +71,18 @@ def found_of(page: Lesson) -> dict[str, schemes.SchemeResult]:
     return real(view["layer"], view["expert"], view["w"], view["mx"])
 
 
+def tensor_told(page: Lesson) -> dict[str, object]:
+    """Which tensor was compared, and how MXFP4 was rounded: what the rows to download are about."""
+    view = page.view
+    of = {"outlier_size": view["size"]} if view["data"] == "outliers" else _weight_told(page)
+    return of | {"mxfp4_recipe": view["mx"]}
+
+
+def _weight_told(page: Lesson) -> dict[str, object]:
+    view = page.view
+    return {"checkpoint": SAMPLE, "layer": view["layer"], "expert": view["expert"], "weight": view["w"]}
+
+
 def _pick_expert(page: Lesson) -> None:
     pick_expert(page)
     st.segmented_control(page.t("pick.weight"), WEIGHTS, required=True, **page.view.widget("w"))
@@ -191,6 +203,14 @@ def block_of(page: Lesson) -> npt.NDArray[Any]:
         first = MX_BLOCK * min(view["run"], len(row) // MX_BLOCK - 1)
         return np.asarray(row[first : first + MX_BLOCK])
     return figures.sample_block(view["top"], figures.TINY if view["on"] == "tiny" else 1.0)
+
+
+def block_told(page: Lesson) -> dict[str, object]:
+    """Which block the rules were tried on."""
+    view = page.view
+    if view["on"] == "tiny_moe":
+        return _weight_told(page) | {"row": view["row"], "run_of_32": view["run"]}
+    return {"block": view["on"], "largest": view["top"]}
 
 
 def exponent_of(traces: Mapping[str, schemes.RuleTrace]) -> int:

@@ -13,6 +13,7 @@ from nvfp4viz.figures import online as figures
 from nvfp4viz.quant import online
 from nvfp4viz.quant.online_memory import measure_peaks
 from nvfp4viz.ui import errors, predict
+from nvfp4viz.ui.export import about
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.numbers import four, percent
 from nvfp4viz.ui.online_parts import PAGE, WEIGHTS, weights_of
@@ -49,7 +50,11 @@ def _measured(layer: int, digest: str) -> dict[online.Way, int]:
 
 def rows_of(page: Lesson) -> list[dict[str, object]]:
     """What is downloaded: every counted array, and the measured peaks."""
-    return figures.memory_rows(peaks_of(page)[0], measured_of(page))
+    peaks, shape = peaks_of(page)
+    of = {"layer_of": page.view["shape"], "shape": " × ".join(map(str, shape))}
+    if page.view["shape"] == MEASURED:
+        of["measured_layer"] = page.view["layer"]
+    return about(of, figures.memory_rows(peaks, measured_of(page)))
 
 
 def memory_part(page: Lesson) -> None:

@@ -24,12 +24,13 @@ PAGE = "online_quantisation"
 PARTS = ("ways", "memory", "ranks", "token")
 WEIGHTS = ("gate_up_proj", "down_proj")
 RANKS = ("2", "4")
+SAMPLE = "tiny-moe-bf16"
 
 
 @st.cache_resource(max_entries=8, show_spinner=False)
 def weights_of(layer: int, weight: str) -> npt.NDArray[Any]:
     """All experts' BF16 weights of a layer of tiny-moe: (64, N, K)."""
-    return np.asarray(caches.checkpoint("tiny-moe-bf16").read(f"model.layers.{layer}.experts.{weight}"))
+    return np.asarray(caches.checkpoint(SAMPLE).read(f"model.layers.{layer}.experts.{weight}"))
 
 
 @st.cache_resource(max_entries=8, show_spinner=False)

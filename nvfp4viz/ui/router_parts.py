@@ -42,6 +42,16 @@ def logits_of(page: Lesson) -> tuple[float, ...]:
         return tuple(np.asarray(page.view["logits"], np.float32).tolist())
 
 
+def rows_of(page: Lesson) -> list[dict[str, object]]:
+    """Every router's choice as rows, with the token and the factor; the bias is a column as the logits are one."""
+    view = page.view
+    of = {"token": view["token"], "scaling": view["scaling"]}
+    return [
+        of | row | {"bias": view["bias"][row["expert"]]}
+        for row in figures.router_rows(picked_of(page), logits_of(page))
+    ]
+
+
 def picked_of(page: Lesson) -> dict[str, Picked]:
     """The page's logits through every router."""
     view = page.view

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -68,10 +69,23 @@ def used_of(page: Lesson) -> I64:
     view = page.view
     if view["source"] == "text":
         return log_of(view["text"]).totals()
-    try:
-        return prompt_counts(view["ask"] or _prompt(page))
-    except NvError:
-        return prompt_counts(_prompt(page))
+    return prompt_counts(read_prompt(page))
+
+
+def read_prompt(page: Lesson) -> str:
+    """The prompt of the upper map: the reader's, or that of the text where the model cannot read it."""
+    own = page.view["ask"]
+    if own:
+        with suppress(NvError):
+            prompt_counts(own)
+            return str(own)
+    return _prompt(page)
+
+
+def told(page: Lesson) -> dict[str, object]:
+    """What the rows of the maps are about: a recorded text, or a prompt."""
+    view = page.view
+    return {"text": view["text"]} if view["source"] == "text" else {"prompt": read_prompt(page)}
 
 
 def _prompt(page: Lesson) -> str:

@@ -8,6 +8,7 @@ from nvfp4viz.figures.coverage import coverage_rows
 from nvfp4viz.serving import ALLOCATORS
 from nvfp4viz.serving.remedies import REMEDIES, judge
 from nvfp4viz.ui import caches, story_runs
+from nvfp4viz.ui.export import about
 from nvfp4viz.ui.story_chain import links_of, titles
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ def foot(page: Lesson) -> None:
     """Code, sources, downloads, link.  Rows are made when somebody asks for them."""
     view = page.view
     build = story_runs.holed(view["fate"], view["seed"])
+    load = {"sample": build.sample, "backend": build.backend, "slots_read_as": build.allocator, "seed": build.seed}
     page.foot(
         code={
             "prompt": view["prompt"],
@@ -31,11 +33,16 @@ def foot(page: Lesson) -> None:
         },
         data={
             "replies": lambda: replies(view["seed"]),
-            "coverage": lambda: coverage_rows(
-                story_runs.coverage(build), story_runs.overlay(story_runs.run(build, view["prompt"])[1].generation)
+            "coverage": lambda: about(
+                load | {"prompt": story_runs.prompt(view["prompt"])},
+                coverage_rows(
+                    story_runs.coverage(build), story_runs.overlay(story_runs.run(build, view["prompt"])[1].generation)
+                ),
             ),
-            "chain": lambda: chain_rows(build, view["prompt"]),
-            "remedies": lambda: remedy_rows(build),
+            "chain": lambda: about(
+                load | {"prompt": story_runs.prompt(view["prompt"])}, chain_rows(build, view["prompt"])
+            ),
+            "remedies": lambda: about(load, remedy_rows(build)),
         },
     )
 
@@ -52,6 +59,7 @@ def replies(seed: int) -> Rows:
                     "sample": build.sample,
                     "backend": build.backend,
                     "slots_read_as": build.allocator if build.sample == story_runs.HOLED else "",
+                    "seed": build.seed if build.sample == story_runs.HOLED else "",
                     "prompt": reply.prompt,
                     "reply": "".join(reply.tokens),
                     "tokens": len(reply.token_ids),

@@ -262,12 +262,23 @@ def _gemm_controls(page: Lesson) -> None:
         )
 
 
+def told(page: Lesson) -> dict[str, object]:
+    """What a step was given, in hex digits as in the link: what its terms are about."""
+    view = page.view
+    a_scales, b_scales = ("sa", "sb") if view["kind"] == "nvfp4" else ("ua", "ub")
+    of = {"kind": view["kind"], "a": view["a"], "b": view["b"]}
+    return of | {"a_scales": view[a_scales], "b_scales": view[b_scales], "c": view["c"]}
+
+
 def difference_rows(page: Lesson) -> list[dict[str, object]]:
     """Every output of the GEMM as a row to download."""
     found = product_of(page)
     rows, columns = found.tensor_core.shape
+    view = page.view
+    of = {"k": int(view["k"]), "exponents_spread": int(view["spread"]), "signs": view["signs"]}
     return [
-        {
+        of
+        | {
             "m": m,
             "n": n,
             "exact": float(found.exact_value[m, n]),

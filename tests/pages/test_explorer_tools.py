@@ -278,6 +278,20 @@ def test_a_bad_constant_is_seen_in_the_loss(open_page):
     assert ", ".join(i18n.t(f"explorer.repair.cost.domains.{domain}") for domain in over) in shown
 
 
+def test_the_scales_to_take_away_say_whose_they_are_and_by_which_rule():
+    plan = plan_repair(ensure(HOLES), "constant", value=0.5)
+    data = explorer_repair.scales_file(plan)
+    said = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+    assert said == {
+        "format": "pt",
+        "source": plan.record.source,
+        "fingerprint": plan.record.fingerprint,
+        "policy": "constant",
+        "value": "0.5",
+    }
+    assert explorer_repair.scales_file(plan_repair(ensure(HOLES), "weight-only")) == b""
+
+
 # ------------------------------------------------------------------------------------------- writing on the server
 
 
