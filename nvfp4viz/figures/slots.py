@@ -97,7 +97,9 @@ def coverage_grid(facts: Facts, report: Report, role: str) -> CoverageGrid | Non
             if table is not None:
                 values[p, row, : len(table.values)] = table.values
     title = f"{facts.checkpoint.name} · {role}"
-    return CoverageGrid(title, layers, tuple(projections), status, values if kept is facts.tables else None, scale=role)
+    shown = values if kept is facts.tables else None
+    drafts = frozenset(filter(view.is_draft, layers))
+    return CoverageGrid(title, layers, tuple(projections), status, shown, scale=role, drafts=drafts)
 
 
 def peers_of(facts: Facts, report: Report, role: str, layer: int, projection: str, expert: int) -> Peers | None:

@@ -62,14 +62,15 @@ def readable(opened: Opened) -> bool:
 def summary(page: Lesson, opened: Opened) -> None:
     """Verdict, scheme, shape, files, and how little was read."""
     report = opened.audit.report
-    layers, experts = len(report.model.moe_layers), report.model.experts
+    layers, experts, drafts = len(report.model.moe_layers), report.model.experts, report.model.draft_layers
     box = report.container
     cells = (
         (page.t("summary.verdict"), page.t(f"verdicts.{report.verdict}"), page.t(f"verdict_says.{report.verdict}")),
         (
             page.t("summary.model"),
             page.t("summary.model_value", layers=layers, experts=experts) if layers else "–",
-            page.t("summary.model_help", projections=", ".join(report.model.projections) or "–"),
+            page.t("summary.model_help", projections=", ".join(report.model.projections) or "–")
+            + (page.t("summary.model_drafts", layers=id_list(drafts)) if drafts else ""),
         ),
         (
             page.t("summary.container"),
@@ -129,7 +130,7 @@ def settle_cursor(page: Lesson, grid: CoverageGrid) -> None:
 
 def _real_ranges(page: Lesson, report: Report) -> None:
     """Layers, experts and projections of what is open: a link that asks for others is told so."""
-    layers, names = report.model.moe_layers, report.model.projections
+    layers, names = (*report.model.moe_layers, *report.model.draft_layers), report.model.projections
 
     def one_of(text: str) -> int:
         if int(text) not in layers:
@@ -177,7 +178,11 @@ def map_and_slot(page: Lesson, opened: Opened) -> None:
     settle_cursor(page, grid)
     with side:
         page.heading("pick.title")
-        st.selectbox(page.t("pick.layer"), grid.layers, **page.view.widget("layer"))
+        named = {layer: page.t("pick.draft", layer=layer) for layer in grid.drafts}
+        st.selectbox(
+            page.t("pick.layer"), grid.layers, format_func=lambda layer: named.get(layer, str(layer)),
+            **page.view.widget("layer"),
+        )  # fmt: skip
         st.number_input(page.t("pick.expert"), 0, grid.experts - 1, step=1, **page.view.widget("expert"))
         st.selectbox(page.t("pick.projection"), grid.roles, **page.view.widget("projection"))
     layer, expert, projection = page.view["layer"], page.view["expert"], page.view["projection"]
@@ -325,7 +330,7 @@ def anatomy(page: Lesson, opened: Opened) -> None:
     """Every tensor of one projection of one expert: stored or not, who writes it, who reads it, what absence does."""
     layer, expert, projection = page.view["layer"], page.view["expert"], page.view["projection"]
     view = opened.audit.facts.view
-    if layer is None or ((layer, expert, projection) not in view.modules and layer not in view.moe_layers):
+    if layer is None or ((layer, expert, projection) not in view.modules and layer not in view.blocks):
         page.prose("map.none")
         return
     module = view.module(layer, expert, projection)

@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 from nvfp4viz.audit import audit, describe
-from nvfp4viz.checkpoint import MemorySource, open_checkpoint
+from nvfp4viz.checkpoint import MemorySource, file_bytes, open_checkpoint
 from nvfp4viz.cli import main
 from nvfp4viz.model import TinyMoeConfig
 from nvfp4viz.ui import i18n
 from nvfp4viz.ui.samples import SAMPLE_IDS
 from nvfp4viz.ui.snippets import fill, run
 from sample_checkpoints import ensure
+from tests.audit.test_drafts import drafted
+from tests.checkpoint.checkpoint_fixtures import CONFIG as FOUR_EXPERTS
+from tests.checkpoint.checkpoint_fixtures import QUANT
 
 from .conftest import clean, tab, texts
 
@@ -322,3 +325,22 @@ def test_a_report_is_made_only_when_asked_for(open_page, lang, monkeypatch):
     offered["nvfp4viz-audit.html"]()
     offered[f"nvfp4viz-slots-{HOLES}.csv"]()
     assert made == [("html", lang), ("csv", lang)]
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_a_draft_layer_can_be_chosen_and_is_called_one(open_page, lang):
+    """``mtp.layers.0`` of a model of one layer has the number 1, never 0."""
+    tensors = drafted("mtp.layers.0.mlp.experts")
+    quant = json.dumps(QUANT).encode()
+    config = json.dumps({**FOUR_EXPERTS, "num_hidden_layers": 1}).encode()
+    at = open_page("explorer", lang=lang)
+    at = upload(
+        at, ("model.safetensors", file_bytes(tensors)), ("config.json", config), ("hf_quant_config.json", quant)
+    )
+    [pick] = [box for box in at.selectbox if box.key == "layer"]
+    assert pick.options == ["0", {"en": "1 (draft)", "zh": "1（草稿层）"}[lang]]
+    # It opens on the first hole, which is the draft's.
+    assert tuple(at.session_state[name] for name in ("layer", "expert", "projection")) == (1, 2, "up")
+    assert {"en": "Draft layer 1", "zh": "草稿层 1"}[lang] in texts(at)
+    assert {"en": "draft (MTP) layers 1", "zh": "草稿（MTP）层 1"}[lang] in at.metric[1].help
+    assert not [text for text in texts(at).splitlines() if "`layer=" in text]

@@ -168,9 +168,11 @@ def layer_number(name: str, layers: int | None) -> tuple[int | None, bool, str]:
         return None, named, ""
     number = int(match[2])
     past = layers is not None and number >= layers and match[1] == "layers" and not is_tower(name)
-    if named and not past:
+    head = name[: match.end()]
+    # Below `mtp` they count from zero again, however deep the draft is.
+    if named and not (past and DRAFTS.isdisjoint(head.split("."))):
         number += UNCOUNTED if layers is None else layers
-    return number, named or past, name[: match.end()]
+    return number, named or past, head
 
 
 def layers_of_blocks(

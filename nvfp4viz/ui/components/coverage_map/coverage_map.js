@@ -343,7 +343,7 @@ class CoverageMap {
     const rows = Math.ceil(14 / this.pitch);
     data.layers.forEach((name, layer) => {
       const y = this.y(layer) + this.cellHeight / 2;
-      if (layer % rows === 0 && y > plot.y - 4 && y < plot.y + plot.height) g.fillText(`L${name}`, plot.x - 8, y);
+      if (layer % rows === 0 && y > plot.y - 4 && y < plot.y + plot.height) g.fillText(`${data.drafts[layer] ? "D" : "L"}${name}`, plot.x - 8, y);
     });
     g.textAlign = "center";
     const step = [1, 2, 4, 8, 16, 32, 64, 128].find((n) => n * this.cellWidth >= 34) ?? 256;
@@ -624,7 +624,8 @@ class CoverageMap {
   describe({ layer, expert }) {
     const { words, data } = this;
     const index = this.at(layer, expert);
-    const parts = [fill(words.cell, { layer: data.layers[layer], expert, role: data.roles[this.role] })];
+    const cell = data.drafts[layer] ? words.cell_draft : words.cell;
+    const parts = [fill(cell, { layer: data.layers[layer], expert, role: data.roles[this.role] })];
     parts.push(data.names[this.kind(layer, expert)]);
     if (this.values && !["missing", "absent", "unreadable"].includes(this.kind(layer, expert))) {
       const bits = `0x${this.bits[index].toString(16).toUpperCase().padStart(8, "0")}`;
