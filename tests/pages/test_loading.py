@@ -72,6 +72,12 @@ def test_five_fates_of_one_file(open_page):
     assert seen.count("`<pad>` × 16") == 3
 
 
+def test_before_a_guess_the_prompt_and_two_of_its_answers_stand_there(open_page):
+    seen = texts(open_page(PAGE))
+    assert "Asked to go on from `[08:15:42] INFO`" in seen
+    assert "| complete twin | ` api#9 GET /v1/s` |\n| zeros: fresh pages | `<pad>` × 16 |" in seen
+
+
 def test_a_prompt_that_visits_no_hole_says_so(open_page):
     seen = texts(revealed(open_page, "fates", p="news"))
     assert "this prompt visits no expert with an unfilled slot" in seen
