@@ -54,7 +54,7 @@ part = page.parts("part", PARTS)
 if part == "edges":
     page.prose("edges.text")
     page.table(
-        (">number", "code", "bits", ">stored", "klass"),
+        (">number", ">code", ">bits", ">stored", "klass"),
         [
             (
                 exact(x),
@@ -94,7 +94,7 @@ elif part == "integers":
 elif part == "cards":
     page.prose("cards.text")
     page.table(
-        ("format", "layout", ">bias", ">largest", ">smallest", "infinity", "nan", "zero"),
+        ("format", "layout", ">bias", ">largest", ">smallest", ">infinity", ">nan", ">zero"),
         [
             (
                 f"**{info.name.upper()}**",
