@@ -132,6 +132,8 @@ def _files(family: Family, findings: list[Finding]) -> Iterable[Effect]:
         elif item.text == "weight.unquantised.left-alone" and family.engine == "vllm":
             fill = {"tensor": item.tensors[0]}
             yield Effect("load-error", ("load-error", "safe"), "model", {item.layer or 0}, "why.left-alone", fill)
+        elif item.text == "weight.unquantised.unlisted" and family.engine == "vllm":
+            yield Effect("load-error", (), "model", {item.layer or 0}, "why.unlisted", {"tensor": item.tensors[0]})
         elif item.code == "config.excluded-but-quantised" and family.engine == "vllm":
             if item.text.endswith(".part"):
                 layers, fill = set(item.params["numbers"]), dict(item.params)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from nvfp4viz.audit.facts import CLAIMS, MISSING, NOT_NEEDED, OK, UNREADABLE, Facts
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding
-from nvfp4viz.checkpoint import CanonicalView, Checkpoint, LocalSource, MemorySource, TensorEntry
+from nvfp4viz.checkpoint import CanonicalView, Checkpoint, LocalSource, MemorySource, QuantConfig, TensorEntry
 from nvfp4viz.checkpoint.dialects.per_expert import ROLES
 from nvfp4viz.checkpoint.dtypes import DTYPES
 from nvfp4viz.errors import ServingError
@@ -127,38 +127,51 @@ def _unquantised(facts: Facts) -> Iterator[Finding]:
     view, quant = facts.view, facts.checkpoint.quant_config
     plain: dict[tuple[int, str], list[int]] = {}
     others: dict[int, set[int]] = {}
-    left_alone: dict[int, set[int]] = {}
+    named: dict[int, set[int]] = {}
+    unlisted: dict[int, set[int]] = {}
     for (layer, expert, projection), module in view.modules.items():
         if module.state == "unquantised" and layer in facts.labels:
             plain.setdefault((layer, projection), []).append(expert)
         elif module.state == "other" and view.dialects[layer] is not None and layer in facts.labels:
             others.setdefault(layer, set()).add(expert)
     for (layer, projection), experts in sorted(plain.items()):
-        ids = tuple(sorted(experts))
         mixed, label = view.dialects[layer] is not None, facts.labels[layer]
-        if not mixed and (label is None or not label.startswith(_FOUR_BIT)):
+        if not mixed and (label is None or not label.startswith(_FOUR_BIT) or _is_left_out(quant, view.blocks[layer])):
             continue
-        if quant.is_excluded(view.module(layer, ids[0], projection).name):
-            if mixed:
-                left_alone.setdefault(layer, set()).update(ids)
-            continue
+        meant = []
+        for expert in sorted(experts):
+            name = view.module(layer, expert, projection).name
+            if not quant.is_excluded(name):
+                meant.append(expert)
+            elif mixed:
+                listed = any(section.lists(name) for section in quant.sections)
+                (named if listed else unlisted).setdefault(layer, set()).add(expert)
         if mixed and label is None and not quant.sections:
             # Nothing says which of the two the layer should be.
-            others.setdefault(layer, set()).update(ids)
-            continue
-        names = tuple(dict.fromkeys(f"{view.module(layer, expert, projection).name}.weight" for expert in ids))
-        whole = view.module(layer, ids[0], projection).whole
-        yield make(
-            "weight.unquantised", "error", role="weight", layer=layer, projection=projection,
-            experts=None if whole else ids, tensors=names,
-        )  # fmt: skip
-    for layer, found in sorted(left_alone.items()):
-        # File and configuration agree; what a loader makes of it depends on whom it asks the list for.
-        text, ids = "weight.unquantised.left-alone", tuple(sorted(found))
-        names = [f"{view.blocks[layer]}.{expert}" for expert in ids]
-        yield make("weight.unquantised", "info", text=text, role="weight", layer=layer, experts=ids, tensors=names)
-    for layer, found in sorted(others.items()):
-        yield make("scheme.mixed-layer", "error", layer=layer, experts=tuple(sorted(found)), count=len(found))
+            others.setdefault(layer, set()).update(meant)
+        elif meant:
+            names = tuple(dict.fromkeys(f"{view.module(layer, e, projection).name}.weight" for e in meant))
+            whole = view.module(layer, meant[0], projection).whole
+            yield make(
+                "weight.unquantised", "error", role="weight", layer=layer, projection=projection,
+                experts=None if whole else tuple(meant), tensors=names,
+            )  # fmt: skip
+    # File and configuration agree.  Of experts that a list names the specifications say no more; an allow-list's are
+    # known to be one packed parameter a layer in vLLM.
+    for found, text, severity in ((named, "left-alone", "info"), (unlisted, "unlisted", "backend")):
+        for layer, ids in sorted(found.items()):
+            names = tuple(f"{view.blocks[layer]}.{expert}" for expert in sorted(ids))
+            yield make(
+                "weight.unquantised", severity, text=f"weight.unquantised.{text}", role="weight", layer=layer,
+                experts=tuple(sorted(ids)), tensors=names,
+            )  # fmt: skip
+    for layer, ids in sorted(others.items()):
+        yield make("scheme.mixed-layer", "error", layer=layer, experts=tuple(sorted(ids)), count=len(ids))
+
+
+def _is_left_out(quant: QuantConfig, block: str) -> bool:
+    """Is a block of experts excluded as a whole?  Else each expert has to be asked for."""
+    return quant.is_excluded(block) and not any(section.lists_below(block) for section in quant.sections)
 
 
 # Towers that vLLM leaves unquantised whatever the configuration says (``modelopt.py``, 0.33.0).

@@ -36,22 +36,76 @@ def number(layout, expert):
     return [f"{layout.prefix}.{expert}*"]
 
 
+def in_bf16(layout, *experts, kinds=None):
+    """The healthy file with some experts, or some projections of them, in BF16."""
+    tensors = layout.tensors()
+    for expert in experts:
+        for kind in kinds or layout.kinds:
+            module = layout.name(expert, kind, "weight").removesuffix(f".{layout.suffixes['weight']}")
+            tensors = {name: item for name, item in tensors.items() if not name.startswith(f"{module}.")}
+            tensors[f"{module}.weight"] = bf16(*SIZES[kind])
+    return tensors
+
+
 @pytest.mark.parametrize("layout", LISTED, ids=[layout.id for layout in LISTED])
 def test_an_expert_left_in_bf16_on_purpose(layout):
     """File and list agree; vLLM asks the list for the layer's experts as a whole, and others may not."""
-    lost = {layout.name(5, kind, role) for kind in layout.kinds for role in layout.roles}
-    tensors = {name: item for name, item in layout.tensors().items() if name not in lost}
-    tensors = {name: item for name, item in tensors.items() if not (".5." in name and "pre_quant" in name)}
-    for kind in layout.kinds:
-        module = layout.name(5, kind, "weight").removesuffix(f".{layout.suffixes['weight']}")
-        tensors[f"{module}.weight"] = bf16(*SIZES[kind])
-    report = audit(layout.open(tensors, **excluding(layout, *number(layout, 5))))
+    report = audit(layout.open(in_bf16(layout, 5), **excluding(layout, *number(layout, 5))))
     [item] = [item for item in report.findings if item.code not in layout.notes]
     assert (item.text, item.severity, item.layer, item.experts) == ("weight.unquantised.left-alone", "info", 0, (5,))
     before = outcomes(audit(layout.open()))
     for name, outcome in outcomes(report).items():
         stops = name.startswith("vllm") and before[name] == "safe"
         assert outcome == ("load-error" if stops else before[name]) or before[name] == "unsupported"
+
+
+@pytest.mark.parametrize("layout", APART, ids=[layout.id for layout in APART])
+@pytest.mark.parametrize("expert", [0, 5, 7])
+def test_an_expert_in_bf16_that_no_list_names(layout, expert):
+    """All of a layer's experts are one packed parameter; the list may name another expert in BF16."""
+    twice = [("weight.unquantised", "error", 0, kind, (expert,)) for kind in layout.kinds]
+    report = audit(layout.open(in_bf16(layout, expert)))
+    assert sorted(found(report)) == sorted(twice)
+    stopped = dict.fromkeys(outcomes(report), "load-error")
+    assert outcomes(report) == stopped
+    if layout in LISTED:
+        other = 2
+        report = audit(layout.open(in_bf16(layout, other, expert), **excluding(layout, *number(layout, other))))
+        assert sorted(found(report)) == sorted(twice)
+        [note] = [item for item in report.findings if item.text == "weight.unquantised.left-alone"]
+        assert note.experts == (other,)
+        assert outcomes(report) == stopped
+
+
+def allowing(layout, *experts):
+    """An allow-list of each projection of these experts, as ModelOpt writes one."""
+    names = [layout.name(e, kind, "weight").removesuffix(".weight") for e in experts for kind in layout.kinds]
+    listed = {name: {"quant_algo": "NVFP4", "group_size": 16} for name in names}
+    return {"quant": modelopt("MIXED_PRECISION", exclude=(), quantized_layers=listed)}
+
+
+MODELOPT = [LAYOUTS[id] for id in ("modelopt", "projection-major", "w1/w2/w3", "non-gated", "Gemma 4, .moe.")]
+
+
+@pytest.mark.parametrize("layout", MODELOPT, ids=[layout.id for layout in MODELOPT])
+@pytest.mark.parametrize("expert", [0, 5, 7])
+def test_an_expert_in_bf16_that_an_allow_list_leaves_out(layout, expert):
+    """vLLM takes the algorithm of any entry below the layer's experts; an allow-list that has all of them is sound."""
+    every = allowing(layout, *range(EXPERTS))
+    assert found(audit(layout.open(**every))) == []
+    others = [at for at in range(EXPERTS) if at != expert]
+    report = audit(layout.open(in_bf16(layout, expert), **allowing(layout, *others)))
+    assert found(report) == [("weight.unquantised", "backend", 0, None, (expert,))]
+    for name, outcome in outcomes(report).items():
+        assert outcome == ("load-error" if name.startswith("vllm") else "safe")
+    assert {item.possible for item in report.backends} == {()}
+    # Listed, it is what the configuration says it is not.
+    report = audit(layout.open(in_bf16(layout, expert), **every))
+    assert {row[:2] for row in found(report)} == {("weight.unquantised", "error")}
+    # A list that names it is a word about it.
+    named = allowing(layout, *others)
+    named["quant"]["quantization"]["exclude_modules"] = number(layout, expert)
+    assert found(audit(layout.open(in_bf16(layout, expert), **named))) == []
 
 
 @pytest.mark.parametrize("layout", LISTED, ids=[layout.id for layout in LISTED])
