@@ -9,6 +9,7 @@ from nvfp4viz.serving import selection_mxfp4 as mx
 from nvfp4viz.serving.selection import ACTIVATIONS, GPUS, PARALLEL, SCHEMES, select_moe
 from nvfp4viz.serving.selection_cost import RANKS
 from nvfp4viz.ui import backends_defaults as defaults
+from nvfp4viz.ui import backends_other as other
 from nvfp4viz.ui import backends_parts as parts
 from nvfp4viz.ui import backends_remedies as remedies
 from nvfp4viz.ui import lesson, state
@@ -32,12 +33,12 @@ page = lesson.open_page(
     lin=state.choice(linear.LINEAR_SCHEMES, default="W4A4"),
     fp4=state.flag(default=True),
     inv=state.flag(),
-    off=state.choice(parts.DISABLED, default="none"),
-    lpick=state.choice(parts.LINEAR_PICKS, default="auto"),
+    off=state.choice(other.DISABLED, default="none"),
+    lpick=state.choice(other.LINEAR_PICKS, default="auto"),
     model=state.choice(mx.MODELS, default="gpt-oss"),
     want=state.choice(mx.WANTED, default="none"),
     form=state.choice(mx.FORMATS, default="standard"),
-    mpick=state.choice(parts.MX_PICKS, default="auto"),
+    mpick=state.choice(other.MX_PICKS, default="auto"),
 )
 page.view.put(ranks=int(page.view["ranks"]))
 
@@ -45,15 +46,15 @@ part = page.parts("part", parts.PARTS)
 if part == "moe":
     parts.moe_part(page)
 elif part == "linear":
-    parts.linear_part(page)
+    other.linear_part(page)
 elif part == "mxfp4":
-    parts.mxfp4_part(page)
+    other.mxfp4_part(page)
 elif part == "defaults":
     defaults.defaults_part(page)
 else:
     remedies.remedies_part(page)
 
-request, layers, mxfp4 = parts.moe_request(page), parts.linear_request(page), parts.mx_request(page)
+request, layers, mxfp4 = parts.moe_request(page), other.linear_request(page), other.mx_request(page)
 page.foot(
     code={
         **{f"moe_{name}": value for name, value in asdict(request).items()},
@@ -61,9 +62,9 @@ page.foot(
         **{f"mxfp4_{name}": value for name, value in asdict(mxfp4).items()},
     },
     data={
-        "nvfp4_experts": lambda: parts.rows_of(select_moe(request)),
-        "nvfp4_linear": lambda: parts.rows_of(linear.select_linear(layers)),
-        "mxfp4_experts": lambda: parts.rows_of(mx.select_mxfp4(mxfp4)),
+        "nvfp4_experts": lambda: parts.rows_of(request, select_moe(request)),
+        "nvfp4_linear": lambda: parts.rows_of(layers, linear.select_linear(layers)),
+        "mxfp4_experts": lambda: parts.rows_of(mxfp4, mx.select_mxfp4(mxfp4)),
         "defaults": defaults.default_rows,
         "remedies": lambda: figures.loss_rows(remedies.everything()),
     },

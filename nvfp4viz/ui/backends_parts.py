@@ -1,18 +1,17 @@
-"""The parts of the page on backends that select: NVFP4 experts, linear layers, MXFP4 experts."""
+"""The part of the page on backends for NVFP4 experts, and how every part draws its candidates."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
 from nvfp4viz.errors import FormatError
 from nvfp4viz.figures.mxfp4 import LAYERS
-from nvfp4viz.serving import selection_linear as linear
-from nvfp4viz.serving import selection_mxfp4 as mx
 from nvfp4viz.serving.quant_config import VLLM
 from nvfp4viz.serving.selection import (
     ACTIVATIONS,
@@ -29,6 +28,7 @@ from nvfp4viz.serving.selection import (
 )
 from nvfp4viz.serving.selection_cost import RANKS, RankBytes, rank_bytes
 from nvfp4viz.ui import errors, predict
+from nvfp4viz.ui.export import about
 from nvfp4viz.ui.i18n import has
 from nvfp4viz.ui.lesson import Lesson
 from nvfp4viz.ui.numbers import percent
@@ -38,32 +38,13 @@ PARTS = ("moe", "linear", "mxfp4", "defaults", "remedies")
 UNKNOWN = "triton"
 """A name of ``--moe-backend`` that NVFP4 experts do not have."""
 PICKS = ("auto", *CHOICES, UNKNOWN)
-LINEAR_PICKS = ("auto", *linear.LINEAR_CHOICES, linear.NO_KERNEL)
-MX_PICKS = ("auto", *mx.MX_CHOICES)
-DISABLED = ("none", *(row.enum for row in linear.LINEAR))
 SIGNS = {"wins": "✓", "able": "✓", "refused": "✗", "open": "?", "manual": "–"}
-
-
-# ------------------------------------------------------------------ requests, from the page's settings
 
 
 def moe_request(page: Lesson) -> MoeRequest:
     """The deployment that the settings describe."""
     v = page.view
     return MoeRequest(v["gpu"], v["act"], v["scheme"], v["par"], v["fi"], v["hum"], v["limit"], v["m8"], v["pick"])
-
-
-def linear_request(page: Lesson) -> linear.LinearRequest:
-    """The same for linear layers."""
-    v = page.view
-    disabled = "" if v["off"] == "none" else v["off"]
-    return linear.LinearRequest(v["gpu"], v["lin"], v["fi"], v["hum"], v["fp4"], v["inv"], disabled, v["lpick"])
-
-
-def mx_request(page: Lesson) -> mx.Mxfp4Request:
-    """The same for MXFP4 experts."""
-    v = page.view
-    return mx.Mxfp4Request(v["gpu"], v["model"], v["want"], v["form"], v["fi"], v["hum"], v["mpick"])
 
 
 # ------------------------------------------------------------------ drawing
@@ -74,7 +55,7 @@ def _style() -> str:
     return f"<style>{(Path(__file__).parent / 'backends.css').read_text(encoding='utf-8')}</style>"
 
 
-def _ladder(page: Lesson, found: Selection, *, named: bool = False) -> None:
+def ladder(page: Lesson, found: Selection, *, named: bool = False) -> None:
     """Every candidate in the order asked, with its answer in words; where one was ``named``, the others stand below."""
     rungs = []
     for each in found.candidates:
@@ -83,10 +64,10 @@ def _ladder(page: Lesson, found: Selection, *, named: bool = False) -> None:
             said = page.t("said.unasked")
         decides = " decides" if each.backend in found.rests_with else ""
         rungs.append((f"{each.outcome}{decides}", SIGNS[each.outcome], each.backend.enum, said))
-    _draw_ladder(page, rungs)
+    draw_ladder(page, rungs)
 
 
-def _draw_ladder(page: Lesson, rungs: list[tuple[str, str, str, str]]) -> None:
+def draw_ladder(page: Lesson, rungs: list[tuple[str, str, str, str]]) -> None:
     """Rungs of class, sign, name and words."""
     lines = "".join(
         f'<li class="{kind}"><span class="sign" aria-hidden="true">{sign}</span>'
@@ -96,15 +77,16 @@ def _draw_ladder(page: Lesson, rungs: list[tuple[str, str, str, str]]) -> None:
     st.html(f'{_style()}<ol class="ladder" aria-label="{escape(page.t("ladder"))}">{lines}</ol>')
 
 
-def rows_of(found: Selection) -> list[dict[str, object]]:
-    """The candidates as rows."""
-    return [
+def rows_of(request: Any, found: Selection) -> list[dict[str, object]]:
+    """The candidates as rows, each with the deployment that asked; ``request`` is a selector's."""
+    candidates = [
         {"candidate": each.backend.enum, "outcome": each.outcome, "refused_at": each.check or ""}
         for each in found.candidates
     ]
+    return about({"vllm": VLLM, **asdict(request)}, candidates)
 
 
-def _pick(page: Lesson, name: str, options: tuple[str, ...]) -> None:
+def pick(page: Lesson, name: str, options: tuple[str, ...]) -> None:
     """A select whose options are ids, each with a text if it has one."""
     st.selectbox(
         page.t(f"pick.{name}"),
@@ -119,7 +101,7 @@ def gpus_named(page: Lesson, *names: str) -> str:
     return ", ".join(page.t(f"gpu.{name}") if has(f"{PAGE}.gpu.{name}") else name for name in names)
 
 
-def _toggles(page: Lesson, *names: str) -> None:
+def toggles(page: Lesson, *names: str) -> None:
     for name in names:
         st.checkbox(page.t(f"pick.{name}"), **page.view.widget(name))
 
@@ -134,19 +116,19 @@ def moe_part(page: Lesson) -> None:
         return
     stage, side = page.stage()
     with side:
-        _pick(page, "gpu", GPUS)
-        _pick(page, "pick", PICKS)
-        _pick(page, "act", ACTIVATIONS)
-        _pick(page, "scheme", SCHEMES)
-        _pick(page, "par", PARALLEL)
-        _toggles(page, "fi", "hum", "limit", "m8")
+        pick(page, "gpu", GPUS)
+        pick(page, "pick", PICKS)
+        pick(page, "act", ACTIVATIONS)
+        pick(page, "scheme", SCHEMES)
+        pick(page, "par", PARALLEL)
+        toggles(page, "fi", "hum", "limit", "m8")
     request = moe_request(page)
     found = select_moe(request)
     with stage:
         _moe_finding(page, request, found)
         if found.error is not None:
             errors.show(found.error, key="moe")
-        _ladder(page, found, named=request.choice != "auto")
+        ladder(page, found, named=request.choice != "auto")
     page.prose("moe.order", version=VLLM)
     if isinstance(found.winner, MoeBackend) and found.error is None:
         _winner(page, found.winner, request)
@@ -182,7 +164,7 @@ def _who_is_asked(page: Lesson) -> None:
     """Before the answer: the order, and what each candidate would read."""
     page.finding("moe.before", version=VLLM)
     order = automatic_order(ASKED.gpu)
-    _draw_ladder(page, [("asked", str(k), row.enum, page.t(f"before.{row.reach}")) for k, row in enumerate(order, 1)])
+    draw_ladder(page, [("asked", str(k), row.enum, page.t(f"before.{row.reach}")) for k, row in enumerate(order, 1)])
 
 
 def _moe_finding(page: Lesson, request: MoeRequest, found: Selection) -> None:
@@ -240,7 +222,7 @@ def _winner(page: Lesson, row: MoeBackend, request: MoeRequest) -> None:
     page.heading("cost.heading")
     left, right = st.columns(2)
     with left:
-        _pick(page, "shape", tuple(LAYERS))
+        pick(page, "shape", tuple(LAYERS))
     right.select_slider(page.t("pick.ranks"), RANKS, **page.view.widget("ranks"))
     try:
         rows = cost_rows(page, request)
@@ -306,61 +288,3 @@ def cost_rows(page: Lesson, request: MoeRequest) -> list[tuple[str, RankBytes]]:
         for row in MOE
         if row.layout != "unread" and not row.open
     ]
-
-
-# ------------------------------------------------------------------ linear layers
-
-
-def linear_part(page: Lesson) -> None:
-    """The ladder for linear layers, whose rules for a choice are softer."""
-    stage, side = page.stage()
-    with side:
-        _pick(page, "gpu", GPUS)
-        _pick(page, "lpick", LINEAR_PICKS)
-        _pick(page, "lin", linear.LINEAR_SCHEMES)
-        _pick(page, "off", DISABLED)
-        _toggles(page, "fi", "hum", "fp4", "inv")
-    found = linear.select_linear(linear_request(page))
-    with stage:
-        _seen(page, "linear", found)
-        if found.warning is not None:
-            with st.container(border=True, key="backends_warning"):
-                st.markdown(f":material/warning: {page.t(f'warning.{found.warning}', choice=page.view['lpick'])}")
-        _ladder(page, found)
-    page.prose("linear.text", version=VLLM)
-
-
-def _seen(page: Lesson, part: str, found: Selection) -> None:
-    gpu = gpus_named(page, page.view["gpu"])
-    if found.winner is not None:
-        page.finding(f"{part}.seen", gpu=gpu, winner=found.winner.enum)
-        return
-    if not found.rests_with:
-        page.finding(f"{part}.seen_none", gpu=gpu)
-        return
-    after = next((each.backend.enum for each in found.candidates if each.outcome == "able"), None)
-    names = ", ".join(row.enum for row in found.rests_with)
-    page.finding(f"{part}.seen_open" if after is None else f"{part}.seen_after", gpu=gpu, names=names, after=after)
-
-
-# ------------------------------------------------------------------ MXFP4 experts
-
-
-def mxfp4_part(page: Lesson) -> None:
-    """The ladder for MXFP4 experts of two model families."""
-    stage, side = page.stage()
-    with side:
-        _pick(page, "gpu", GPUS)
-        _pick(page, "mpick", MX_PICKS)
-        _pick(page, "model", mx.MODELS)
-        if page.view["model"] == "gpt-oss":
-            _pick(page, "want", mx.WANTED)
-        _pick(page, "form", mx.FORMATS)
-        _toggles(page, "fi", "hum")
-    found = mx.select_mxfp4(mx_request(page))
-    with stage:
-        _seen(page, "mx", found)
-        if found.error is not None:
-            errors.show(found.error, key="mxfp4")
-        _ladder(page, found)
-    page.prose("mx.text", version=VLLM)

@@ -6,9 +6,10 @@ import pytest
 
 from nvfp4viz.figures.words import words
 from nvfp4viz.serving.selection import CHOICES, GPUS, MOE, SCHEMES, MoeRequest, automatic_order, select_moe
-from nvfp4viz.serving.selection_linear import LinearRequest, select_linear
+from nvfp4viz.serving.selection_linear import LINEAR, LINEAR_CHOICES, NO_KERNEL, LinearRequest, select_linear
 from nvfp4viz.serving.selection_mxfp4 import Mxfp4Request, select_mxfp4
 from nvfp4viz.ui import backends_remedies as remedies
+from nvfp4viz.ui import i18n
 from nvfp4viz.ui.backends_defaults import default_rows
 from nvfp4viz.ui.backends_parts import PARTS
 
@@ -19,12 +20,18 @@ LANGUAGES = ["en", "zh"]
 TITLES = {"en": "Backends", "zh": "后端"}
 WRONG = f"{PAGE}.predict.wrong"
 AUTO = f"{PAGE}.predict.auto"
+ASKED = {
+    "moe": AUTO,
+    "linear": f"{PAGE}.predict.name",
+    "mxfp4": f"{PAGE}.predict.activations",
+    "defaults": f"{PAGE}.predict.uninstalled",
+}
 
 
 def answered(open_page, lang="en", **query):
-    """The page past the question of its first part."""
+    """The page past the question of its part."""
     at = open_page(PAGE, lang=lang, **query)
-    return clean(at.button(key=f"predict.skip.{AUTO}").click().run())
+    return clean(at.button(key=f"predict.skip.{ASKED[query.get('part', 'moe')]}").click().run())
 
 
 def ladder(at):
@@ -190,24 +197,115 @@ def test_bytes_of_a_rank_are_shown_with_their_padding(open_page):
 
 @pytest.mark.parametrize("lang", LANGUAGES)
 def test_a_linear_choice_without_a_kernel_only_warns(open_page, lang):
-    at = open_page(PAGE, lang=lang, part="linear", lpick="triton")
+    at = answered(open_page, lang=lang, part="linear", lpick="triton")
+    assert words(lang, f"{PAGE}.warning.no-kernel", choice="triton") in texts(at)
     assert "`triton`" in texts(at)
     assert "**FI-Cutlass**" in texts(at)
 
 
 def test_an_answer_that_rests_with_an_unread_candidate_says_so(open_page):
-    at = open_page(PAGE, part="mxfp4", gpu="sm_90")
+    at = answered(open_page, part="mxfp4", gpu="sm_90")
     assert "it rests with TRITON, FI_CUTLASS_BF16, whose conditions are not among the facts that were read" in texts(at)
-    at = open_page(PAGE, part="mxfp4", gpu="sm_90", mpick="flashinfer_trtllm")
+    at = answered(open_page, part="mxfp4", gpu="sm_90", mpick="flashinfer_trtllm")
     assert "Mxfp4 MoE backend 'TRTLLM\\_MXFP8' does not support" in texts(at)
 
 
 def test_defaults_are_the_library_s(open_page):
-    at = open_page(PAGE, part="defaults")
+    at = answered(open_page, part="defaults")
     assert "only **sm_110** reads each expert's own scale" in texts(at)
     for row in default_rows():
         assert row["w4a4"] in texts(at)
     assert "✗ does not start" in texts(at)
+
+
+# ------------------------------------------------------------------ what the other parts ask
+
+
+def asked_of(at, part):
+    """The question, and what it offers."""
+    (radio,) = at.radio
+    assert radio.key == f"predict.asked.{ASKED[part]}"
+    return radio
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize(
+    ("part", "hidden"), [("linear", "**FI-Cutlass**"), ("mxfp4", "TRTLLM_BF16**"), ("defaults", "FlashInfer |")]
+)
+def test_every_part_asks_before_it_shows(open_page, lang, part, hidden):
+    at = open_page(PAGE, lang=lang, part=part)
+    assert len(asked_of(at, part).options) == {"linear": 3, "mxfp4": 3, "defaults": 4}[part]
+    assert len(at.selectbox) == 0  # no setting beside a result that is not there
+    assert hidden not in texts(at)
+    assert len(answered(open_page, lang, part=part).radio) == 0
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_before_its_answer_linear_shows_every_name_and_none_is_the_one_asked_about(open_page, lang):
+    rungs = ladder(open_page(PAGE, lang=lang, part="linear"))
+    places = [rungs.index(f'<span class="name">{row.enum}<') for row in LINEAR]
+    assert places == sorted(places)
+    assert all(f">{choice}<" in rungs for choice in LINEAR_CHOICES)
+    assert NO_KERNEL not in rungs
+
+
+def test_a_name_without_a_kernel_ends_as_the_selector_says(open_page):
+    """An error where experts are asked, which the question says; here the first that accepts."""
+    assert select_moe(MoeRequest(choice=NO_KERNEL)).error is not None
+    found, plain = select_linear(LinearRequest(choice=NO_KERNEL)), select_linear(LinearRequest())
+    assert found.error is None
+    assert found.winner == plain.winner
+    assert found.warning == "no-kernel"
+    at = open_page(PAGE, part="linear")
+    at = clean(at.radio(key=f"predict.asked.{ASKED['linear']}").set_value("first").run())
+    assert words("en", "ui.predict.as_predicted", answer="").removesuffix("****") in texts(at)
+    assert f"asks the whole list: {found.winner.enum} is taken, as without the flag" in texts(at)
+    named = select_linear(LinearRequest(choice="flashinfer_cutedsl", batch_invariant=True))
+    assert named.warning == "overridden"
+    assert f"beside `--linear-backend flashinfer_cutedsl` it gives {named.winner.enum}." in texts(at)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_what_activations_become_is_the_selector_s(open_page, lang, monkeypatch):
+    monkeypatch.setattr(i18n, "lang", lambda: lang)  # AppTest formats a radio's options outside of the session
+    winner = select_mxfp4(Mxfp4Request("sm_100")).winner
+    assert winner.activation == "bf16"
+    at = open_page(PAGE, lang=lang, part="mxfp4")
+    table = next(part.value for part in at.markdown if "|---" in part.value)
+    assert "| BF16 | TRTLLM_BF16, TRITON?, FI_CUTLASS_BF16?, MARLIN, EMULATION? |" in table
+    assert "| MXFP8 | TRTLLM_MXFP8, FI_CUTLASS_MXFP8? |" in table
+    at = clean(at.radio(key=f"predict.asked.{ASKED['mxfp4']}").set_value("mxfp8").run())
+    assert words(lang, "ui.predict.otherwise", answer="").removesuffix("****") in texts(at)
+    revealed = next(part.value for part in at.markdown if winner.enum in part.value and "DeepSeek V4" in part.value)
+    for request in (Mxfp4Request("sm_100", wanted="mxfp8"), Mxfp4Request("sm_100", "deepseek-v4")):
+        assert select_mxfp4(request).winner.enum in revealed
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_where_flashinfer_s_absence_is_felt_is_the_selector_s(open_page, lang, monkeypatch):
+    monkeypatch.setattr(i18n, "lang", lambda: lang)
+    reach = {row.enum: row.reach for row in MOE}
+    without = {gpu: select_moe(MoeRequest(gpu, flashinfer=False)).winner for gpu in GPUS}
+    more = [gpu for gpu in GPUS if reach[without[gpu].enum] == "expert" and gpu != "sm_110"]
+    assert more == ["sm_100", "sm_103", "sm_120", "sm_121"]
+    older = [gpu for gpu in GPUS if gpu.startswith("sm_") and int(gpu[3:]) < 100]
+    assert {reach[without[gpu].enum] for gpu in older} == {"none"}  # as the answer says of Marlin
+    at = open_page(PAGE, lang=lang, part="defaults")
+    shown = [part.value for part in at.markdown if "|---" in part.value]
+    assert len(shown) == 1  # with FlashInfer alone
+    assert "VLLM_CUTLASS" in shown[0]
+    at = clean(at.radio(key=f"predict.asked.{ASKED['defaults']}").set_value("codes").run())
+    assert words(lang, "ui.predict.as_predicted", answer="").removesuffix("****") in texts(at)
+    assert ", ".join(more) in texts(at)
+
+
+@pytest.mark.parametrize("part", ["linear", "mxfp4", "defaults"])
+def test_an_answer_stays_when_the_reader_turns_to_another_part_and_back(open_page, part):
+    at = answered(open_page, part=part)
+    for where in ("moe", part):
+        at.session_state[f"{PAGE}.part"] = where
+        at = clean(at.run())
+    assert len(at.radio) == 0
 
 
 @pytest.fixture(scope="module")
