@@ -70,10 +70,15 @@ def draw(found: SlotMap, words: dict[str, str]) -> str:
     for expert in sorted({0, experts // 4, experts // 2, 3 * experts // 4, experts - 1}):
         out.append(f'<text x="{LEFT + cell * (expert + 0.5):.1f}" y="11" text-anchor="middle">{expert}</text>')
     every = max(1, -(-12 // high), len(found.layers) // 40)
+    labelled = set(range(0, len(found.layers), every))
+    if found.drafts:
+        # The first draft layer's number always stands there, and no other where it would touch it.
+        first_draft = next(number for number, layer in enumerate(found.layers) if layer in found.drafts)
+        labelled = {first_draft, *(number for number in labelled if abs(number - first_draft) >= every)}
     for number, (layer, cells) in enumerate(found.layers.items()):
         y = TOP + number * high
         draft = layer in found.drafts
-        if number % every == 0 or draft:
+        if number in labelled:
             mark = "D" * draft
             out.append(f'<text x="{LEFT - 6}" y="{y + high - 3}" text-anchor="end">{mark}{layer}</text>')
         name = f"{words['draft' if draft else 'layer']} {layer}"

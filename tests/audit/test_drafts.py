@@ -82,7 +82,7 @@ def test_every_form_for_people_calls_it_a_draft_layer(block, number, language):
     for text in (to_markdown(audited.report, language), to_text(audited.report, language, width=200), page):
         assert said in text.lower()
         # The head counts it apart.
-        assert f"{'draft layers' if language == 'en' else '草稿层'} {number}" in text
+        assert {"en": f"draft layers: {number}", "zh": f"草稿层：{number}"}[language] in text
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

@@ -342,5 +342,5 @@ def test_a_draft_layer_can_be_chosen_and_is_called_one(open_page, lang):
     # It opens on the first hole, which is the draft's.
     assert tuple(at.session_state[name] for name in ("layer", "expert", "projection")) == (1, 2, "up")
     assert {"en": "Draft layer 1", "zh": "草稿层 1"}[lang] in texts(at)
-    assert {"en": "draft (MTP) layers 1", "zh": "草稿（MTP）层 1"}[lang] in at.metric[1].help
+    assert {"en": "draft (MTP) layers besides: 1", "zh": "草稿（MTP）层：1"}[lang] in at.metric[1].help
     assert not [text for text in texts(at).splitlines() if "`layer=" in text]
