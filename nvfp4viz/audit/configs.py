@@ -214,12 +214,10 @@ def _plain(linears: Sequence[Linear]) -> Iterator[str]:
 
 
 def _excluded_fp8(quant: QuantConfig, linears: Sequence[Linear], *, note: bool) -> Iterator[Finding]:
-    lists = [section for section in quant.sections if section.exclude]
     names = [
         scale.name
         for linear in linears
-        if linear.format == "FP8" and lists and (scale := fp8_scale(linear)) is not None
-        and any(section.lists(linear.name) for section in lists)
+        if linear.format == "FP8" and (scale := fp8_scale(linear)) is not None and quant.lists(linear.name)
     ]  # fmt: skip
     if names and note:
         yield make("loader.note", "info", text="loader.note.excluded-fp8", tensors=names)

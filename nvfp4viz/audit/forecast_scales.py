@@ -90,7 +90,8 @@ class LayerScales:
         values = [fate if self.absent[kind][expert] else self.values[kind][expert] for kind in self.first]
         down = self.values.get("down")
         second = self.healthy[1] if down is None else fate if self.absent["down"][expert] else down[expert]
-        return _torch_max(values), float(second)
+        # A NaN wins, as in ``torch.max``.
+        return float(np.max(values)), float(second)
 
     def expected(self, expert: int) -> tuple[float, float]:
         """What the expert's own scales are, or its peers' where they are bad."""
@@ -102,11 +103,6 @@ class LayerScales:
 def _typical(values: list[Any]) -> float:
     found = np.concatenate(values) if values else np.zeros(0)
     return float(median_of(found)) if found.size else 1e-3
-
-
-def _torch_max(values: Iterable[float]) -> float:
-    """NaN propagates, as in ``torch.max``."""
-    return float(np.max(np.array(list(values), np.float64)))
 
 
 def _per_expert(scales: LayerScales, layer: int) -> Iterable[Effect]:
@@ -153,7 +149,8 @@ def _one_maximum(scales: LayerScales, layer: int, family: Family) -> Effect:
                 pair.append(good)
                 continue
             values = [np.where(scales.absent[kind], fate, scales.values[kind])[scales.used] for kind in group]
-            pair.append(_torch_max(np.concatenate(values)))
+            # A NaN wins, as in ``torch.max``.
+            pair.append(float(np.max(values)))
         outcome, possible = outcome_of_scales(pair[0], pair[1], _layer_maxima(scales, kinds))
         outcomes |= {outcome, *possible}
     fill = {"layer": layer, "slots": scales.wrong, "classes": ", ".join(scales.classes)}

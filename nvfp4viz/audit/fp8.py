@@ -14,7 +14,7 @@ from typing import NamedTuple
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.linears import FP8, Linear, fp8_scale, layer_of
 from nvfp4viz.audit.report import Finding
-from nvfp4viz.checkpoint import CanonicalView, QuantConfig, TensorEntry
+from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, TensorEntry
 from nvfp4viz.checkpoint.module_rules import Grain
 
 # Rows × values that share a scale, where nothing says which: MXFP8's, and DeepSeek's with its relatives.
@@ -33,11 +33,13 @@ class _Misfit(NamedTuple):
     expected: str
 
 
-def fp8_findings(quant: QuantConfig, view: CanonicalView, linears: Iterable[Linear]) -> Iterator[Finding]:
+def fp8_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterable[Linear]) -> Iterator[Finding]:
     """``block-scale.group`` of FP8 modules: scales in a shape that their blocks do not have.
 
-    One finding a cause for ordinary modules, one a layer, projection and cause for routed experts.
+    One finding a cause for ordinary modules, one a layer, projection and cause for routed experts; of those also
+    ``scale.missing``, where others have one.
     """
+    quant = checkpoint.quant_config
     groups: dict[_Misfit, list[str]] = {}
     for linear in linears:
         weight, scale = linear.tensors.get("weight"), fp8_scale(linear)
@@ -50,28 +52,35 @@ def fp8_findings(quant: QuantConfig, view: CanonicalView, linears: Iterable[Line
             "block-scale.group", "error", text=f"block-scale.group.fp8{misfit.kind}", role="weight_scale",
             layer=layer_of(names, view), tensors=names, fill=misfit._asdict(),
         )  # fmt: skip
-    yield from _of_experts(quant, view)
+    yield from _of_experts(checkpoint, view)
 
 
-def _of_experts(quant: QuantConfig, view: CanonicalView) -> Iterator[Finding]:
+def _of_experts(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
     """The same for the experts of layers that are FP8 throughout; one among others has a finding of its own."""
     layers = {layer for layer, dialect in view.dialects.items() if dialect is None}
     if not layers:
         return
     found: dict[tuple[int, str, _Misfit], dict[str, int | None]] = {}
     known: dict[tuple[int, str, str, tuple[int, ...], tuple[int, ...]], _Misfit | None] = {}
+    bare: dict[tuple[int, str], dict[int, str]] = {}
+    kinds: dict[str, str] = {}
     for (layer, expert, projection), module in view.modules.items():
         if layer not in layers or module.state != "other":
             continue
         tensors = {**module.tensors, **module.extras}
         weight = tensors.get("weight", tensors.get(""))
-        scale = next((entry for suffix in _SCALES if (entry := tensors.get(suffix)) is not None), None)
-        if weight is None or scale is None or weight.dtype not in FP8 or len(weight.shape) < 2:
+        suffix = next((suffix for suffix in _SCALES if suffix in tensors), None)
+        if weight is None or weight.dtype not in FP8 or len(weight.shape) < 2:
             continue
+        if suffix is None:
+            bare.setdefault((layer, projection), {})[expert] = module.name
+            continue
+        kinds.setdefault(projection, suffix)
+        scale = tensors[suffix]
         # Lists speak of layers and of kinds of projections, hardly of single experts.
         key = (layer, projection, weight.dtype, weight.shape, scale.shape)
         if key not in known:
-            known[key] = _misfit(quant, weight, scale, view.blocks[layer], module.name)
+            known[key] = _misfit(checkpoint.quant_config, weight, scale, view.blocks[layer], module.name)
         misfit = known[key]
         if misfit is not None:
             found.setdefault((layer, projection, misfit), {})[scale.name] = None if module.whole else expert
@@ -81,6 +90,21 @@ def _of_experts(quant: QuantConfig, view: CanonicalView) -> Iterator[Finding]:
             "block-scale.group", "error", text=f"block-scale.group.fp8{misfit.kind}.experts", role="weight_scale",
             layer=layer, projection=projection, experts=tuple(ids) or None, tensors=at, fill=misfit._asdict(),
         )  # fmt: skip
+    # FP8 without scales is a format too (values cast as they are), so only other experts tell.
+    for (layer, projection), modules in bare.items() if not checkpoint.blind_files else ():
+        names = {expert: f"{name}.{kinds.get(projection)}" for expert, name in modules.items()}
+        lost = {expert: name for expert, name in names.items() if name not in checkpoint.unreadable}
+        if projection in kinds and lost:
+            yield make(
+                "scale.missing", "error", text="scale.missing.weight", role="weight_scale", layer=layer,
+                projection=projection, experts=tuple(sorted(lost)), tensors=[lost[expert] for expert in sorted(lost)],
+            )  # fmt: skip
+
+
+def has_fp8_experts(view: CanonicalView) -> bool:
+    """Is any routed expert's weight in FP8?"""
+    weights = (module.tensors.get("weight", module.extras.get("")) for module in view.modules.values())
+    return any(entry is not None and entry.dtype in FP8 for entry in weights)
 
 
 # What an FP8 expert's scale is called; fused ones lose what stands before the parameter's name.
@@ -92,9 +116,9 @@ def _misfit(quant: QuantConfig, weight: TensorEntry, scale: TensorEntry, *module
     shape = weight.shape
     if 0 in shape:
         return None
-    grains = _said(quant, *modules)
+    grains, scales = _said(quant, *modules), _flat(scale.shape)
     fused = any(part in modules[-1].rpartition(".")[2] for part in _FUSED)
-    if any(_fits(shape, scale.shape, grain, fused) for grain in grains or _ANY):
+    if any(_fits(shape, scales, grain, fused) for grain in grains or _ANY):
         return None
     # A number for each part of a fused module, under whatever name.
     if (fused or not grains) and len(scale.shape) == 1 and scale.shape[0] <= 3 and (None, None) in (grains or _ANY):
@@ -110,21 +134,38 @@ def _misfit(quant: QuantConfig, weight: TensorEntry, scale: TensorEntry, *module
     return _Misfit(*stored, "", f"{rows} × {columns}", str(due))
 
 
+def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """ModelOpt leaves the axes inside a block: (out blocks, 1, in blocks, 1).
+
+    >>> _flat((2, 1, 3, 1)), _flat((2, 3))
+    ((2, 3), (2, 3))
+    """
+    return shape[0::2] if len(shape) == 4 and shape[1::2] == (1, 1) else shape
+
+
 # Where nothing says which: one number, one a row, or one a block of some scheme.
 _ANY: tuple[Grain, ...] = ((None, None), (1, None), *_BLOCKS)
+
+
+# ModelOpt's algorithms, as vLLM builds them (``modelopt.py``); plain FP8 is also what others call theirs.
+_NAMED: dict[str, tuple[Grain, ...]] = {
+    "MXFP8": ((1, 32),), "FP8_PB_WO": ((128, 128),), "FP8_PER_CHANNEL_PER_TOKEN": ((1, None),),
+}  # fmt: skip
 
 
 def _said(quant: QuantConfig, *modules: str) -> tuple[Grain, ...]:
     """The blocks that the configuration gives an FP8 module; none where it does not say them."""
     listed = quant.listed_algo(*modules)
     if listed is not None:
-        return ((1, 32),) if listed == "MXFP8" else ()
+        return _NAMED.get(listed, ())
     # What a list leaves alone may be FP8 of another origin.
-    if quant.used is None or any(section.lists(module) for section in quant.sections for module in modules):
+    if quant.used is None or quant.lists(*modules):
         return ()
     block = next((section.weight_block for section in quant.sections if section.weight_block), None)
     if block is not None:
         return (block,)
+    if quant.algo in _NAMED:
+        return _NAMED[quant.algo]
     grains = quant.eight_bit_grains(*modules)
     # Of several groups that mean it any may be asked, also one that cuts it in a way that is not known here.
     return tuple(grain for grain in grains if grain is not None) if None not in grains else ()

@@ -201,7 +201,7 @@ def _claim(checkpoint: Checkpoint, *modules: str) -> str | None:
     label = quant.algo_of(*modules)
     if label is None and used.algo == "MIXED_PRECISION" and used.explicit and used.quantized_layers:
         # vLLM takes the first entry below the experts too, under whatever name it stands there.
-        return "" if any(section.lists_below(modules[0]) for section in quant.sections) else None
+        return "" if quant.lists_below(modules[0]) else None
     if label is None and quant.leaves_out(*modules):
         return None
     # DeepSeek's method speaks of everything around the experts, and is old where `expert_dtype` is not there yet.

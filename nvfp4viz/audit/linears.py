@@ -22,6 +22,7 @@ from nvfp4viz.checkpoint.dialects import COMPRESSED_TENSORS, MODELOPT, PACKED, Q
 from nvfp4viz.checkpoint.dialects.collect import is_tower, layer_number
 from nvfp4viz.checkpoint.dialects.per_expert import E8M0, ROLES
 from nvfp4viz.checkpoint.dtypes import SCALE_BYTES
+from nvfp4viz.checkpoint.modules import FLOATS
 
 # Modules that servers fuse into one, with one second-level scale: the default of `run_audit`'s ``siblings``.
 SIBLINGS = (
@@ -32,7 +33,6 @@ SUFFIXES = frozenset({
     "input_scale_2", "input_global_scale", "scale", "weight_scale_inv",
 })  # fmt: skip
 FP8 = ("F8_E4M3", "F8_E5M2")
-FLOATS = ("BF16", "F16", "F32")
 # Modules that every exporter takes for linear layers to quantise; routers, norms and embeddings are never among them.
 _MATRICES = frozenset({
     "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2",

@@ -17,6 +17,7 @@ from nvfp4viz.audit.report import Finding
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, LocalSource, MemorySource, QuantConfig, TensorEntry
 from nvfp4viz.checkpoint.dialects.per_expert import ROLES
 from nvfp4viz.checkpoint.dtypes import DTYPES
+from nvfp4viz.checkpoint.modules import FLOATS
 from nvfp4viz.errors import ServingError
 
 Mask = npt.NDArray[np.bool_]
@@ -144,8 +145,7 @@ def _unquantised(facts: Facts) -> Iterator[Finding]:
             if not quant.is_excluded(name):
                 meant.append(expert)
             elif mixed:
-                listed = any(section.lists(name) for section in quant.sections)
-                (named if listed else unlisted).setdefault(layer, set()).add(expert)
+                (named if quant.lists(name) else unlisted).setdefault(layer, set()).add(expert)
         if mixed and label is None and not quant.sections:
             # Nothing says which of the two the layer should be.
             others.setdefault(layer, set()).update(meant)
@@ -171,7 +171,7 @@ def _unquantised(facts: Facts) -> Iterator[Finding]:
 
 def _is_left_out(quant: QuantConfig, block: str) -> bool:
     """Is a block of experts excluded as a whole?  Else each expert has to be asked for."""
-    return quant.is_excluded(block) and not any(section.lists_below(block) for section in quant.sections)
+    return quant.is_excluded(block) and not quant.lists_below(block)
 
 
 # Towers that vLLM leaves unquantised whatever the configuration says (``modelopt.py``, 0.33.0).
@@ -331,7 +331,7 @@ def _pre_quant_scales(facts: Facts) -> Iterator[Finding]:
 
 def _all_ones(checkpoint: Checkpoint, entries: Collection[TensorEntry]) -> set[str]:
     """Names of the vectors that are all ones."""
-    floats = [entry for entry in entries if entry.dtype in ("BF16", "F16", "F32") and entry.nbytes]
+    floats = [entry for entry in entries if entry.dtype in FLOATS and entry.nbytes]
     if sum(entry.nbytes for entry in floats) > PRE_QUANT_LIMIT:
         if not isinstance(checkpoint.source, LocalSource | MemorySource):
             return set()

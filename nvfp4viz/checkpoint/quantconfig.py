@@ -163,6 +163,14 @@ class QuantConfig:
         """
         return any(_section_excludes(section, module) for section in self.sections)
 
+    def lists(self, *modules: str) -> bool:
+        """Does some section's exclude list name one of these modules, whatever an allow-list says?"""
+        return any(section.lists(module) for section in self.sections for module in modules)
+
+    def lists_below(self, module: str) -> bool:
+        """Does some section's allow-list name something inside this module?"""
+        return any(section.lists_below(module) for section in self.sections)
+
     def listed_algo(self, *modules: str) -> str | None:
         """What an allow-list calls a module (given at several depths) or a parent of it; None where none does."""
         for section in self.sections:

@@ -41,6 +41,17 @@ def cut(folder, file):
     path.write_bytes(path.read_bytes()[: header_end(path.read_bytes())])
 
 
+def losing_each(folder, how="cut"):
+    """Each shard in turn, with the audit of a checkpoint that loses it between its header and its numbers."""
+    for header in inspect(folder).files:
+        kept = (folder / header.file).read_bytes()
+        checkpoint = inspect(folder)
+        cut(folder, header.file) if how == "cut" else (folder / header.file).unlink()
+        done = run_audit(checkpoint)
+        (folder / header.file).write_bytes(kept)
+        yield header.file, done
+
+
 def lost_only(report, healthy, files):
     """Nothing but what was lost is said beside what a healthy file's report says, and nothing of backends."""
     worse = [(item.code, item.severity, item.params["file"]) for item in report.findings if item.severity != "info"]
@@ -67,12 +78,7 @@ def test_a_file_that_changes_while_it_is_read(id, how, tmp_path):
     folder = written(layout, tmp_path / "x")
     healthy = run_audit(folder).report
     seen = 0
-    for file in [header.file for header in inspect(folder).files]:
-        kept = (folder / file).read_bytes()
-        checkpoint = inspect(folder)
-        cut(folder, file) if how == "cut" else (folder / file).unlink()
-        done = run_audit(checkpoint)
-        (folder / file).write_bytes(kept)
+    for file, done in losing_each(folder, how):
         if not done.checkpoint.lost:
             # A shard of weights alone is not read beyond its header.
             assert done.report.findings == healthy.findings
@@ -83,7 +89,7 @@ def test_a_file_that_changes_while_it_is_read(id, how, tmp_path):
         assert str(tmp_path) not in text
         assert file in text
         for row in done.rows():
-            entry = checkpoint.tensors.get(row.tensor)
+            entry = done.checkpoint.tensors.get(row.tensor)
             gone = entry is not None and entry.file == file and row.role in ("input_scale", "weight_scale_2")
             assert (row.status == "unreadable") == (gone and row.status != "not-needed")
             assert row.status != "unreadable" or row.value is None
@@ -103,18 +109,12 @@ def test_other_shards_are_still_judged(tmp_path):
     folder = written(layout, tmp_path / "x", tensors)
     whole = {(item.code, item.experts) for item in run_audit(folder).report.findings}
     assert whole == {("scale.nan", (1,)), ("scale.missing", (2,))}
-    for file in [header.file for header in inspect(folder).files]:
-        kept = (folder / file).read_bytes()
-        checkpoint = inspect(folder)
-        cut(folder, file)
-        done = run_audit(checkpoint)
-        report = done.report
-        (folder / file).write_bytes(kept)
-        bad = checkpoint.tensors[layout.name(1, "down", "input_scale")].file
+    for file, done in losing_each(folder):
+        bad = done.checkpoint.tensors[layout.name(1, "down", "input_scale")].file
         expected = whole if bad != file else {("scale.missing", (2,))}
-        found = {(item.code, item.experts) for item in report.findings if item.severity in ("backend", "error")}
+        found = {(item.code, item.experts) for item in done.report.findings if item.severity in ("backend", "error")}
         assert found == expected
-        assert bool(report.backends) == (not done.checkpoint.lost)
+        assert bool(done.report.backends) == (not done.checkpoint.lost)
 
 
 @pytest.mark.parametrize("names", ["modelopt", "compressed-tensors"])
@@ -127,16 +127,10 @@ def test_numbers_of_ordinary_layers_and_of_the_cache(names, tmp_path):
     folder = written(layout, tmp_path / "x", tensors)
     healthy = run_audit(folder).report
     lost = set()
-    for file in [header.file for header in inspect(folder).files]:
-        kept = (folder / file).read_bytes()
-        checkpoint = inspect(folder)
-        cut(folder, file)
-        done = run_audit(checkpoint)
-        report = done.report
-        (folder / file).write_bytes(kept)
+    for file, done in losing_each(folder):
         if done.checkpoint.lost:
-            lost |= {entry.name for entry in checkpoint.tensors.values() if entry.file == file}
-            lost_only(report, healthy, [file])
+            lost |= {entry.name for entry in done.checkpoint.tensors.values() if entry.file == file}
+            lost_only(done.report, healthy, [file])
     assert {f"{ATTENTION}.k_scale", *(name for name in tensors if "proj.input" in name)} <= lost
 
 
