@@ -86,8 +86,9 @@ DIVERGING: list[list[float | str]] = [
     [1.0, "#0B4679"],
 ]
 
+# The first is declared in ui/shell.css: it has raised digits alone, all of one face.
 SANS = (
-    "Inter, Segoe UI, Helvetica Neue, Noto Sans, Liberation Sans, PingFang SC, Microsoft YaHei, "
+    "nvfp4viz raised, Inter, Segoe UI, Helvetica Neue, Noto Sans, Liberation Sans, PingFang SC, Microsoft YaHei, "
     "Noto Sans CJK SC, sans-serif"
 )
 MONO = "JetBrains Mono, SF Mono, Cascadia Mono, Menlo, Consolas, DejaVu Sans Mono, Noto Sans Mono CJK SC, monospace"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nvfp4viz.figures.palette import DARK, LIGHT, ROLES, contrast, css_variables, surface
+from nvfp4viz.figures.palette import DARK, LIGHT, ROLES, SANS, contrast, css_variables, surface
 
 CONFIG = tomllib.loads((Path(__file__).parents[2] / ".streamlit" / "config.toml").read_text(encoding="utf-8"))
 THEMES = ("light", "dark")
@@ -91,3 +91,11 @@ def test_components_get_every_colour_as_a_variable():
     css = css_variables()
     for name, role in ROLES.items():
         assert f"--{name.replace('_', '-')}: light-dark({role.light.fill}, {role.dark.fill});" in css
+
+
+def test_streamlit_and_figures_have_the_same_faces_and_the_first_is_declared():
+    faces = SANS.split(", ")
+    for name in ("font", "headingFont"):
+        assert [face.strip("'") for face in CONFIG["theme"][name].split(", ")] == faces
+    sheet = (Path(__file__).parents[2] / "nvfp4viz" / "ui" / "shell.css").read_text(encoding="utf-8")
+    assert f'font-family: "{faces[0]}";' in sheet
