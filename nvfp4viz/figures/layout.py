@@ -41,6 +41,8 @@ def base_layout(theme: Theme, *, height: int, **more: Any) -> dict[str, Any]:
             "bordercolor": ink.line,
             "font": {"family": MONO, "size": 12, "color": ink.ink},
         },
+        # Without a template, its buttons stand on a grey bar that covers the legend.
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": ink.muted, "activecolor": ink.ink},
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "font": {"color": ink.ink, "size": 12}},
         "xaxis": dict(axis),
         "yaxis": dict(axis),

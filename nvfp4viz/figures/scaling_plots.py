@@ -266,7 +266,7 @@ def error_map_figure(x: F32, levels: Sequence[ScalingLevel], *, theme: Theme, la
                     "orientation": "h",
                     "y": -0.2,
                     "yanchor": "top",
-                    "title": {"text": label["error"], "side": "bottom", "font": {"color": ink.ink, "size": 13}},
+                    "title": {"text": label["error"], "side": "top", "font": {"color": ink.ink, "size": 13}},
                     "tickformat": ".0%",
                     "tickfont": {"color": ink.muted},
                     "thickness": 12,
