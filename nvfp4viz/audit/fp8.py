@@ -73,7 +73,7 @@ def _of_experts(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding
         if weight is None or weight.dtype not in FP8 or len(weight.shape) < 2:
             continue
         if suffix is None:
-            bare.setdefault((layer, projection), {})[expert] = module.name
+            bare.setdefault((layer, projection), {})[expert] = f"{module.name}{'_' if '' in tensors else '.'}"
             continue
         kinds.setdefault(projection, suffix)
         scale = tensors[suffix]
@@ -91,8 +91,8 @@ def _of_experts(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding
             layer=layer, projection=projection, experts=tuple(ids) or None, tensors=at, fill=misfit._asdict(),
         )  # fmt: skip
     # FP8 without scales is a format too (values cast as they are), so only other experts tell.
-    for (layer, projection), modules in bare.items() if not checkpoint.blind_files else ():
-        names = {expert: f"{name}.{kinds.get(projection)}" for expert, name in modules.items()}
+    for (layer, projection), starts in bare.items() if not checkpoint.blind_files else ():
+        names = {expert: f"{start}{kinds.get(projection)}" for expert, start in starts.items()}
         lost = {expert: name for expert, name in names.items() if name not in checkpoint.unreadable}
         if projection in kinds and lost:
             yield make(

@@ -19,7 +19,7 @@ from nvfp4viz.audit.coverage import SlotRow, coverage, slot_rows
 from nvfp4viz.audit.facts import Facts, collect
 from nvfp4viz.audit.findings import make, ordered, with_drafts_named
 from nvfp4viz.audit.forecast import forecast
-from nvfp4viz.audit.fp8 import fp8_findings
+from nvfp4viz.audit.fp8 import fp8_findings, has_fp8_experts
 from nvfp4viz.audit.kv import kv_findings
 from nvfp4viz.audit.layers import layer_findings
 from nvfp4viz.audit.linears import SIBLINGS, collect_linears, linear_findings
@@ -196,7 +196,7 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
         findings += _one_shard(checkpoint)
         findings += _partial(view, in_full)
         findings += linear_findings(checkpoint, facts, linears, siblings)
-        findings += fp8_findings(checkpoint.quant_config, view, linears)
+        findings += fp8_findings(checkpoint, view, linears)
         findings += mlp_findings(checkpoint, view, linears)
         findings += absent_findings(checkpoint, view, linears) if in_full else ()
         findings += sister_findings(checkpoint, view, linears)
@@ -265,7 +265,7 @@ def _one_shard(checkpoint: Checkpoint) -> list[Finding]:
 def _partial(view: CanonicalView, in_full: bool) -> list[Finding]:
     """What is not looked into, so that silence is not taken for health."""
     if view.moe_layers and not view.complete:
-        return [make("audit.partial", "info", count=1)]
+        return [make("audit.partial", "info", text="audit.partial.fp8" if has_fp8_experts(view) else None, count=1)]
     if not in_full:
         return [make("audit.partial", "info", text="audit.partial.no-experts", count=1)]
     out = []

@@ -308,6 +308,15 @@ def fp8_blocks(layout: Layout) -> Built:
 
 def fp8_experts(layout: Layout) -> Built:
     """A second layer with experts in FP8, which the configuration knows; one has 3 × 4 scales for its one block."""
+    return _fp8_layer(layout, (3, 4), ("block-scale.group", "error", "weight_scale", 1, "down", (3,)))
+
+
+def fp8_expert_bare(layout: Layout) -> Built:
+    """The same, and one has no scale."""
+    return _fp8_layer(layout, None, ("scale.missing", "error", "weight_scale", 1, "down", (3,)))
+
+
+def _fp8_layer(layout: Layout, odd: tuple[int, int] | None, expected: Expected) -> Built:
     if layout.arrangement != "expert":
         return "one tensor for all experts"
     block, section = layout.prefix.replace("layers.0", "layers.1"), section_of(layout)
@@ -316,16 +325,17 @@ def fp8_experts(layout: Layout) -> Built:
     for kind, disk in layout.disk.items():
         for expert in range(EXPERTS):
             at = f"{block}.{disk}.{expert}" if layout.projection_major else f"{block}.{expert}.{disk}"
-            shape = (3, 4) if (kind, expert) == ("down", 3) else (1, 1)
+            shape = odd if (kind, expert) == ("down", 3) else (1, 1)
             tensors[f"{at}.weight"] = typed(np.full(SIZES[kind], 0x38, np.uint8), "F8_E4M3")
-            tensors[f"{at}.{suffix}"] = typed(np.ones(shape, np.float32), "F32")
+            if shape is not None:
+                tensors[f"{at}.{suffix}"] = typed(np.ones(shape, np.float32), "F32")
     if "quantized_layers" in section:
         section["quantized_layers"] = {**section["quantized_layers"], block: {"quant_algo": "FP8"}}
     else:
         key = exclude_key(section) or "ignore"
         section[key] = [*section.get(key, []), f"{block}*", f"re:.*{block}.*"]
     changes = with_section(layout, section, num_hidden_layers=2)
-    return Case(tensors, [("block-scale.group", "error", "weight_scale", 1, "down", (3,))], changes)
+    return Case(tensors, [expected], changes)
 
 
 def fp8_strategy(layout: Layout) -> Built:
@@ -406,6 +416,7 @@ CONFIG_FAULTS: dict[str, Callable[[Layout], Built]] = {
     "more experts than the router has rows": padding,
     "FP8 block scales of another shape": fp8_blocks,
     "FP8 experts' block scales of another shape": fp8_experts,
+    "an FP8 expert without its scale": fp8_expert_bare,
     "FP8 scales against a group's strategy": fp8_strategy,
     "experts of another width than intermediate_size": one_width,
     "moe_quant_algo against the allow-list": moe_algo,

@@ -109,13 +109,47 @@ def test_parts_of_a_fused_module_may_begin_blocks_of_their_own():
     assert found(beside("modelopt", name, (320, 128), (4, 2))) == [("block-scale.group", "error", 0, None, None)]
 
 
-@pytest.mark.parametrize(("algo", "good", "bad"), [("MXFP8", (64, 2), (1, 1)), ("FP8", (1, 1), (64, 3))])
+@pytest.mark.parametrize(
+    ("algo", "good", "bad"),
+    [
+        ("MXFP8", (64, 2), (1, 1)),
+        ("FP8", (1, 1), (64, 3)),
+        ("FP8", (), (64, 3)),
+        ("FP8_PB_WO", (1, 1, 1, 1), (64, 1)),
+        ("FP8_PB_WO", (1, 1), (2, 1, 1, 1)),
+        ("FP8_PER_CHANNEL_PER_TOKEN", (64,), (1, 1)),
+        ("FP8_PER_CHANNEL_PER_TOKEN", (64, 1), ()),
+    ],
+)
 def test_what_an_allow_list_calls_it(algo, good, bad):
     layout = LAYOUTS["MIXED_PRECISION"]
     quant = {"quantization": {**section_of(layout), "quantized_layers": {**ALLOWED, ATTENTION: {"quant_algo": algo}}}}
     assert found(beside("MIXED_PRECISION", ATTENTION, (64, 64), good, quant=quant)) == []
     report = beside("MIXED_PRECISION", ATTENTION, (64, 64), bad, quant=quant)
     assert found(report) == [("block-scale.group", "error", 0, None, None)]
+
+
+@pytest.mark.parametrize("id", ["modelopt", "W4A16", "MIXED_PRECISION", "compressed-tensors"])
+def test_modelopts_blocks_keep_the_axes_that_they_were_cut_along(id):
+    """[out blocks, 1, in blocks, 1], as ModelOpt writes FP8_PB_WO and vLLM allocates it: no shape of a fault."""
+    assert found(beside(id, ATTENTION, (256, 384), (2, 1, 3, 1))) == []
+    for bad in ((2, 1, 2, 1), (1, 2, 1, 3), (2, 3, 1, 1)):
+        assert found(beside(id, ATTENTION, (256, 384), bad)) == [("block-scale.group", "error", 0, None, None)]
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_an_algorithm_of_the_whole_file(nested):
+    """A dense model in ModelOpt's FP8 by blocks."""
+    name, body = "model.layers.0.self_attn.q_proj", {"quant_algo": "FP8_PB_WO", "exclude_modules": ["lm_head"]}
+    flat = {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO", "ignore": ["lm_head"]}
+    for shape, said in (((2, 1, 3, 1), []), ((256, 1), [("block-scale.group", "error", 0, None, None)])):
+        tensors = fp8(name, (256, 384), shape)
+        files = {"config": {}, "hf_quant_config": {"quantization": body}} if nested else {"config": with_quant(flat)}
+        report = audit(memory_checkpoint(tensors, **files))
+        assert found(report) == said
+        # What the list excludes is of another origin.
+        tensors = fp8("lm_head", (256, 384), (256, 1))
+        assert "block-scale.group" not in {item.code for item in audit(memory_checkpoint(tensors, **files)).findings}
 
 
 def test_the_same_fault_in_all_layers_is_one_finding():
@@ -179,6 +213,21 @@ def test_routed_experts_have_a_scale_for_each_of_their_blocks(prefix):
         )  # fmt: skip
         assert due in item.message
         assert "128 × 128" in item.message
+
+
+@pytest.mark.parametrize("prefix", NAMED)
+def test_an_expert_without_the_scale_that_the_others_have(prefix):
+    suffix, disk = NAMED[prefix]
+    sound = experts_in_fp8(prefix, suffix, disk, DUE)
+    lost = {f"{prefix}.{expert}.{disk['up']}.{suffix}" for expert in (1, 3)}
+    report = audit(memory_checkpoint({n: t for n, t in sound.items() if n not in lost}, config=section(prefix)))
+    assert found(report) == [("scale.missing", "error", 0, "up", (1, 3))]
+    [item] = [one for one in report.findings if one.code == "scale.missing"]
+    assert set(item.tensors) == lost
+    assert {one.text for one in report.findings if one.code == "audit.partial"} == {"audit.partial.fp8"}
+    # Cast as they are, none has one.
+    cast = {name: item for name, item in sound.items() if not name.endswith(suffix)}
+    assert found(audit(memory_checkpoint(cast, config=section(prefix)))) == []
 
 
 def test_all_experts_of_a_layer_are_one_finding_a_projection():
