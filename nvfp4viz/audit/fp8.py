@@ -39,12 +39,12 @@ def fp8_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterable[
     One finding a cause for ordinary modules, one a layer, projection and cause for routed experts; of those also
     ``scale.missing``, where others have one.
     """
-    quant = checkpoint.quant_config
+    said = _Said(checkpoint.quant_config, four_bit=any(view.dialects.values()))
     groups: dict[_Misfit, list[str]] = {}
     for linear in linears:
         weight, scale = linear.tensors.get("weight"), fp8_scale(linear)
         if linear.format == "FP8" and weight is not None and scale is not None and len(weight.shape) == 2:
-            misfit = _misfit(quant, weight, scale, linear.name)
+            misfit = _misfit(said, weight, scale, linear.name)
             if misfit is not None:
                 groups.setdefault(misfit, []).append(scale.name)
     for misfit, names in groups.items():
@@ -52,10 +52,10 @@ def fp8_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterable[
             "block-scale.group", "error", text=f"block-scale.group.fp8{misfit.kind}", role="weight_scale",
             layer=layer_of(names, view), tensors=names, fill=misfit._asdict(),
         )  # fmt: skip
-    yield from _of_experts(checkpoint, view)
+    yield from _of_experts(checkpoint, view, said)
 
 
-def _of_experts(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
+def _of_experts(checkpoint: Checkpoint, view: CanonicalView, said: _Said) -> Iterator[Finding]:
     """The same for the experts of layers that are FP8 throughout; one among others has a finding of its own."""
     layers = {layer for layer, dialect in view.dialects.items() if dialect is None}
     if not layers:
@@ -80,7 +80,7 @@ def _of_experts(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding
         # Lists speak of layers and of kinds of projections, hardly of single experts.
         key = (layer, projection, weight.dtype, weight.shape, scale.shape)
         if key not in known:
-            known[key] = _misfit(checkpoint.quant_config, weight, scale, view.blocks[layer], module.name)
+            known[key] = _misfit(said, weight, scale, view.blocks[layer], module.name)
         misfit = known[key]
         if misfit is not None:
             found.setdefault((layer, projection, misfit), {})[scale.name] = None if module.whole else expert
@@ -111,12 +111,12 @@ def has_fp8_experts(view: CanonicalView) -> bool:
 _SCALES = ("weight_scale", "scale", "weight_scale_inv", "scale_inv", "weight_quantizer.scale")
 
 
-def _misfit(quant: QuantConfig, weight: TensorEntry, scale: TensorEntry, *modules: str) -> _Misfit | None:
+def _misfit(said: _Said, weight: TensorEntry, scale: TensorEntry, *modules: str) -> _Misfit | None:
     """What is wrong with a module's scales (given at several depths, its own name last), or None."""
     shape = weight.shape
     if 0 in shape:
         return None
-    grains, scales = _said(quant, *modules), _flat(scale.shape)
+    grains, scales = said.grains(*modules), _flat(scale.shape)
     fused = any(part in modules[-1].rpartition(".")[2] for part in _FUSED)
     if any(_fits(shape, scales, grain, fused) for grain in grains or _ANY):
         return None
@@ -153,22 +153,35 @@ _NAMED: dict[str, tuple[Grain, ...]] = {
 }  # fmt: skip
 
 
-def _said(quant: QuantConfig, *modules: str) -> tuple[Grain, ...]:
-    """The blocks that the configuration gives an FP8 module; none where it does not say them."""
-    listed = quant.listed_algo(*modules)
-    if listed is not None:
-        return _NAMED.get(listed, ())
-    # What a list leaves alone may be FP8 of another origin.
-    if quant.used is None or quant.lists(*modules):
-        return ()
-    block = next((section.weight_block for section in quant.sections if section.weight_block), None)
-    if block is not None:
-        return (block,)
-    if quant.algo in _NAMED:
-        return _NAMED[quant.algo]
-    grains = quant.eight_bit_grains(*modules)
-    # Of several groups that mean it any may be asked, also one that cuts it in a way that is not known here.
-    return tuple(grain for grain in grains if grain is not None) if None not in grains else ()
+class _Said(NamedTuple):
+    """What the configuration says of FP8 modules.
+
+    Attributes
+    ----------
+    four_bit
+        Some experts are in four bits: then a file-wide FP8 algorithm is a wrong label, which has a finding of its own.
+    """
+
+    quant: QuantConfig
+    four_bit: bool
+
+    def grains(self, *modules: str) -> tuple[Grain, ...]:
+        """The blocks that the configuration gives a module (given at several depths); none where it says none."""
+        quant = self.quant
+        listed = quant.listed_algo(*modules)
+        if listed is not None:
+            return _NAMED.get(listed, ())
+        # What a list leaves alone may be FP8 of another origin.
+        if quant.used is None or quant.lists(*modules):
+            return ()
+        block = next((section.weight_block for section in quant.sections if section.weight_block), None)
+        if block is not None:
+            return (block,)
+        if not self.four_bit and quant.algo in _NAMED:
+            return _NAMED[quant.algo]
+        grains = quant.eight_bit_grains(*modules)
+        # Of several groups that mean it any may be asked, also one that cuts it in a way that is not known here.
+        return tuple(grain for grain in grains if grain is not None) if None not in grains else ()
 
 
 def _fits(weight: tuple[int, ...], scale: tuple[int, ...], grain: Grain, fused: bool) -> bool:
