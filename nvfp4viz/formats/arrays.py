@@ -121,12 +121,18 @@ def decode_ue8m0(values: npt.ArrayLike) -> F32:
 def f32_to_bf16(x: npt.ArrayLike) -> npt.NDArray[ml_dtypes.bfloat16]:
     """BF16 of float32 values, to nearest even; NaNs become quiet and keep sign and top bits.  Shape kept."""
     bits = _bits(x)
-    high = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    high = np.where((bits & _ABS) > _INF, (bits >> np.uint32(16)) | np.uint32(0x40), high)
-    return high.astype(np.uint16).view(ml_dtypes.bfloat16)
+    values = bits.view(np.float32)
+    with np.errstate(invalid="ignore"):  # signalling NaNs are converted, not refused
+        rounded = values.astype(ml_dtypes.bfloat16)
+        nan = values != values
+    if not nan.any():
+        return rounded
+    # ml_dtypes gives every NaN the same bits.
+    quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
+    return np.where(nan, quiet.astype(np.uint16), rounded.view(np.uint16)).view(ml_dtypes.bfloat16)
 
 
 def bf16_to_f32(x: npt.ArrayLike) -> F32:
     """Float32 of BF16 values, exact: the bits move up and nothing else happens (a signalling NaN stays one)."""
-    array = np.ascontiguousarray(x, ml_dtypes.bfloat16)
-    return (array.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32).reshape(np.shape(x))
+    out: F32 = np.asarray(x, ml_dtypes.bfloat16).astype(np.float32)
+    return out
