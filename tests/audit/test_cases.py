@@ -10,7 +10,7 @@ import pytest
 
 from nvfp4viz.audit import audit, describe
 from nvfp4viz.checkpoint import memory_checkpoint, tensor
-from tests.audit.layouts import HALF, LAYOUTS, bf16, halved
+from tests.audit.layouts import HALF, LAYOUTS, bf16, in_type
 from tests.audit.reading import found, outcomes
 from tests.checkpoint.checkpoint_fixtures import CONFIG, CT_QUANT, FLAT, QUANT, base, ct_base, opened, scalar, without
 
@@ -412,7 +412,7 @@ def test_35_excluded_but_quantised():
         (flat(), None, []),
         (flat(), QUANT, []),
         (flat(ignore=["lm_head"]), QUANT, [("config.conflict", "warn")]),
-        (flat(quant_algo="W4A16_NVFP4"), QUANT, [("config.conflict", "error"), ("config.conflict", "warn")]),
+        (flat(quant_algo="W4A16_NVFP4"), QUANT, [("config.conflict", "backend"), ("config.conflict", "warn")]),
         (flat(group_size=32), QUANT, [("config.conflict", "error")]),
         (CONFIG, None, [("config.absent", "error")]),
         (None, QUANT, []),
@@ -503,7 +503,7 @@ SCALES = ("weight_scale_2", "input_scale")
 def test_47_scalars_in_half_precision(id, dtype):
     """Servers copy them into F32 parameters: sound in every layout, and each judged as any other number."""
     layout = LAYOUTS[id]
-    healthy = halved(layout.tensors(), dtype)
+    healthy = in_type(layout.tensors(), dtype)
     report = audit(layout.open(healthy))
     assert found(report) == []
     halves = [item for item in report.findings if item.text == "scale.shape.half"]
