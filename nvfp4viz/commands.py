@@ -133,9 +133,10 @@ def coverage(options: argparse.Namespace) -> int:
     with _progress(cli_words(options.language, "progress.scales")) as progress:
         done = run_audit(inspect(options.source, revision=options.revision, progress=progress))
     rows = done.rows()
+    code = UNREADABLE if done.checkpoint.unread else OK
     if options.csv is not None:
         _deliver(to_csv(rows), options.csv, read_by_programs=True)
-        return OK
+        return code
     counts: dict[tuple[str, str], dict[str, int]] = {}
     for row in rows:
         # Draft layers are marked, because their numbers are no layers of the model.
@@ -153,7 +154,7 @@ def coverage(options: argparse.Namespace) -> int:
     elif any(row.draft for row in rows):
         lines.append(cli_words(lang, "coverage.drafts"))
     _deliver("\n".join(lines) + "\n", None)
-    return OK
+    return code
 
 
 def _status(status: str, language: str) -> str:

@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from nvfp4viz.checkpoint import Checkpoint, Tensor, memory_checkpoint, tensor
+from nvfp4viz.checkpoint.dtypes import DTYPES
 
 HIDDEN, WIDTH, EXPERTS = 64, 32, 8
 SIZES = {"gate": (WIDTH, HIDDEN), "up": (WIDTH, HIDDEN), "gate_up": (2 * WIDTH, HIDDEN), "down": (HIDDEN, WIDTH)}
@@ -214,12 +215,10 @@ def bf16(*shape: int) -> Tensor:
 HALF = {"BF16": ml_dtypes.bfloat16, "F16": np.float16}
 
 
-def halved(tensors: dict[str, Tensor], dtype: str) -> dict[str, Tensor]:
-    """The same checkpoint with every F32 number in BF16 or F16."""
-    return {
-        name: tensor(item.array().astype(HALF[dtype])) if item.dtype == "F32" else item
-        for name, item in tensors.items()
-    }
+def in_type(tensors: dict[str, Tensor], dtype: str) -> dict[str, Tensor]:
+    """The same checkpoint with every F32 number in BF16, F16 or F64."""
+    view = DTYPES[dtype].view
+    return {name: tensor(item.array().astype(view)) if item.dtype == "F32" else item for name, item in tensors.items()}
 
 
 def with_quant(section: dict[str, Any], **more: Any) -> dict[str, Any]:

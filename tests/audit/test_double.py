@@ -5,7 +5,7 @@ import pytest
 
 from nvfp4viz.audit import audit
 from nvfp4viz.checkpoint import memory_checkpoint, tensor
-from tests.audit.layouts import LAYOUTS
+from tests.audit.layouts import LAYOUTS, in_type
 from tests.audit.reading import found, outcomes
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, opened
 
@@ -13,17 +13,10 @@ NVFP4 = [id for id, layout in LAYOUTS.items() if layout.block == "NVFP4"]
 BIG, SMALL, FINE = 1e300, 1e-300, 1e-310
 
 
-def doubled(tensors):
-    """The same checkpoint with every F32 number in F64."""
-    return {
-        name: tensor(item.array().astype(np.float64)) if item.dtype == "F32" else item for name, item in tensors.items()
-    }
-
-
 @pytest.mark.parametrize("id", NVFP4)
 def test_doubles_are_sound_in_every_layout(id):
     layout = LAYOUTS[id]
-    before, report = audit(layout.open()), audit(layout.open(doubled(layout.tensors())))
+    before, report = audit(layout.open()), audit(layout.open(in_type(layout.tensors(), "F64")))
     assert found(report) == []
     assert outcomes(report) == outcomes(before)
     assert report.coverage == before.coverage
@@ -45,7 +38,7 @@ def test_doubles_are_sound_in_every_layout(id):
 )
 def test_what_float32_cannot_hold_is_judged_as_what_the_cast_leaves(id, value, code):
     layout = LAYOUTS[id]
-    tensors = doubled(layout.tensors())
+    tensors = in_type(layout.tensors(), "F64")
     name = layout.name(1, "down", "weight_scale_2")
     bad = tensors[name].array().copy()
     bad.reshape(-1)[1 if bad.size > 1 else 0] = value

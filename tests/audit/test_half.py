@@ -1,4 +1,4 @@
-"""Scalar scales in BF16 and F16: a fault is written in that type, found alone, and mended, in every layout."""
+"""Scalar scales in BF16, F16 and F64: a fault is written in that type, found alone, and mended, in every layout."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from nvfp4viz.audit import audit
 from nvfp4viz.audit.repair import apply_repair, plan_repair
 from nvfp4viz.checkpoint import FAULTS, inject, inject_tensors, open_checkpoint, write_checkpoint
 from nvfp4viz.errors import InputError
-from tests.audit.layouts import EXPERTS, HALF, LAYOUTS, halved
+from tests.audit.layouts import EXPERTS, HALF, LAYOUTS, in_type
 
 BAD, KIND = 3, "down"
 SCALES = ("input_scale", "weight_scale_2")
@@ -15,13 +15,14 @@ NVFP4 = {name: layout for name, layout in LAYOUTS.items() if layout.block == "NV
 FOUND = [fault for fault in FAULTS.values() if fault.findings and set(SCALES) & set(fault.roles)]
 # One number for all experts of a layer has no peers that would show that it is odd.
 NEEDS_PEERS = ("scaled", "constant", "reciprocal", "random-bits")
+TYPES = ("scale.shape.half", "scale.shape.double")
 SUSPICIOUS = ("scale.outlier", "scale.identity", "scale.filled")
 
 
 def findings(layout, source):
     """All but what is said of the healthy file too."""
     every = audit(source).findings
-    return [item for item in every if item.code not in layout.notes and item.text != "scale.shape.half"]
+    return [item for item in every if item.code not in layout.notes and item.text not in TYPES]
 
 
 def bytes_of(folder):
@@ -36,7 +37,8 @@ def has_it(dtype, fault):
 CELLS = [
     pytest.param(layout, dtype, fault, role, id=f"{name}-{dtype}-{fault.id}-{role}")
     for name, layout in NVFP4.items()
-    for dtype in HALF
+    for dtype in (*HALF, "F64")
+    if dtype in HALF or name in ("modelopt", "compressed-tensors", "stacked", "fused")
     for fault in FOUND
     for role in SCALES
     if role in fault.roles and role in layout.roles
@@ -45,7 +47,7 @@ CELLS = [
 
 @pytest.mark.parametrize(("layout", "dtype", "fault", "role"), CELLS)
 def test_inject_find_repair(layout, dtype, fault, role, tmp_path):
-    healthy = halved(layout.tensors(), dtype)
+    healthy = in_type(layout.tensors(), dtype)
     quant = {"config": layout.config, "hf_quant_config": layout.quant}
     write_checkpoint(tmp_path / "good", healthy, max_shard_bytes=6000, **quant)
     pair = fault.id == "pair-mismatch"
@@ -103,7 +105,7 @@ def test_inject_find_repair(layout, dtype, fault, role, tmp_path):
 def test_what_the_type_does_not_have_is_refused(id, dtype, fault, value, written):
     """A number that rounds to another kind of number, or to the one that is there, would be another fault or none."""
     layout = LAYOUTS[id]
-    tensors, at = halved(layout.tensors(), dtype), {"layer": 0, "expert": BAD, "projection": KIND}
+    tensors, at = in_type(layout.tensors(), dtype), {"layer": 0, "expert": BAD, "projection": KIND}
     with pytest.raises(InputError) as caught:
         inject_tensors(tensors, fault, **at, value=value, config=layout.config, hf_quant_config=layout.quant)
     error = caught.value
@@ -118,7 +120,7 @@ def test_what_the_type_does_not_have_is_refused(id, dtype, fault, value, written
 def test_a_number_is_rounded_once(dtype):
     """From the float32 of the fault, as a cast rounds it."""
     layout = LAYOUTS["modelopt"]
-    tensors, name = halved(layout.tensors(), dtype), layout.name(BAD, KIND, "input_scale")
+    tensors, name = in_type(layout.tensors(), dtype), layout.name(BAD, KIND, "input_scale")
     old = tensors[name].array().astype(np.float32)
     at = {"layer": 0, "expert": BAD, "projection": KIND, "config": layout.config, "hf_quant_config": layout.quant}
     for fault, value, wanted in (

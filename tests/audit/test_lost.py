@@ -204,6 +204,15 @@ def test_the_command_line_says_it_of_a_folder(tmp_path, capsys, monkeypatch):
         assert ("unreadable" if form == "csv" else file) in out
     (folder / file).write_bytes(kept)
     assert main(["audit", str(folder), "--quiet", "--fail-on", "warn"]) == 1
+    for more in ([], ["--csv", str(tmp_path / "out.csv")]):
+        (folder / file).write_bytes(kept)
+        assert main(["coverage", str(folder), *more]) == 2
+    assert "unreadable" in (tmp_path / "out.csv").read_text()
+    assert "unreadable" in capsys.readouterr().out
+    for policy in ("peer-max", "weight-only"):
+        (folder / file).write_bytes(kept)
+        assert main(["repair", str(folder), str(tmp_path / "out"), "--policy", policy]) == 64
+        assert "container.unreadable" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------- --deep
