@@ -279,8 +279,8 @@ def _one_finding(item: Finding) -> None:
     if advice:
         st.caption(_advised(advice))
     if item.tensors:
-        names = ", ".join(code_span(name) for name in item.tensors[:2])
-        st.caption(f"{t('explorer.findings.tensors')}: {names}")
+        names = t("explorer.findings.separator").join(code_span(name) for name in item.tensors[:2])
+        st.caption(t("explorer.findings.tensors", names=names))
 
 
 def _alike(items: Sequence[Finding], key: str) -> None:
@@ -336,7 +336,12 @@ def anatomy(page: Lesson, opened: Opened) -> None:
     module = view.module(layer, expert, projection)
     where = view.slot(layer, expert, projection, "weight").name.rpartition(".")[0]
     page.prose(
-        "anatomy.text", layer=layer, expert=expert, projection=projection, where=code_span(where), state=module.state
+        "anatomy.text",
+        layer=layer,
+        expert=expert,
+        projection=projection,
+        where=code_span(where),
+        state=page.t(f"anatomy.state.{module.state}"),
     )
     for role in TENSOR_ROLES:
         _tensor(page, opened, role, view.slot(layer, expert, projection, role))
@@ -382,7 +387,7 @@ def backends(page: Lesson, opened: Opened) -> None:
             (
                 code_span(item.name),
                 f"**{page.t(f'outcomes.{item.outcome}')}**",
-                ", ".join(page.t(f"outcomes.{name}") for name in item.possible) or "–",
+                page.t("findings.separator").join(page.t(f"outcomes.{name}") for name in item.possible) or "–",
                 page.t(f"scopes.{item.scope}"),
                 escape(describe(item, lang())[0]),
             )

@@ -24,7 +24,7 @@ from nvfp4viz.ui import caches, errors, explorer_roots
 from nvfp4viz.ui.explorer import code_span, size_text
 from nvfp4viz.ui.explorer_diff import said
 from nvfp4viz.ui.explorer_repair_cost import cost
-from nvfp4viz.ui.i18n import lang
+from nvfp4viz.ui.i18n import has, lang, t
 
 if TYPE_CHECKING:
     from nvfp4viz.ui.explorer_open import Opened
@@ -113,7 +113,7 @@ def plan_rows(opened: Opened, plan: Repair, removed: str) -> list[dict[str, Any]
     """One row for each number, each activation scale taken away, and each setting; ``from`` and ``to`` are text."""
     rows = [
         {"tensor": slot.tensor, "layer": slot.layer, "expert": slot.expert, "projection": slot.projection,
-         "state": slot.old_state, "from": "∅" if slot.old is None else str(slot.old), "to": str(slot.new)}
+         "state": _state(slot.old_state), "from": "∅" if slot.old is None else str(slot.old), "to": str(slot.new)}
         for slot in plan.record.slots
     ]  # fmt: skip
     checkpoint = plan.checkpoint
@@ -127,10 +127,16 @@ def plan_rows(opened: Opened, plan: Repair, removed: str) -> list[dict[str, Any]
         for name in plan.record.dropped:
             slot = known.get(name)
             place = {"layer": slot.layer, "expert": slot.expert, "projection": slot.projection} if slot else {}
-            state = {"state": slot.status} if slot else {}
+            state = {"state": _state(slot.status)} if slot else {}
             value = "" if slot is None or slot.value is None else str(slot.value)
             rows.append(_plain(name, value, removed) | place | state)
     return rows
+
+
+def _state(status: str) -> str:
+    """What the coverage map calls a slot in this state."""
+    key = f"coverage.status.{'present' if status == 'ok' else status}"
+    return t(key) if has(key) else status
 
 
 def _plain(name: str, old: str, new: str) -> dict[str, Any]:

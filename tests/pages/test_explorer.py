@@ -175,6 +175,11 @@ def test_the_other_tabs(open_page, lang, index, wanted):
     assert wanted in texts(tab(open_page("explorer", lang=lang, gpu="sm_120"), "explorer", index))
 
 
+@pytest.mark.parametrize(("lang", "state"), [("en", "(quantised)"), ("zh", "（已量化）")])
+def test_the_anatomy_says_in_the_reader_s_language_that_the_projection_is_quantised(open_page, lang, state):
+    assert state in texts(tab(open_page("explorer", lang=lang), "explorer", 1))
+
+
 @pytest.mark.parametrize("lang", LANGUAGES)
 def test_up_s_weight_scale_is_compared_and_then_dropped(open_page, lang):
     """Servers multiply gate and up by gate's: `test_fault_lab.py` recomputes it on every backend."""

@@ -171,6 +171,7 @@ def test_the_plan_is_shown_and_nothing_is_written(open_page, lang, policy):
     else:
         assert shown["to"].tolist() == [str(slot.new) for slot in plan.record.slots]
         assert set(shown["from"]) == {"∅"}
+        assert set(shown["state"]) == {{"en": "no scale stored", "zh": "没有存储缩放因子"}[lang]}
     assert contents(ensure(HOLES)) == before
     assert at.query_params.get("policy", "peer-max") == policy
 
