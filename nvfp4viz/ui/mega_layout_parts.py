@@ -166,7 +166,7 @@ def align(page: Lesson) -> None:
     with right:
         page.finding(
             "align.refused" if broken else "align.accepted",
-            rules=", ".join(page.t(f"align.name.{rule.id}") for rule in broken),
+            rules=page.t("joint").join(page.t(f"align.name.{rule.id}") for rule in broken),
             count=len(rules),
         )
         page.table(

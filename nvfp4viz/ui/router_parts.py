@@ -99,7 +99,7 @@ def routers_part(page: Lesson) -> None:
         fallen = [names[name] for name, one in picked.items() if one.fell_back]
         page.finding(
             "routers.fallen" if fallen else "routers.seen",
-            who=", ".join(fallen),
+            who=page.t("joint").join(fallen),
             choices=len({frozenset(one.ids) for one in picked.values()}),
             routers=len(picked),
         )
