@@ -15,7 +15,7 @@ from nvfp4viz.ui.export import about
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.lesson import Lesson
 from nvfp4viz.ui.numbers import exact, near, percent
-from nvfp4viz.ui.pick import pick_expert
+from nvfp4viz.ui.pick import pick_expert, pick_one
 from nvfp4viz.ui.swizzle_map import LAYOUTS, swizzle_map
 from nvfp4viz.ui.theme import theme
 
@@ -40,13 +40,7 @@ def inner_part(page: Lesson) -> None:
     revealed = _how_many_scales(record)
     stage, side = page.stage()
     with side:
-        st.segmented_control(
-            page.t("inner.along"),
-            grouping.GROUPINGS,
-            format_func=lambda along: page.t(f"along.{along}"),
-            required=True,
-            **view.widget("along"),
-        )
+        pick_one(page, "along", grouping.GROUPINGS, label="inner.along", texts="along")
         left, right = st.columns(2)
         left.number_input(page.t("inner.m"), 0, figures.INNER_ROWS - 1, **view.widget("m"))
         right.number_input(page.t("inner.n"), 0, figures.INNER_ROWS - 1, **view.widget("n"))
@@ -193,13 +187,7 @@ def error_part(page: Lesson) -> None:
     if revealed:
         stage, side = page.stage()
         with side:
-            st.segmented_control(
-                page.t("error.data"),
-                DATA,
-                format_func=lambda name: page.t(f"error.of.{name}"),
-                required=True,
-                **view.widget("data"),
-            )
+            pick_one(page, "data", DATA, label="error.data", texts="error.of")
             if view["data"] == "outliers":
                 st.select_slider(
                     page.t("error.size"), figures.SIZES, format_func=lambda v: f"× {exact(v)}", **view.widget("size")

@@ -18,7 +18,7 @@ from nvfp4viz.serving.matrix import HOWS, Part, StoredMatrix
 from nvfp4viz.ui import caches, errors, explorer_open, state
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.lesson import Lesson
-from nvfp4viz.ui.pick import pick_expert
+from nvfp4viz.ui.pick import pick_expert, pick_one
 from nvfp4viz.ui.samples import SAMPLE_IDS, sample_title
 from nvfp4viz.ui.theme import theme
 
@@ -126,13 +126,7 @@ def pick(page: Lesson) -> None:
             )
             st.caption(sample_title(page.view["checkpoint"]))
     if opened.view.moe_layers:
-        st.segmented_control(
-            page.t("tensor.of"),
-            OF,
-            required=True,
-            format_func=lambda name: page.t(f"tensor.{name}"),
-            **page.view.widget("of"),
-        )
+        pick_one(page, "of", OF, label="tensor.of", texts="tensor")
     if page.view["of"] == "other":
         names, asked = opened.names, page.view["tensor"]
         names = names if asked is None or asked in names else (*names, asked)
@@ -180,13 +174,7 @@ def pick_part(page: Lesson, found: StoredMatrix) -> Part:
     """Which part of a matrix that is too large for an answer at once."""
     view = page.view
     if matrix.choose_part(found, "whole").size > matrix.MOST:
-        st.segmented_control(
-            page.t("tensor.take"),
-            HOWS,
-            format_func=lambda how: page.t(f"tensor.how.{how}"),
-            required=True,
-            **view.widget("take"),
-        )
+        pick_one(page, "take", HOWS, label="tensor.take", texts="tensor.how")
         if view["take"] == "window":
             _bound_window(page, found)
             n, k = found.shape

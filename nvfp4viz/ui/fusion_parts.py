@@ -16,6 +16,7 @@ from nvfp4viz.serving.quant_config import VLLM
 from nvfp4viz.ui import errors, predict, state
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.lesson import Lesson
+from nvfp4viz.ui.pick import pick_one
 from nvfp4viz.ui.theme import theme
 
 PAGE = "fusion"
@@ -77,13 +78,7 @@ def drawable(page: Lesson, place: Any = None) -> tuple[FusedLayout, ...]:
 
 def pick(page: Lesson, name: str, options: Sequence[object]) -> None:
     """One of a few, by its texts ``<name>.<option>``."""
-    st.segmented_control(
-        page.t(f"pick.{name}"),
-        options,
-        format_func=lambda option: page.t(f"{name}.{option}"),
-        required=True,
-        **page.view.widget(name),
-    )
+    pick_one(page, name, options, label=f"pick.{name}", texts=name)
 
 
 def pick_model(page: Lesson, name: str, models: Sequence[str]) -> None:

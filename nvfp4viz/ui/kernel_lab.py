@@ -16,6 +16,7 @@ from nvfp4viz.ui import predict
 from nvfp4viz.ui.device_line import device_line as device_line_of_app
 from nvfp4viz.ui.errors import escape
 from nvfp4viz.ui.i18n import lang
+from nvfp4viz.ui.pick import pick_one
 from nvfp4viz.ui.theme import theme
 
 if TYPE_CHECKING:
@@ -164,13 +165,7 @@ def _feature_control(page: Lesson, presence: Presence) -> None:
         return
     if page.view["feature"] not in have:
         page.view.put(feature=have[0])
-    st.segmented_control(
-        page.t("control.feature"),
-        have,
-        format_func=lambda one: page.t(f"operation.{one}"),
-        required=True,
-        **page.view.widget("feature"),
-    )
+    pick_one(page, "feature", have, label="control.feature", texts="operation")
 
 
 def _target_control(page: Lesson, presence: Presence, knows: bool) -> None:

@@ -17,6 +17,7 @@ from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.lesson import Lesson
 from nvfp4viz.ui.mega_step import describe, mega_step
 from nvfp4viz.ui.numbers import exact, four, hex_byte
+from nvfp4viz.ui.pick import pick_one
 from nvfp4viz.ui.theme import theme
 
 PAGE = "mega_kernel"
@@ -119,13 +120,7 @@ def _ask_nan(page: Lesson) -> None:
 
 
 def _pick_data(page: Lesson) -> None:
-    st.segmented_control(
-        page.t("pick.data"),
-        figures.DATA,
-        format_func=lambda name: page.t(f"data.{name}"),
-        required=True,
-        **page.view.widget("data"),
-    )
+    pick_one(page, "data", figures.DATA, label="pick.data", texts="data")
 
 
 # ------------------------------------------------------------------ one step

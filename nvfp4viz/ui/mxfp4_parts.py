@@ -20,7 +20,7 @@ from nvfp4viz.ui import caches, predict
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.lesson import Lesson
 from nvfp4viz.ui.numbers import bits, exact, four, hex_byte, percent
-from nvfp4viz.ui.pick import pick_expert
+from nvfp4viz.ui.pick import pick_expert, pick_one
 from nvfp4viz.ui.theme import theme
 
 PAGE = "mxfp4"
@@ -93,13 +93,7 @@ def tensor_part(page: Lesson) -> None:
     view = page.view
     stage, side = page.stage()
     with side:
-        st.segmented_control(
-            page.t("pick.data"),
-            DATA,
-            format_func=lambda name: page.t(f"data.{name}"),
-            required=True,
-            **view.widget("data"),
-        )
+        pick_one(page, "data", DATA, label="pick.data", texts="data")
         if view["data"] == "outliers":
             st.select_slider(
                 page.t("pick.size"), blocks.SIZES, format_func=lambda v: f"× {exact(v)}", **view.widget("size")
@@ -227,13 +221,7 @@ def rules_part(page: Lesson) -> None:
         return
     stage, side = page.stage()
     with side:
-        st.segmented_control(
-            page.t("rules.on"),
-            BLOCKS,
-            format_func=lambda name: page.t(f"block.{name}"),
-            required=True,
-            **view.widget("on"),
-        )
+        pick_one(page, "on", BLOCKS, label="rules.on", texts="block")
         if view["on"] == "tiny_moe":
             _pick_expert(page)
             left, right = st.columns(2)
@@ -328,13 +316,7 @@ def storage_part(page: Lesson) -> None:
     view = page.view
     stage, side = page.stage()
     with side:
-        st.segmented_control(
-            page.t("storage.layer"),
-            tuple(figures.LAYERS),
-            format_func=lambda name: page.t(f"layer.{name}"),
-            required=True,
-            **view.widget("stored"),
-        )
+        pick_one(page, "stored", tuple(figures.LAYERS), label="storage.layer", texts="layer")
         made = bytes_of(page)
         experts, matrices = figures.LAYERS[view["stored"]]
         page.finding(

@@ -17,6 +17,7 @@ from nvfp4viz.ui.export import about
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.numbers import four, percent
 from nvfp4viz.ui.online_parts import PAGE, WEIGHTS, weights_of
+from nvfp4viz.ui.pick import pick_one
 from nvfp4viz.ui.theme import theme
 
 if TYPE_CHECKING:
@@ -63,14 +64,7 @@ def memory_part(page: Lesson) -> None:
         return
     stage, side = page.stage()
     with side:
-        st.segmented_control(
-            page.t("memory.shape"),
-            tuple(figures.SHAPES),
-            format_func=lambda name: page.t(f"shape.{name}"),
-            required=True,
-            wrap=True,
-            **page.view.widget("shape"),
-        )
+        pick_one(page, "shape", tuple(figures.SHAPES), label="memory.shape", texts="shape", wrap=True)
         peaks, shape = peaks_of(page)
         counted = {way: sum(found.values()) for way, found in peaks.items()}
         elements = int(np.prod(shape))

@@ -17,6 +17,7 @@ from nvfp4viz.ui import caches, predict
 from nvfp4viz.ui.loading_parts import HOLED, PROMPTS, TOKENS, quoted
 from nvfp4viz.ui.numbers import exact, four, hex_byte
 from nvfp4viz.ui.online_parts import PAGE
+from nvfp4viz.ui.pick import pick_one
 
 if TYPE_CHECKING:
     from nvfp4viz.ui.lesson import Lesson
@@ -50,13 +51,7 @@ def token_part(page: Lesson) -> None:
     page.heading("zero.heading")
     cases = per_token.token_cases()
     made = {version: per_token.quantize_tokens(cases, version) for version in per_token.VERSIONS}
-    st.segmented_control(
-        page.t("zero.row"),
-        ROWS,
-        format_func=lambda name: page.t(f"row.{name}"),
-        required=True,
-        **view.widget("row"),
-    )
+    pick_one(page, "row", ROWS, label="zero.row", texts="row")
     row = ROWS.index(view["row"])
     page.table(
         ("version", ">decode", ">encode", ">byte", ">last_codes", "nan"),

@@ -1,4 +1,4 @@
-"""Widgets that several pages choose with: a layer and an expert, under the shared cursor's names."""
+"""Widgets that several pages choose with: one of a few, and a layer and an expert under the shared cursor's names."""
 
 from __future__ import annotations
 
@@ -12,6 +12,20 @@ from nvfp4viz.ui.lesson import Lesson
 
 LAYERS, EXPERTS = 4, 64
 """Of tiny-moe."""
+
+
+def pick_one(
+    page: Lesson, name: str, options: Sequence[object], *, label: str, texts: str, wrap: bool | None = None
+) -> None:
+    """Segments for ``page``'s setting ``name``: its label is the text ``label``, an option's ``<texts>.<option>``."""
+    st.segmented_control(
+        page.t(label),
+        options,
+        format_func=lambda option: page.t(f"{texts}.{option}"),
+        required=True,
+        wrap=wrap,
+        **page.view.widget(name),
+    )
 
 
 def pick_layer(page: Lesson, place: Place, layers: tuple[int, ...] = tuple(range(LAYERS))) -> None:

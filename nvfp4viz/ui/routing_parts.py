@@ -20,6 +20,7 @@ from nvfp4viz.ui import caches, errors, predict, state
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.lesson import Lesson
 from nvfp4viz.ui.numbers import exact, four, percent
+from nvfp4viz.ui.pick import pick_one
 from nvfp4viz.ui.theme import theme
 
 I64 = npt.NDArray[np.int64]
@@ -101,13 +102,7 @@ def map_part(page: Lesson) -> None:
     view = page.view
     stage, side = page.stage()
     with side:
-        st.segmented_control(
-            page.t("map.source"),
-            SOURCES,
-            format_func=lambda name: page.t(f"source.{name}"),
-            required=True,
-            **view.widget("source"),
-        )
+        pick_one(page, "source", SOURCES, label="map.source", texts="source")
         prompting = view["source"] == "prompt"
         if prompting:
             view.put(text=_domain(view["text"]))

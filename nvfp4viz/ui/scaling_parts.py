@@ -15,6 +15,7 @@ from nvfp4viz.ui.block_lab import block_lab
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.lesson import Lesson
 from nvfp4viz.ui.numbers import exact, four, hex_byte, near, percent
+from nvfp4viz.ui.pick import pick_one
 from nvfp4viz.ui.theme import theme
 from nvfp4viz.ui.values import parse_scale, parse_values, to_bf16
 
@@ -278,13 +279,7 @@ def recipes_part(page: Lesson) -> None:
     from nvfp4viz.quant.compare import compare_recipes
 
     page.prose("recipes.text")
-    st.segmented_control(
-        page.t("recipes.which"),
-        BLOCKS_TO_COMPARE,
-        format_func=lambda block: page.t(f"recipes.on.{block}"),
-        required=True,
-        **page.view.widget("on"),
-    )
+    pick_one(page, "on", BLOCKS_TO_COMPARE, label="recipes.which", texts="recipes.on")
     own = page.view["on"] == "own"
     x = page.view["x"] if own else scaling.BLOCKS["contested"]
     amax = page.view["amax"] if own else scaling.TENSOR_AMAX["contested"]

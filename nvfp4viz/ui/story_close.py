@@ -16,6 +16,7 @@ from nvfp4viz.serving.sampling import V2_BLOCK
 from nvfp4viz.ui import caches, errors, story_runs
 from nvfp4viz.ui.i18n import lang, t
 from nvfp4viz.ui.numbers import four
+from nvfp4viz.ui.pick import pick_one
 from nvfp4viz.ui.story import workshop
 from nvfp4viz.ui.story_cards import answer_html, draw, table_html, verdict
 from nvfp4viz.ui.story_chain import chain_view, f32
@@ -34,14 +35,7 @@ def chain(page: Lesson) -> None:
     page.prose("chain.lead")
     with st.container(horizontal=True, gap="large"):
         name = pick_prompt(page)
-        st.segmented_control(
-            page.t("chain.fate"),
-            ALLOCATORS,
-            format_func=lambda fate: page.t(f"fates.{fate}"),
-            required=True,
-            wrap=True,
-            **view.widget("fate"),
-        )
+        pick_one(page, "fate", ALLOCATORS, label="chain.fate", texts="fates", wrap=True)
         if view["fate"] == "random":
             st.number_input(page.t("chain.seed"), 0, 999, step=1, width=120, **view.widget("seed"))
     fate = view["fate"]

@@ -13,6 +13,7 @@ from nvfp4viz.ui.coverage_map import coverage_map
 from nvfp4viz.ui.device_line import name_of
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.numbers import four, hex_f32, near
+from nvfp4viz.ui.pick import pick_one
 from nvfp4viz.ui.story import workshop
 from nvfp4viz.ui.story_cards import card, cards, server_json, waiting
 
@@ -98,13 +99,7 @@ def shown_answer(reply: Reply) -> str:
 
 def pick_prompt(page: Lesson) -> str:
     """The prompt that a step looks at."""
-    st.segmented_control(
-        page.t("prompts.label"),
-        story_runs.PROMPT_IDS,
-        format_func=lambda name: page.t(f"prompts.{name}"),
-        required=True,
-        **page.view.widget("prompt"),
-    )
+    pick_one(page, "prompt", story_runs.PROMPT_IDS, label="prompts.label", texts="prompts")
     return str(page.view["prompt"])
 
 

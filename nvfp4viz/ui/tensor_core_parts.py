@@ -14,6 +14,7 @@ from nvfp4viz.ui import errors, predict, registry
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.lesson import Lesson
 from nvfp4viz.ui.numbers import exact, four, hex_byte, hex_f32
+from nvfp4viz.ui.pick import pick_one
 from nvfp4viz.ui.tensor_core_lab import subscript, tensor_core_lab
 from nvfp4viz.ui.theme import theme
 from nvfp4viz.ui.values import parse_accumulator, parse_bytes, parse_codes
@@ -94,7 +95,6 @@ def compared_sentence(page: Lesson, seen: TensorCoreExplanation) -> str:
 
 
 def _controls(page: Lesson, revealed: bool) -> None:
-    view = page.view
     # What a negative scale does is asked first.
     presets = [name for name in facts.PRESETS if revealed or name != "negative"]
     st.pills(
@@ -106,13 +106,7 @@ def _controls(page: Lesson, revealed: bool) -> None:
         args=(page,),
         wrap=True,
     )
-    st.segmented_control(
-        page.t("side.kind"),
-        facts.KINDS,
-        format_func=lambda kind: page.t(f"kind.{kind}"),
-        required=True,
-        **view.widget("kind"),
-    )
+    pick_one(page, "kind", facts.KINDS, label="side.kind", texts="kind")
 
 
 def _take_preset(page: Lesson) -> None:
@@ -238,20 +232,8 @@ def _gemm_controls(page: Lesson) -> None:
     from nvfp4viz.figures.tensor_core_plots import AGAINST
 
     view = page.view
-    st.segmented_control(
-        page.t("difference.against"),
-        AGAINST,
-        format_func=lambda name: page.t(f"difference.on.{name}"),
-        required=True,
-        **view.widget("against"),
-    )
-    st.segmented_control(
-        page.t("difference.signs"),
-        facts.SIGNS,
-        format_func=lambda name: page.t(f"difference.data.{name}"),
-        required=True,
-        **view.widget("signs"),
-    )
+    pick_one(page, "against", AGAINST, label="difference.against", texts="difference.on")
+    pick_one(page, "signs", facts.SIGNS, label="difference.signs", texts="difference.data")
     for name, stops in (("spread", facts.SPREADS), ("k", facts.LENGTHS)):
         st.select_slider(
             page.t(f"difference.{name}"),

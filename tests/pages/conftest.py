@@ -57,6 +57,16 @@ def tab(at: AppTest, page_id: str, index: int) -> AppTest:
     return clean(at.run())
 
 
+def guessed(at: AppTest, key: str, option: str) -> AppTest:
+    """Answer the question under the text key ``key``."""
+    return clean(at.radio(key=f"predict.asked.{key}").set_value(option).run())
+
+
+def skipped(at: AppTest, key: str) -> AppTest:
+    """Pass that question without a guess."""
+    return clean(at.button(key=f"predict.skip.{key}").click().run())
+
+
 @pytest.fixture
 def open_page():
     """``open_page("e2m1", lang="zh", x="2.5")`` → the AppTest after its first run."""

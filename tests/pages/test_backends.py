@@ -13,7 +13,7 @@ from nvfp4viz.ui import i18n
 from nvfp4viz.ui.backends_defaults import default_rows
 from nvfp4viz.ui.backends_parts import PARTS
 
-from .conftest import clean, shown_code_output, texts
+from .conftest import clean, guessed, shown_code_output, skipped, texts
 
 PAGE = "backends"
 LANGUAGES = ["en", "zh"]
@@ -31,7 +31,7 @@ ASKED = {
 def answered(open_page, lang="en", **query):
     """The page past the question of its part."""
     at = open_page(PAGE, lang=lang, **query)
-    return clean(at.button(key=f"predict.skip.{ASKED[query.get('part', 'moe')]}").click().run())
+    return skipped(at, ASKED[query.get("part", "moe")])
 
 
 def ladder(at):
@@ -94,7 +94,7 @@ def test_it_asks_who_is_taken_and_shows_whom_vllm_asks(open_page, lang):
 @pytest.mark.parametrize("guess", ["vllm_cutlass", "flashinfer_cutlass"])
 def test_the_answer_is_the_selector_s_and_the_ladder_shows_it(open_page, guess):
     at = open_page(PAGE)
-    at = clean(at.radio(key=f"predict.asked.{AUTO}").set_value(guess).run())
+    at = guessed(at, AUTO, guess)
     winner = select_moe(MoeRequest()).winner
     said = words("en", f"ui.predict.{'as_predicted' if guess == winner.enum.lower() else 'otherwise'}", answer="")
     assert said.removesuffix("****") in texts(at)
@@ -257,7 +257,7 @@ def test_a_name_without_a_kernel_ends_as_the_selector_says(open_page):
     assert found.winner == plain.winner
     assert found.warning == "no-kernel"
     at = open_page(PAGE, part="linear")
-    at = clean(at.radio(key=f"predict.asked.{ASKED['linear']}").set_value("first").run())
+    at = guessed(at, ASKED["linear"], "first")
     assert words("en", "ui.predict.as_predicted", answer="").removesuffix("****") in texts(at)
     assert f"asks the whole list: {found.winner.enum} is taken, as without the flag" in texts(at)
     named = select_linear(LinearRequest(choice="flashinfer_cutedsl", batch_invariant=True))
@@ -274,7 +274,7 @@ def test_what_activations_become_is_the_selector_s(open_page, lang, monkeypatch)
     table = next(part.value for part in at.markdown if "|---" in part.value)
     assert "| BF16 | TRTLLM_BF16, TRITON?, FI_CUTLASS_BF16?, MARLIN, EMULATION? |" in table
     assert "| MXFP8 | TRTLLM_MXFP8, FI_CUTLASS_MXFP8? |" in table
-    at = clean(at.radio(key=f"predict.asked.{ASKED['mxfp4']}").set_value("mxfp8").run())
+    at = guessed(at, ASKED["mxfp4"], "mxfp8")
     assert words(lang, "ui.predict.otherwise", answer="").removesuffix("****") in texts(at)
     revealed = next(part.value for part in at.markdown if winner.enum in part.value and "DeepSeek V4" in part.value)
     for request in (Mxfp4Request("sm_100", wanted="mxfp8"), Mxfp4Request("sm_100", "deepseek-v4")):
@@ -294,7 +294,7 @@ def test_where_flashinfer_s_absence_is_felt_is_the_selector_s(open_page, lang, m
     shown = [part.value for part in at.markdown if "|---" in part.value]
     assert len(shown) == 1  # with FlashInfer alone
     assert "VLLM_CUTLASS" in shown[0]
-    at = clean(at.radio(key=f"predict.asked.{ASKED['defaults']}").set_value("codes").run())
+    at = guessed(at, ASKED["defaults"], "codes")
     assert words(lang, "ui.predict.as_predicted", answer="").removesuffix("****") in texts(at)
     assert ", ".join(more) in texts(at)
 
@@ -318,8 +318,7 @@ def test_the_scoreboard_asks_first_and_then_shows_losses(open_page, ran):
     at = open_page(PAGE, part="remedies")
     assert len(at.get("plotly_chart")) == 0
     assert [radio.key for radio in at.radio] == [f"predict.asked.{WRONG}"]
-    at.radio(key=f"predict.asked.{WRONG}").set_value("fill-one").run()
-    clean(at)
+    guessed(at, WRONG, "fill-one")
     assert len(at.get("plotly_chart")) == 1
     assert "Your guess: Fill with one" in texts(at)
     assert "Healthy to look at and wrong: **Fill with ModelOpt's fallback**" in texts(at)
@@ -350,7 +349,7 @@ def test_a_run_can_be_held_and_goes_on(open_page, ran):
 @pytest.mark.parametrize("lang", LANGUAGES)
 def test_the_scoreboard_in_both_languages(open_page, lang, ran):
     at = open_page(PAGE, lang=lang, part="remedies")
-    clean(at.button(key=f"predict.skip.{WRONG}").click().run())
+    skipped(at, WRONG)
     assert len(at.get("plotly_chart")) == 1
 
 

@@ -9,7 +9,7 @@ from nvfp4viz.serving import matrix
 from nvfp4viz.ui import explorer_open
 from nvfp4viz.ui.blocks_parts import PARTS, tiny_moe_products
 
-from .conftest import clean, shown_code_output, texts
+from .conftest import clean, guessed, shown_code_output, skipped, texts
 
 PAGE = "blocks"
 LANGUAGES = ["en", "zh"]
@@ -69,8 +69,7 @@ def test_it_opens_where_the_sentence_is_seen(open_page):
 def test_the_other_directions_are_asked_for_before_they_are_shown(open_page):
     at = open_page(PAGE)
     assert "Along the rows" not in texts(at)
-    at.radio(key=f"predict.asked.{SCALES}").set_value("same").run()
-    clean(at)
+    guessed(at, SCALES, "same")
     assert "Your guess: 4 times, as before" in texts(at)
     assert "64 times. Along a column every step of k leads into another block" in texts(at)
     assert "Along K there are 4, in tiles 16, along the rows 64" in texts(at)
@@ -87,8 +86,7 @@ def test_every_grouping_of_an_output_is_shown(open_page, lang, along):
 def test_the_best_grouping_is_asked_before_it_is_shown(open_page):
     at = open_page(PAGE, part="error")
     assert len(at.get("plotly_chart")) == 0
-    at.radio(key=f"predict.asked.{BEST}").set_value("k").run()
-    clean(at)
+    guessed(at, BEST, "k")
     assert len(at.get("plotly_chart")) == 1
     assert "Your guess: along K" in texts(at)
     assert "Along K 8.5 dB, along the rows 17.2 dB, in tiles 11.3 dB" in texts(at)
@@ -100,13 +98,13 @@ def test_the_best_grouping_is_asked_before_it_is_shown(open_page):
 @pytest.mark.parametrize("lang", LANGUAGES)
 def test_other_data_are_compared(open_page, lang, query):
     at = open_page(PAGE, lang=lang, part="error", **query)
-    clean(at.button(key=f"predict.skip.{BEST}").click().run())
+    skipped(at, BEST)
     assert len(at.get("plotly_chart")) == 1
 
 
 def checkpoint_part(open_page, lang="en", **query):
     at = open_page(PAGE, lang=lang, part="error", data="checkpoint", **query)
-    return clean(at.button(key=f"predict.skip.{BEST}").click().run())
+    return skipped(at, BEST)
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
@@ -168,7 +166,7 @@ def test_what_the_explorer_has_open_is_offered(open_page):
     path = explorer_open.caches.sample_path("tiny-moe-bf16")
     at = open_page(PAGE, part="error", data="checkpoint")
     at.session_state["explorer.now"] = explorer_open.open_folder(path, "upload")
-    at = clean(at.button(key=f"predict.skip.{BEST}").click().run())
+    at = skipped(at, BEST)
     assert "`model.layers.0.experts.gate_up_proj[0]`, BF16" in texts(at)
     assert not [box for box in at.selectbox if box.key == "checkpoint"]
     clean(at.run())

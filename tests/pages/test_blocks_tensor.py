@@ -11,7 +11,7 @@ from nvfp4viz.serving import matrix
 from nvfp4viz.ui import explorer_open
 from tests.audit.layouts import LAYOUTS, ct_linear, fp8, linear, typed
 
-from .conftest import clean, texts
+from .conftest import clean, skipped, texts
 
 PAGE = "blocks"
 BEST = f"{PAGE}.predict.best"
@@ -29,7 +29,7 @@ def look(open_page, tmp_path):
         for name, value in query.items():
             key = name if name in ("layer", "expert", "projection") else f"{PAGE}.{name}"
             at.session_state[key] = value
-        return clean(at.button(key=f"predict.skip.{BEST}").click().run())
+        return skipped(at, BEST)
 
     return go
 

@@ -20,7 +20,7 @@ from nvfp4viz.ui import i18n
 from nvfp4viz.ui.dataflow_lab import picture
 from sample_checkpoints import ensure
 
-from .conftest import clean, shown_code_output, texts
+from .conftest import clean, guessed, shown_code_output, skipped, texts
 
 PAGE = "dataflow"
 LANGUAGES = ["en", "zh"]
@@ -52,7 +52,7 @@ def runs():
 
 
 def revealed(at):
-    at.button(key=f"predict.skip.{QUESTION}").click().run()
+    skipped(at, QUESTION)
     return clean(at)
 
 
@@ -218,8 +218,7 @@ def test_it_asks_before_it_shows(open_page, monkeypatch, lang):
     assert at.title[0].value == TITLES[lang]
     finding = facts.describe_twins(parts.asked(), lang)
     assert finding not in texts(at)
-    at.radio(key=f"predict.asked.{QUESTION}").set_value("sum").run()
-    clean(at)
+    guessed(at, QUESTION, "sum")
     assert finding in texts(at)
     assert words(lang, f"{QUESTION}.options.quantize_1") in texts(at)
 

@@ -4,7 +4,7 @@ import pytest
 
 from nvfp4viz import formats
 
-from .conftest import clean, shown_code_output, texts
+from .conftest import clean, guessed, shown_code_output, texts
 
 LANGUAGES = ["en", "zh"]
 
@@ -56,8 +56,7 @@ def test_every_part_opens_by_link(open_page, lang, part):
 def test_the_product_is_asked_before_it_is_shown(open_page):
     at = open_page("e2m1", part="integers")
     assert len(at.get("plotly_chart")) == 0
-    at.radio(key="predict.asked.e2m1.predict.product").set_value("integers").run()
-    clean(at)
+    guessed(at, "e2m1.predict.product", "integers")
     assert len(at.get("plotly_chart")) == 1
     assert "the product is 1.5" in texts(at)
 

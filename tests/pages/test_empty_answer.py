@@ -19,7 +19,7 @@ from nvfp4viz.serving.remedies import REMEDIES
 from nvfp4viz.ui import caches, snippets, story_cards, story_chain, story_runs
 from sample_checkpoints import ensure
 
-from .conftest import clean, texts
+from .conftest import clean, guessed, texts
 
 LANGUAGES = ["en", "zh"]
 BEATS = range(1, 6)
@@ -149,8 +149,7 @@ def test_replies_are_covered_until_the_prediction(open_page, broken):
         if set(broken.generate(DEMO_PROMPTS[name], story_runs.TOKENS).token_ids) == {0}
     ]
     assert silent == ["arithmetic", "code"]  # the story needs news to survive
-    at.radio(key="predict.asked.empty_answer.predict.which").set_value("all").run()
-    clean(at)
+    guessed(at, "empty_answer.predict.which", "all")
     assert "hidden-reply" not in html(at)
     assert "Arithmetic and code" in texts(at)
     reply = json.loads(at.code[0].value.split("\n\n", 1)[1])

@@ -8,7 +8,7 @@ from nvfp4viz.serving.quant_config import VLLM
 from nvfp4viz.ui import expert_parallel_parts as parts
 from nvfp4viz.ui import expert_parallel_run as run
 
-from .conftest import clean, shown_code_output, texts
+from .conftest import clean, guessed, shown_code_output, skipped, texts
 
 PAGE = "expert_parallel"
 LANGUAGES = ["en", "zh"]
@@ -18,7 +18,7 @@ COPIES, REPLICAS, TURN, MOVES = (f"{PAGE}.predict.{name}" for name in ("copies",
 
 def skip(at, *questions):
     for question in questions:
-        clean(at.button(key=f"predict.skip.{question}").click().run())
+        skipped(at, question)
     return at
 
 
@@ -57,8 +57,7 @@ def test_it_opens_on_a_rank_that_others_wait_for(open_page):
 def test_copies_are_asked_for_before_the_matrix(open_page):
     at = open_page(PAGE)
     assert len(at.get("plotly_chart")) == 1
-    at.radio(key=f"predict.asked.{COPIES}").set_value("none").run()
-    clean(at)
+    guessed(at, COPIES, "none")
     assert len(at.get("plotly_chart")) == 2
     layer = parts.asked_layer()
     once, each = (int(layer.dispatch_bytes(4096, "bf16", way).sum()) for way in ("tokens", "routes"))
@@ -85,11 +84,9 @@ def test_overlap_can_help_and_can_hurt(open_page, ranks_):
 def test_replicas_and_a_turn_of_traffic_are_asked_for(open_page):
     at = open_page(PAGE, part="balance")
     assert len(at.get("plotly_chart")) == 0
-    at.radio(key=f"predict.asked.{REPLICAS}").set_value("most").run()
-    clean(at)
+    guessed(at, REPLICAS, "most")
     assert "It turns out to be: **next to nothing**" in texts(at)
-    at.radio(key=f"predict.asked.{TURN}").set_value("worse").run()
-    clean(at)
+    guessed(at, TURN, "worse")
     assert "As you predicted: **more loaded**" in texts(at)
     assert len(at.get("plotly_chart")) == 1
     found = parts.balance_of("news", "code", 3, 4, 1)
@@ -112,8 +109,7 @@ def test_balance_of_other_settings(open_page, lang, query):
 def test_a_move_that_leaves_scales_behind_silences_the_holed_model(open_page):
     at = open_page(PAGE, part="moves")
     assert "| `w13_input_scale, w2_input_scale (a1_gscale, a2_gscale)` | F32 | **stays in the slot** |" in texts(at)
-    at.radio(key=f"predict.asked.{MOVES}").set_value("silent").run()
-    clean(at)
+    guessed(at, MOVES, "silent")
     assert "As you predicted: **NaN: padding instead of words**" in texts(at)
     assert "| moved, input scales left behind | NaN | `<pad><pad>" in texts(at)
     effect = run.moved("holes", "vllm-cutlass", 4, 1).effect

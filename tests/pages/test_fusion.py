@@ -7,7 +7,7 @@ from nvfp4viz.moe.fusion import find_row, trace_row
 from nvfp4viz.ui.fusion_parts import PARTS, RANKS, WHICH
 from nvfp4viz.ui.fusion_scale_parts import ASKED_LAYER, STRETCHES, WHAT, measured, shared
 
-from .conftest import clean, shown_code_output, texts
+from .conftest import clean, guessed, shown_code_output, skipped, texts
 
 PAGE = "fusion"
 LANGUAGES = ["en", "zh"]
@@ -17,10 +17,6 @@ QUESTIONS = {"deltanet": CUT, "scale": MAXIMUM, "kinds": BITS}
 FIGURES = {"qkv": 1, "w13": 1, "deltanet": 2, "scale": 1, "kinds": 0, "unchanged": 0}
 
 
-def skip(at, question):
-    return clean(at.button(key=f"predict.skip.{question}").click().run())
-
-
 @pytest.mark.parametrize("lang", LANGUAGES)
 @pytest.mark.parametrize("part", PARTS)
 def test_every_part_opens_by_link(open_page, lang, part):
@@ -28,7 +24,7 @@ def test_every_part_opens_by_link(open_page, lang, part):
     assert at.title[0].value == TITLES[lang]
     if part in QUESTIONS:
         assert len(at.get("plotly_chart")) == 0
-        skip(at, QUESTIONS[part])
+        skipped(at, QUESTIONS[part])
     assert len(at.get("plotly_chart")) == FIGURES[part]
 
 
@@ -102,10 +98,10 @@ def test_heads_on_several_ranks_are_asked_for_before_they_are_told(open_page, la
     at = open_page(PAGE, lang=lang)
     assert "vLLM" not in texts(at)
     if lang == "en":
-        clean(at.radio(key=f"predict.asked.{ROWS}").set_value("same").run())
+        guessed(at, ROWS, "same")
         assert "Your guess: as many as the checkpoint, 5,120" in texts(at)
     else:
-        skip(at, ROWS)
+        skipped(at, ROWS)
     layout = figures.attention_of("qwen3_30b", 8)
     held = 8 * layout.rank_rows
     assert held == sum(run.rows for run in layout.runs) > layout.whole.rank_rows
@@ -117,8 +113,7 @@ def test_heads_on_several_ranks_are_asked_for_before_they_are_told(open_page, la
 def test_what_can_be_cut_is_asked_before_it_is_shown(open_page):
     at = open_page(PAGE, part="deltanet")
     assert len(at.get("plotly_chart")) == 0
-    at.radio(key=f"predict.asked.{CUT}").set_value("flat").run()
-    clean(at)
+    guessed(at, CUT, "flat")
     assert "interleaved: 512 q · 512 k · 1,024 v · 1,024 z. Flat: 2,048 q · 1,024 k." in texts(at)
     assert len(at.get("plotly_chart")) == 2
 
@@ -129,7 +124,7 @@ def test_what_can_be_cut_is_asked_before_it_is_shown(open_page):
 @pytest.mark.parametrize("tp", [1, 4, 16])
 def test_both_orders_side_by_side(open_page, lang, which, model, tp):
     at = open_page(PAGE, lang=lang, part="deltanet", gdn=model, which=which, tp=str(tp), rank=str(tp - 1), row="1")
-    skip(at, CUT)
+    skipped(at, CUT)
     possible = figures.DELTANET[model][0] % tp == 0
     assert len(at.get("plotly_chart")) == (2 if possible else 0)
     assert ("fusion.uneven" in texts(at)) == (not possible)
@@ -137,8 +132,7 @@ def test_both_orders_side_by_side(open_page, lang, which, model, tp):
 
 def test_the_maximum_is_asked_before_it_is_shown(open_page):
     at = open_page(PAGE, part="scale")
-    at.radio(key=f"predict.asked.{MAXIMUM}").set_value("nothing").run()
-    clean(at)
+    guessed(at, MAXIMUM, "nothing")
     found = shared("qkv", ASKED_LAYER, 0, 1.0)
     worst = figures.worst_part(found, "max")
     assert worst.name == "v"
@@ -151,7 +145,7 @@ def test_the_maximum_is_asked_before_it_is_shown(open_page):
 @pytest.mark.parametrize("stretch", [STRETCHES[0], STRETCHES[-1]])
 def test_other_weights_share_a_scale(open_page, lang, what, stretch):
     at = open_page(PAGE, lang=lang, part="scale", what=what, layer="3", expert="17", stretch=f"{stretch:g}")
-    skip(at, MAXIMUM)
+    skipped(at, MAXIMUM)
     found = shared(what, 3, 17, stretch)
     for way in found:
         for part in found[way].values():
@@ -170,8 +164,7 @@ def test_sharing_reaches_as_far_as_the_block_scales(open_page):
 def test_which_kind_changes_bits_is_asked_before_it_is_shown(open_page):
     at = open_page(PAGE, part="kinds")
     assert "Measured on tiny-moe" not in texts(at)
-    at.radio(key=f"predict.asked.{BITS}").set_value("weights_kernels").run()
-    clean(at)
+    guessed(at, BITS, "weights_kernels")
     assert "As you predicted" in texts(at) or "as predicted" in texts(at).lower()
     for one in measured():
         assert f"| {one.before}\u00a0→\u00a0{one.after} | {one.values:,} | {one.differ:,} |" in texts(at)

@@ -15,7 +15,7 @@ from nvfp4viz.ui import i18n, kernel_lab, kernel_lab_run
 from nvfp4viz.ui.snippets import fill, run
 from tests.device.selftest_reports import report
 
-from .conftest import ROOT, clean, texts
+from .conftest import ROOT, clean, skipped, texts
 
 LANGUAGES = ["en", "zh"]
 PAGE = "kernel_lab"
@@ -100,7 +100,7 @@ def test_the_letter_is_asked_about_before_plain_targets_are_shown(open_page):
     shown = at.get("button_group")
     before = json.dumps([str(group.proto) for group in shown])
     assert '○ sm_100"' not in before.replace("\\", "")
-    clean(at.button(key="predict.skip.kernel_lab.predict.letter").click().run())
+    skipped(at, "kernel_lab.predict.letter")
     said = texts(at)
     plain, special = builds()["sm_100"], builds()["sm_100a"]
     assert "**the software path" in said

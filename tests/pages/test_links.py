@@ -7,7 +7,7 @@ from nvfp4viz.ui import i18n, state
 from nvfp4viz.ui.registry import PAGES
 from nvfp4viz.ui.state import CURSOR
 
-from .conftest import clean, texts
+from .conftest import clean, guessed, skipped, texts
 
 LANGUAGES = ["en", "zh"]
 
@@ -145,7 +145,7 @@ def test_a_matrix_beyond_a_stack_is_named_with_how_many_there_are(open_page, lan
     assert in_link(at, "stack") == []
     at = open_page("blocks", lang=lang, **OPEN["blocks"], **stack, stack="63")
     assert not said_of(at, "stack")
-    at = clean(at.button(key="predict.skip.blocks.predict.best").click().run())
+    at = skipped(at, "blocks.predict.best")
     assert at.number_input(key="blocks.stack").value == 63
     assert in_link(at, "stack") == ["63"]
 
@@ -225,7 +225,7 @@ def test_a_page_can_be_started_over(open_page, page, query):
 
 def test_starting_over_takes_back_a_guess(open_page):
     at = open_page("empty_answer", beat="2")
-    at.radio(key="predict.asked.empty_answer.predict.which").set_value("all").run()
+    guessed(at, "empty_answer.predict.which", "all")
     assert "predict.guess.empty_answer.predict.which" in at.session_state
     clean(at.button(key="empty_answer.reset").click().run())
     assert "predict.guess.empty_answer.predict.which" not in at.session_state

@@ -9,7 +9,7 @@ from nvfp4viz.ui.export import to_csv, to_json
 from nvfp4viz.ui.loading_config import CASES, EXAMPLES
 from nvfp4viz.ui.loading_parts import PARTS
 
-from .conftest import clean, shown_code_output, texts
+from .conftest import clean, guessed, shown_code_output, skipped, texts
 
 PAGE = "loading"
 LANGUAGES = ["en", "zh"]
@@ -20,7 +20,7 @@ QUESTIONS = dict(zip(PARTS, ("fates", "maxima", "promotion", "chain", "cause", "
 def revealed(open_page, part, lang="en", **query):
     """A part with its question skipped."""
     at = open_page(PAGE, lang=lang, part=part, **query)
-    at.button(key=f"predict.skip.{PAGE}.predict.{QUESTIONS[part]}").click().run()
+    skipped(at, f"{PAGE}.predict.{QUESTIONS[part]}")
     return clean(at)
 
 
@@ -63,7 +63,7 @@ def test_a_bad_link_is_named_and_leaves_the_page_usable(open_page, lang, query):
 
 def test_five_fates_of_one_file(open_page):
     at = open_page(PAGE)
-    at.radio(key=f"predict.asked.{PAGE}.predict.fates").set_value("finite").run()
+    guessed(at, f"{PAGE}.predict.fates", "finite")
     seen = texts(clean(at))
     assert "Your guess: ones and the neighbour's bytes" in seen
     assert "159 slots have no tensor in the file. **3 different replies** came of 5 loads" in seen
@@ -227,5 +227,5 @@ def test_a_number_beyond_float32_is_an_infinity_without_a_warning(open_page):
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         at = open_page(PAGE, part="maxima", v="own", own="1e300")
-        clean(at.button(key=f"predict.skip.{PAGE}.predict.maxima").click().run())
+        skipped(at, f"{PAGE}.predict.maxima")
     assert "now it holds **∞**" in texts(at)

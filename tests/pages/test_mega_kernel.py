@@ -9,7 +9,7 @@ from nvfp4viz.ui.mega_kernel_parts import PARTS, layer
 from nvfp4viz.ui.mega_layout_parts import USUAL
 from nvfp4viz.ui.mega_step import RULES, SLOTS, picture
 
-from .conftest import clean, shown_code_output, texts
+from .conftest import clean, guessed, shown_code_output, texts
 
 PAGE = "mega_kernel"
 LANGUAGES = ["en", "zh"]
@@ -94,8 +94,7 @@ def test_the_usual_tensor_is_accepted_and_a_narrow_one_refused_with_its_reason(o
 def test_all_sixteen_codes_are_widened_in_the_table_once_it_was_asked_what_changes(open_page):
     at = open_page(PAGE)
     assert "| 0x30 |" not in texts(at)
-    at.radio(key=f"predict.asked.{WIDEN}").set_value("half").run()
-    clean(at)
+    guessed(at, WIDEN, "half")
     assert "Your guess: two: ±0.5" in texts(at)
     assert "0 of 16. E4M3 has every value that E2M1 has" in texts(at)
     for code, byte in enumerate(widen_e2m1(range(16)).tolist()):
@@ -121,8 +120,7 @@ def test_the_scales_map_is_utccp_s_order(open_page):
 def test_rows_are_asked_before_they_are_shown(open_page):
     at = open_page(PAGE, part="rows")
     assert not at.get("bidi_component") or "place_map" not in str(at.get("bidi_component"))
-    at.radio(key=f"predict.asked.{ROWS}").set_value("one").run()
-    clean(at)
+    guessed(at, ROWS, "one")
     assert "It turns out to be: **behind the first 8 gate rows**" in texts(at)
     data = component(at, "place_map")
     assert data["places"][32] == 8
@@ -135,8 +133,7 @@ def test_rows_are_asked_before_they_are_shown(open_page):
 def test_a_nan_becomes_the_clamp_s_limits(open_page):
     at = open_page(PAGE, part="between")
     assert "The gate becomes" not in texts(at)
-    at.radio(key=f"predict.asked.{NAN}").set_value("limit").run()
-    clean(at)
+    guessed(at, NAN, "limit")
     assert "As you predicted: **an ordinary number" in texts(at)
     assert "The gate becomes 10, the up −10;" in texts(at)
 
@@ -196,8 +193,7 @@ def test_a_formula_has_the_library_s_numbers():
 
 def test_what_matters_most_is_asked_and_computed(open_page):
     at = open_page(PAGE, part="layer")
-    at.radio(key=f"predict.asked.{MOST}").set_value("accumulate").run()
-    clean(at)
+    guessed(at, MOST, "accumulate")
     assert "It turns out to be: **the two quantisations to FP8**" in texts(at)
     assert len(at.get("plotly_chart")) == 1
     error = layer("even").error

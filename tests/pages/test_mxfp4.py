@@ -7,7 +7,7 @@ from nvfp4viz.quant import schemes
 from nvfp4viz.quant.recipes import MXFP4_RECIPES
 from nvfp4viz.ui.mxfp4_parts import ASKED, BLOCKS, PARTS, RULE, WEIGHTS, closed, real
 
-from .conftest import clean, shown_code_output, texts
+from .conftest import clean, guessed, shown_code_output, skipped, texts
 
 PAGE = "mxfp4"
 LANGUAGES = ["en", "zh"]
@@ -78,8 +78,7 @@ def test_other_tensors_are_compared(open_page, lang, query):
 
 def test_the_smaller_block_is_asked_for_before_it_is_shown(open_page):
     at = open_page(PAGE)
-    at.radio(key=f"predict.asked.{HALF}").set_value("most").run()
-    clean(at)
+    guessed(at, HALF, "most")
     assert "Your guess: more than half" in texts(at)
     assert "UE8M0 with blocks of 16" in texts(at)
     assert "18.94 dB with blocks of 32, 19.20 dB with blocks of 16, 20.37 dB for NVFP4: 18 % of the way" in texts(at)
@@ -96,8 +95,7 @@ def test_the_smaller_block_closes_less_than_half_everywhere(weight):
 def test_who_clips_is_asked_before_it_is_shown(open_page):
     at = open_page(PAGE, part="rules")
     assert len(at.get("plotly_chart")) == 0
-    at.radio(key=f"predict.asked.{CLIPS}").set_value("floor").run()
-    clean(at)
+    guessed(at, CLIPS, "floor")
     assert len(at.get("plotly_chart")) == 1
     assert "With the smaller scale 6.5 is beyond 6 and becomes 6. The ceilings take twice the scale: 6.5" in texts(at)
     traces = schemes.compare_rules(figures.sample_block(ASKED))
@@ -112,7 +110,7 @@ def test_who_clips_is_asked_before_it_is_shown(open_page):
 @pytest.mark.parametrize("on", BLOCKS)
 def test_every_block_under_every_rule(open_page, lang, on, rule):
     at = open_page(PAGE, lang=lang, part="rules", on=on, rule=rule, w="down_proj", row="127", run="3", top="7")
-    clean(at.button(key=f"predict.skip.{CLIPS}").click().run())
+    skipped(at, CLIPS)
     assert len(at.get("plotly_chart")) == 1
     for name in MXFP4_RECIPES:
         assert f"| {name} | `0x" in texts(at)
@@ -120,7 +118,7 @@ def test_every_block_under_every_rule(open_page, lang, on, rule):
 
 def test_the_bits_of_a_rule_are_the_library_s(open_page):
     at = open_page(PAGE, part="rules", on="tiny", rule="deepgemm-ceil")
-    clean(at.button(key=f"predict.skip.{CLIPS}").click().run())
+    skipped(at, CLIPS)
     traces = schemes.compare_rules(figures.sample_block(ASKED, figures.TINY))
     for name, trace in traces.items():
         assert f"| {name} | `0x{trace.scale_byte:02X}` | `{trace.scale_byte:08b}` |" in texts(at)

@@ -11,7 +11,7 @@ from nvfp4viz.model import corpus, planner
 from nvfp4viz.moe.router_comparison import ROUTERS, compare_routers
 from nvfp4viz.ui import router_parts, routing_parts, routing_run
 
-from .conftest import clean, shown_code_output, texts
+from .conftest import clean, guessed, shown_code_output, skipped, texts
 
 PAGE = "routing"
 LANGUAGES = ["en", "zh"]
@@ -71,8 +71,7 @@ def test_it_opens_on_a_prompt_that_calibration_did_not_foresee(open_page):
 def test_other_kinds_of_text_are_asked_for_before_they_are_listed(open_page):
     at = open_page(PAGE)
     assert "| Text |" not in texts(at)
-    at.radio(key=f"predict.asked.{KINDS}").set_value("all").run()
-    clean(at)
+    guessed(at, KINDS, "all")
     shares = {}
     for text in set(corpus.DOMAINS) - {corpus.CALIBRATION_DOMAIN}:
         used = routing_parts.log_of(text).totals()
@@ -86,7 +85,7 @@ def test_other_kinds_of_text_are_asked_for_before_they_are_listed(open_page):
 
 def test_every_kind_has_its_row_once_the_question_is_passed(open_page):
     at = open_page(PAGE)
-    at = clean(at.button(key=f"predict.skip.{KINDS}").click().run())
+    at = skipped(at, KINDS)
     table = next(text.value for text in at.markdown if text.value.startswith("| Text |"))
     assert len(table.splitlines()) == 2 + len(routing_parts.TEXTS)
 
@@ -148,8 +147,7 @@ def test_every_stop_closes_something_or_is_a_power_of_two():
 def test_the_plan_is_asked_for_before_it_is_shown(open_page):
     at = open_page(PAGE, part="planner")
     assert len(at.get("plotly_chart")) == 0
-    at.radio(key=f"predict.asked.{PLAN}").set_value("few").run()
-    clean(at)
+    guessed(at, PLAN, "few")
     holes = routing_parts.log_of("news").holes_after()
     assert f"{holes[512]} of {holes[64]}. What a kind of text uses" in texts(at)
     assert f"The answer: **most of the {holes[64]}" in texts(at) or f"**most of the {holes[64]}**" in texts(at)
@@ -160,7 +158,7 @@ def test_the_plan_is_asked_for_before_it_is_shown(open_page):
 @pytest.mark.parametrize(("pilot", "target"), [("16", "256"), ("64", "512"), ("128", "1024")])
 def test_the_interval_s_record_is_computed(open_page, lang, pilot, target):
     at = open_page(PAGE, lang=lang, part="planner", plan="recipes", pilot=pilot, target=target)
-    clean(at.button(key=f"predict.skip.{PLAN}").click().run())
+    skipped(at, PLAN)
     checks = planner.check_planner(
         {text: routing_parts.log_of(text) for text in routing_parts.TEXTS}, int(pilot), int(target)
     )
@@ -176,7 +174,7 @@ def test_the_interval_s_record_is_computed(open_page, lang, pilot, target):
 
 def test_what_came_is_shown_when_asked_for(open_page):
     at = open_page(PAGE, part="planner", plan="json")
-    clean(at.button(key=f"predict.skip.{PLAN}").click().run())
+    skipped(at, PLAN)
     came = int(routing_parts.log_of("json").holes_after()[512])
     assert "It came to" not in texts(at)
     at.toggle(key=f"{PAGE}.came").set_value(True).run()
@@ -228,7 +226,7 @@ def test_a_place_of_an_image_asks_no_table(open_page):
 
 def test_what_was_read_in_a_newer_commit_is_said(open_page):
     at = open_page(PAGE, part="routers")
-    said = texts(clean(at.button(key=f"predict.skip.{NAN}").click().run()))
+    said = texts(skipped(at, NAN))
     assert "vLLM 0.33.0, but for the 5 ids of an image" in said
     assert all("`0f5257e`" in catalogue(lang)[f"{PAGE}.routers.text"] for lang in LANGUAGES)
 
@@ -278,7 +276,7 @@ def test_what_is_beyond_float32_is_infinite(open_page):
 )
 def test_the_question_is_about_the_sample_whatever_is_set(open_page, query):
     at = open_page(PAGE, part="routers", **query)
-    clean(at.button(key=f"predict.skip.{NAN}").click().run())
+    skipped(at, NAN)
     assert "sorts it first (4, 0, 3)" in texts(at)
 
 
@@ -306,8 +304,7 @@ def test_one_s_own_logits_are_taken_and_bad_ones_refused(open_page):
 def test_the_nan_is_asked_about_before_it_is_explained(open_page):
     at = open_page(PAGE, part="routers")
     assert "falls back to experts" not in texts(at)
-    at.radio(key=f"predict.asked.{NAN}").set_value("softmax").run()
-    clean(at)
+    guessed(at, NAN, "softmax")
     assert "sorts it first (4, 0, 3)" in texts(at)
     assert "falls back to experts 0, 1, 2" in texts(at)
 

@@ -10,7 +10,7 @@ from nvfp4viz.quant import mma_step_reference
 from nvfp4viz.ui.tensor_core_lab import RULES, picture
 from nvfp4viz.ui.tensor_core_parts import PARTS
 
-from .conftest import clean, shown_code_output, texts
+from .conftest import clean, guessed, shown_code_output, skipped, texts
 
 PAGE = "tensor_core"
 LANGUAGES = ["en", "zh"]
@@ -19,7 +19,7 @@ NEGATIVE, DIRECTION = (f"{PAGE}.predict.{name}" for name in ("negative", "direct
 
 
 def _revealed(at, question):
-    at.button(key=f"predict.skip.{question}").click().run()
+    skipped(at, question)
     return clean(at)
 
 
@@ -133,8 +133,7 @@ def test_a_negative_scale_is_asked_before_it_can_be_chosen(open_page):
     at = open_page(PAGE)
     assert "the sign is ignored" not in texts(at)
     assert "negative scale" not in at.get("button_group")[1].options + at.get("button_group")[0].options
-    at.radio(key=f"predict.asked.{NEGATIVE}").set_value("flips").run()
-    clean(at)
+    guessed(at, NEGATIVE, "flips")
     assert "nothing: the sign is ignored" in texts(at)
     assert "give the same bits, 0x472995F7" in texts(at)
 
@@ -147,8 +146,7 @@ def test_a_negative_scale_leaves_the_result_alone(open_page):
 def test_the_direction_is_asked_before_the_histogram(open_page):
     at = open_page(PAGE, part="difference")
     assert len(at.get("plotly_chart")) == 0
-    at.radio(key=f"predict.asked.{DIRECTION}").set_value("always").run()
-    clean(at)
+    guessed(at, DIRECTION, "always")
     assert len(at.get("plotly_chart")) == 1
     assert "Your guess: all of them" in texts(at)
     assert "most of them" in texts(at)

@@ -11,7 +11,7 @@ from nvfp4viz.ui.block_lab import trace_data
 from nvfp4viz.ui.scaling_parts import BLOCKS_TO_COMPARE, PARTS
 from nvfp4viz.ui.values import to_bf16
 
-from .conftest import clean, shown_code_output, texts
+from .conftest import clean, guessed, shown_code_output, texts
 
 PAGE = "two_level_scaling"
 LANGUAGES = ["en", "zh"]
@@ -165,8 +165,7 @@ def test_a_scale_that_cannot_be_used_is_explained_as_a_scale(open_page, lang, ty
 def test_the_loss_is_asked_before_it_is_shown(open_page):
     at = open_page(PAGE, part="input_scale")
     assert len(at.get("plotly_chart")) == 0
-    at.radio(key=f"predict.asked.{PAGE}.predict.lost").set_value("nothing").run()
-    clean(at)
+    guessed(at, f"{PAGE}.predict.lost", "nothing")
     assert len(at.get("plotly_chart")) == 1
     assert "Your guess: none" in texts(at)
     assert "882 of 1,152 blocks" in texts(at)  # computed from the seeded tensor
