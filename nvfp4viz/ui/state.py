@@ -224,9 +224,7 @@ class View:
         try:
             param.parse(param.write(value))
         except ValueError:
-            if name in self.asked:
-                _note(name, param.write(value))
-                self.notes = st.session_state["_notes"]
+            self._tell(name, param.write(value))
             self.put(**{name: param.default})
 
     def bound(self, name: str, high: int) -> None:
@@ -238,11 +236,18 @@ class View:
         default, value = self.params[name].default, self[name]
         # The default stays as it is: another would write the address twice in a run.
         self.params[name] = integer(0, high, default=default)
-        if value > high and name in self.asked:
-            _note(name, str(value))
-            self.notes, value = st.session_state["_notes"], default
+        if value > high and self._tell(name, str(value)):
+            value = default
         # Set anew in any case: a widget of other bounds would begin at its lowest value.
         st.session_state[self.key(name)] = min(value, high)
+
+    def _tell(self, name: str, written: str) -> bool:
+        """Note a value that is of no use here if it is a link's; whether it was."""
+        asked = name in self.asked
+        if asked:
+            _note(name, written)
+            self.notes = st.session_state["_notes"]
+        return asked
 
     def address(self) -> dict[str, str]:
         """All that the link to this view says: the language, the mode if the link has one, and :meth:`query`."""
