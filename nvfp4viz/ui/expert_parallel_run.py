@@ -37,10 +37,10 @@ STEP = 0.25
 """Seconds between two looks at the ranks."""
 PRESSED = "_expert_parallel_pressed"
 TENSORS = (
-    ("w13_weight, w2_weight", "U8", True),
-    ("w13_weight_scale, w2_weight_scale", "F8_E4M3", True),
-    ("w13_weight_scale_2, w2_weight_scale_2 (g1_alphas, g2_alphas)", "F32", True),
-    ("w13_input_scale, w2_input_scale (a1_gscale, a2_gscale)", "F32", False),
+    ("`w13_weight`, `w2_weight`", "U8", True),
+    ("`w13_weight_scale`, `w2_weight_scale`", "F8_E4M3", True),
+    ("`w13_weight_scale_2`, `w2_weight_scale_2` (`g1_alphas`, `g2_alphas`)", "F32", True),
+    ("`w13_input_scale`, `w2_input_scale` (`a1_gscale`, `a2_gscale`)", "F32", False),
 )
 """An expert's tensors in vLLM, their type in a checkpoint, and whether EPLB exchanges them."""
 
@@ -75,8 +75,8 @@ def moves_part(page: Lesson) -> None:
     wait_for_kernels()
     page.prose("moves.before", version=VLLM)
     page.table(
-        ("tensor", "dtype", "moves"),
-        [(f"`{name}`", dtype, page.t("moves.yes" if moves else "moves.no")) for name, dtype, moves in TENSORS],
+        ("tensor", "moves", ">dtype"),
+        [(names, page.t("moves.yes" if moves else "moves.no"), dtype) for names, dtype, moves in TENSORS],
     )
     with st.spinner(page.t("moves.busy")):
         asked = moved("holes", BACKENDS[0], ASKED["ranks"], 1)

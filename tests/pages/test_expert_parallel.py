@@ -108,7 +108,9 @@ def test_balance_of_other_settings(open_page, lang, query):
 
 def test_a_move_that_leaves_scales_behind_silences_the_holed_model(open_page):
     at = open_page(PAGE, part="moves")
-    assert "| `w13_input_scale, w2_input_scale (a1_gscale, a2_gscale)` | F32 | **stays in the slot** |" in texts(at)
+    assert "| `w13_input_scale`, `w2_input_scale` (`a1_gscale`, `a2_gscale`) | **stays in the slot** | F32 |" in texts(
+        at
+    )
     guessed(at, MOVES, "silent")
     assert "As you predicted: **NaN: padding instead of words**" in texts(at)
     assert "| moved, input scales left behind | NaN | `<pad><pad>" in texts(at)
