@@ -15,6 +15,7 @@ from pathlib import Path
 from nvfp4viz.errors import CheckpointError
 
 HERE = Path(__file__).parent
+MEASURED = HERE / "measured.json"
 CALIBRATION = HERE / "calibration"
 ROUTING = HERE / "routing.npz"
 

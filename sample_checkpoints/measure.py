@@ -1,7 +1,8 @@
 """Measure the samples and write it down: ``python -m sample_checkpoints.measure`` (minutes).
 
-Losses per domain in BF16 and fully calibrated W4A4, and how many of 50 held-out prompts fall silent per domain and per
-fate of the unwritten slots.  Results go to ``measured.json`` and into the tables of both READMEs.
+Losses per domain in BF16 and fully calibrated W4A4, how many of 50 held-out prompts fall silent per domain and per fate
+of the unwritten slots, and what the calibrated model answers to the pages' prompts.  Results go to ``measured.json``,
+losses and silence also into the tables of both READMEs.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from typing import Any
 
 from nvfp4viz import serving
 from nvfp4viz.model import corpus
-from sample_checkpoints import HERE, ensure
+from sample_checkpoints import HERE, MEASURED, ensure
 
 DOCUMENTS = 50
 TOKENS = 12
+ANSWERED = 64
 MARKS = ("<!-- measured -->", "<!-- /measured -->")
 
 
@@ -47,6 +49,12 @@ def collapses() -> dict[str, dict[str, list[int]]]:
     return result
 
 
+def answers() -> dict[str, str]:
+    """What the fully calibrated model answers to each domain's demo prompt, `corpus.DEMO_PROMPTS`."""
+    served = serving.load(ensure("tiny-moe-nvfp4-full"), device="cpu")
+    return {domain: served.generate(prompt, ANSWERED).text for domain, prompt in corpus.DEMO_PROMPTS.items()}
+
+
 def tables(measured: dict[str, Any]) -> str:
     """The two tables in Markdown."""
     lines = ["| domain | BF16 | W4A4, calibrated on all | difference |", "|---|---|---|---|"]
@@ -61,8 +69,14 @@ def tables(measured: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    measured = {"documents": DOCUMENTS, "tokens": TOKENS, "losses": losses(), "collapses": collapses()}
-    (HERE / "measured.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+    measured = {
+        "documents": DOCUMENTS,
+        "tokens": TOKENS,
+        "losses": losses(),
+        "collapses": collapses(),
+        "answers": answers(),
+    }
+    MEASURED.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
     path = HERE / "README.md"
     before, rest = path.read_text(encoding="utf-8").split(MARKS[0])
     after = rest.split(MARKS[1])[1]

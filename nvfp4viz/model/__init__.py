@@ -9,6 +9,7 @@ from nvfp4viz.model.inference import (
     Generation,
     GenerationTrace,
     TinyMoe,
+    expect,
     generate,
     greedy,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "TinyMoeConfig",
     "Tokenizer",
     "calibrate",
+    "expect",
     "generate",
     "greedy",
 ]

@@ -34,6 +34,8 @@ from nvfp4viz.moe.routing import Routing, product, rms_norm, route_gemma4
 Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+REPEATED = 64
+"""Tokens guessed after a NaN, which never leaves the cache: all that a reply may still have."""
 
 
 class Experts(Protocol):
@@ -279,6 +281,17 @@ def greedy(logits: F32) -> int:
     That is ``torch.argmax`` and thereby vLLM's V1 sampler; NumPy has the same rule.
     """
     return int(np.argmax(logits))
+
+
+def expect(known: Sequence[int]) -> Callable[[Sequence[int], F32], Sequence[int]]:
+    """A ``guess`` for `generate`: ``known`` goes on for as long as it came true; after a NaN, the same token again."""
+
+    def guess(chosen: Sequence[int], logits: F32) -> Sequence[int]:
+        if tuple(chosen) == tuple(known[: len(chosen)]):
+            return known[len(chosen) :]
+        return [chosen[-1]] * REPEATED if np.isnan(logits).any() else ()
+
+    return guess
 
 
 def generate(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -185,16 +184,16 @@ class Baseline:
 
 
 def baseline(
-    healthy: ServedModel, spot: FaultSpot | None, prompt: str, n: int = 32, likely: Sequence[int] = ()
+    healthy: ServedModel, spot: FaultSpot | None, prompt: str, n: int = 32, answer: Generation | None = None
 ) -> Baseline:
-    """Run the healthy model.  An answer that is ``likely``, such as another backend's, saves time and changes no bit.
+    """Run the healthy model; ``answer`` is what it gives to the prompt with n tokens, where that is known already.
 
     Raises
     ------
     ModelError
         For a prompt that the model cannot read.
     """
-    answer = healthy.generate(prompt, n, guess=partial(_likely, likely))
+    answer = healthy.generate(prompt, n) if answer is None else answer
     read = (*answer.prompt_ids, *answer.token_ids)
     return Baseline(spot, n, prompt, answer, read, _read(healthy, read, spot))
 
@@ -212,11 +211,13 @@ def compare(healthy: ServedModel, faulty: ServedModel, spot: FaultSpot | None, p
 
 def compare_to(base: Baseline, faulty: ServedModel) -> FaultEffect:
     """`compare`, with the healthy side already run."""
+    from nvfp4viz.model import expect
+
     spot, answer, read, good = base.spot, base.answer, base.read, base.reading
     bad = _read(faulty, read, spot)
     return FaultEffect(
         healthy=answer,
-        faulty=faulty.generate(base.prompt, base.n, guess=partial(_likely, answer.token_ids)),
+        faulty=faulty.generate(base.prompt, base.n, guess=expect(answer.token_ids)),
         read=read,
         visits=0 if spot is None else int((good.routes[spot.layer] == spot.expert).any(axis=-1).sum()),
         layer_error=np.array([_relative_error(a, b) for a, b in zip(good.hidden, bad.hidden, strict=True)], np.float32),
@@ -231,13 +232,6 @@ def compare_to(base: Baseline, faulty: ServedModel) -> FaultEffect:
         healthy_scales=good.scales,
         faulty_scales=bad.scales,
     )
-
-
-def _likely(other: Sequence[int], chosen: Sequence[int], logits: F32) -> Sequence[int]:
-    """What a model probably says next: what the other one said, as long as they agree; after a NaN, the same again."""
-    if tuple(chosen) == tuple(other[: len(chosen)]):
-        return other[len(chosen) :]
-    return [chosen[-1]] * len(other) if np.isnan(logits).any() else ()
 
 
 def sweep(

@@ -13,7 +13,7 @@ from nvfp4viz.serving.quant_config import VLLM
 from nvfp4viz.ui import caches, errors, predict, snippets
 from nvfp4viz.ui.export import about
 from nvfp4viz.ui.i18n import t
-from nvfp4viz.ui.loading_parts import BACKENDS, HOLED, PAGE, PROMPT, TOKENS, complete, fates, quoted
+from nvfp4viz.ui.loading_parts import BACKENDS, HOLED, PAGE, PROMPT, TOKENS, fates, quoted, twin_of
 from nvfp4viz.ui.numbers import percent
 
 if TYPE_CHECKING:
@@ -27,11 +27,10 @@ GUARDED = ("tiny-moe-nvfp4-holes", "tiny-moe-nvfp4-full")
 
 @st.cache_resource(max_entries=64, show_spinner=False)
 def _bisection(allocator: str, prompt: str, seed: int, identity: caches.Stamp) -> Bisection:
-    from nvfp4viz.serving import load
     from nvfp4viz.serving.bisect import bisect_experts
 
     suspect = caches.served(caches.Build(HOLED, allocator=allocator, seed=seed))
-    return bisect_experts(suspect, load(complete(), device="cpu"), DEMO_PROMPTS[prompt])
+    return bisect_experts(suspect, twin_of(BACKENDS[0]), DEMO_PROMPTS[prompt])
 
 
 def bisection_of(page: Lesson) -> Bisection:

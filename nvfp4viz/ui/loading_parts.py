@@ -77,13 +77,20 @@ def _fate(allocator: str, prompt: str, backend: str, seed: int, identity: caches
     return fate_of(_loaded(backend, allocator, seed, identity), twin, allocator, seed, backend)
 
 
+def twin_of(backend: str) -> ServedModel:
+    """The complete twin, loaded."""
+    return _loaded(backend, "", 0, caches.stamp(caches.sample_path(HOLED)))
+
+
 @st.cache_resource(max_entries=32, show_spinner=False)
 def _twin(prompt: str, backend: str, identity: caches.Stamp) -> Baseline:
     """The complete file's answer, which all fates of a prompt are held to."""
+    from nvfp4viz.model import expect
     from nvfp4viz.serving.fault_lab import baseline
 
-    likely = () if backend == BACKENDS[0] else _twin(prompt, BACKENDS[0], identity).answer.token_ids
-    return baseline(_loaded(backend, "", 0, identity), None, DEMO_PROMPTS[prompt], TOKENS, likely)
+    asked, healthy = DEMO_PROMPTS[prompt], twin_of(backend)
+    answer = healthy.generate(asked, TOKENS, guess=expect(caches.likely_answer(asked)))
+    return baseline(healthy, None, asked, TOKENS, answer)
 
 
 @st.cache_resource(max_entries=36, show_spinner=False)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nvfp4viz import serving
-from nvfp4viz.model import generate
+from nvfp4viz.model import expect, generate
 from nvfp4viz.model.corpus import DEMO_PROMPTS
 from nvfp4viz.model.tokenizer import EOS
 from nvfp4viz.moe.experts import ExpertsResult
@@ -49,6 +49,7 @@ def test_a_faulty_model_guessed_right_and_wrong(full, backend, allocator):
         same(served.generate(prompt, 16, guess=follow(healthy)), plain)
         same(served.generate(prompt, 16, guess=lambda chosen, logits: [0] * 99 * bool(np.isnan(logits).any())), plain)
         same(served.generate(prompt, 16, guess=lambda chosen, _: [chosen[-1], 5, 7]), plain)
+        same(served.generate(prompt, 16, guess=expect(healthy)), plain)
 
 
 def test_a_right_guess_is_read_in_one_call(full):
@@ -103,3 +104,18 @@ def test_a_guess_beyond_the_end_stops_where_the_answer_does(full):
     same(full.generate(prompt, 64, guess=follow([*plain.token_ids, 40, 40, 40])), plain)
     for n in (1, 2, 3):
         same(full.generate(prompt, n, guess=follow(plain.token_ids)), full.generate(prompt, n))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_recorded_answers_are_the_models_and_guessing_them_changes_no_bit(backend):
+    """What the pages guess from: each answer is recomputed, and read in fewer calls with the same bits."""
+    from nvfp4viz.ui.caches import likely_answer
+
+    served = serving.load(ensure("tiny-moe-nvfp4-full"), backend=backend, device="cpu")
+    for prompt in DEMO_PROMPTS.values():
+        plain = served.generate(prompt, 32)
+        known = likely_answer(prompt)
+        if backend == "vllm-cutlass":
+            assert known[:32] == plain.token_ids
+        same(served.generate(prompt, 32, guess=expect(known)), plain)
+    assert likely_answer("a prompt of the reader's") == ()

@@ -5,6 +5,7 @@ import pytest
 
 from nvfp4viz.checkpoint import canonical
 from nvfp4viz.errors import NvError
+from nvfp4viz.model import expect
 from nvfp4viz.serving import ALLOCATORS, load
 from nvfp4viz.serving.bisect import bisect_experts
 from nvfp4viz.serving.fates import MEASURES, complete_with, measures, run_fates
@@ -63,7 +64,7 @@ def test_a_likely_answer_changes_nothing(pair):
     served = load(complete_with(*pair), backend="vllm-marlin", device="cpu")
     plain = baseline(served, None, PROMPT, 4)
     for likely in (plain.answer.token_ids, (5, 6, 7), plain.answer.token_ids[:2]):
-        found = baseline(served, None, PROMPT, 4, likely)
+        found = baseline(served, None, PROMPT, 4, served.generate(PROMPT, 4, guess=expect(likely)))
         assert found.answer.token_ids == plain.answer.token_ids
         assert found.read == plain.read
         assert found.answer.trace.hidden.tobytes() == plain.answer.trace.hidden.tobytes()
