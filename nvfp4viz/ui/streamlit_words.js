@@ -18,6 +18,8 @@
       [/^Press (.+) to apply$/, "keys"],
     ]],
   ];
+  // All places stand in one of these: where the page has none, one look is enough, at every change of the page.
+  const ROOTS = "[role=alert], [role=tooltip], [data-testid=stFileUploader], [data-testid=InputInstructions]";
   const LABELS = [[/^file upload$/, "upload"], [/^Add files$/, "add"], [/^Remove (.+)$/, "remove"]];
   // Kept over a change of language: what Streamlit said of each element.
   const seen = (window.nvfp4vizSaid ??= new WeakMap());
@@ -62,14 +64,15 @@
   }
 
   function all() {
+    if (!document.querySelector(ROOTS)) return;
     for (const [selector, rules] of PLACES) for (const element of document.querySelectorAll(selector)) speak(element, rules);
     for (const element of document.querySelectorAll("[data-testid=stFileUploader] [aria-label]")) label(element);
   }
 
   window.nvfp4vizSpeak?.disconnect();
   let waiting = false;
-  window.nvfp4vizSpeak = new MutationObserver(() => {
-    if (waiting) return;
+  window.nvfp4vizSpeak = new MutationObserver((records) => {
+    if (waiting || records.every(({ target }) => target instanceof SVGElement)) return; // a figure that is being drawn
     waiting = true;
     requestAnimationFrame(() => {
       waiting = false;
