@@ -271,7 +271,8 @@ def work_space(shape: tuple[int, ...], way: Way) -> int:
     ``direct``        codes and block scales of the rows at hand before they are in their places, and a flag a block:
                       whether the kernel left it to the NumPy path
     ``folded_f32``    a flag a block of the whole weight
-    ``folded_bf16``   13 bytes an element of the rows being rounded: `f32_to_bf16` works on integers
+    ``folded_bf16``   3 bytes an element of the rows being rounded: the BF16 of `f32_to_bf16` before it is in its place,
+                      and whether it is a NaN (where one is, it holds more)
 
     >>> work_space((2, 16, 32), "direct"), work_space((2, 16, 32), "folded_f32")
     (320, 64)
@@ -282,7 +283,7 @@ def work_space(shape: tuple[int, ...], way: Way) -> int:
         return some // 2 + 2 * (some // BLOCK)
     if way == "folded_f32":
         return int(np.prod(shape)) // BLOCK
-    return 13 * _rows_together(shape, FOLD_PORTION) * columns
+    return 3 * _rows_together(shape, FOLD_PORTION) * columns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
