@@ -39,8 +39,8 @@ def token_part(page: Lesson) -> None:
         build = caches.Build(HOLED, backend=backend, per_token=by_token)
         answer = caches.generation(build, DEMO_PROMPTS[view["p"]], TOKENS).generation
         scales = caches.served(build).scales_of(0).w13_input_scale
-        rows.append((page.t(f"token.{'on' if by_token else 'off'}"), backend, _spread(scales), quoted(answer.text)))
-    page.table(("setting", "backend", "input_scales", "answer"), rows)
+        rows.append((page.t(f"token.{'on' if by_token else 'off'}"), quoted(answer.text), backend, _spread(scales)))
+    page.table(("setting", "answer", "backend", "input_scales"), rows)
     page.finding(
         "token.seen",
         base=exact(float(per_token.BASE)),

@@ -143,7 +143,7 @@ def test_a_shared_maximum_leaves_no_trace(open_page):
 
 def test_scales_per_token_answer_in_spite_of_the_holes(open_page):
     seen = texts(revealed(open_page, "token"))
-    assert "| `nvfp4_per_token` | vllm-flashinfer-trtllm | 1 | ` api#9 GET" in seen
+    assert "| `nvfp4_per_token` | ` api#9 GET /v1/s` | vllm-flashinfer-trtllm | 1 |" in seen
     assert "`<pad>` × 16" in seen
     assert "2 of 4: the fast mode of both versions" in seen
     for row, nan in zip(ROWS, (0, 0, 2), strict=True):
