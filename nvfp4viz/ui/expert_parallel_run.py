@@ -61,13 +61,15 @@ class Moved:
 @st.cache_resource(max_entries=16, show_spinner=False)
 def moved(model: str, backend: str, ranks: int, extra: int) -> Moved:
     """Rearrange every layer for mixed traffic, with the input scales and without."""
+    from nvfp4viz.model import expect
     from nvfp4viz.serving import expert_parallel as ep
 
     served = caches.served(caches.Build(MODELS[model], backend))
     plan = balance_of(EVERY, EVERY, 0, ranks, extra)
     effect = ep.move_effect(served, plan.old, plan.new, corpus.held_out_documents("news", 1))
     wholly, partly = (ep.moved(served, plan.old, plan.new, scales_move=move) for move in (True, False))
-    return Moved(effect, *(one.generate(PROMPT, REPLY).text for one in (served, wholly, partly)))
+    guess = expect(caches.likely_answer(PROMPT))
+    return Moved(effect, *(one.generate(PROMPT, REPLY, guess=guess).text for one in (served, wholly, partly)))
 
 
 def moves_part(page: Lesson) -> None:

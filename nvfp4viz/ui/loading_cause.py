@@ -13,7 +13,7 @@ from nvfp4viz.serving.quant_config import VLLM
 from nvfp4viz.ui import caches, errors, predict, snippets
 from nvfp4viz.ui.export import about
 from nvfp4viz.ui.i18n import t
-from nvfp4viz.ui.loading_parts import BACKENDS, HOLED, PAGE, PROMPT, TOKENS, fates, quoted, twin_of
+from nvfp4viz.ui.loading_parts import BACKENDS, HOLED, PAGE, PROMPT, TOKENS, fate, quoted, twin_of
 from nvfp4viz.ui.numbers import percent
 
 if TYPE_CHECKING:
@@ -79,9 +79,10 @@ def _harness(page: Lesson) -> None:
 
 def _loads(prompt: str) -> list[Fate]:
     """The file on fresh memory, then on a cached block of each start."""
-    zeros = fates(prompt, BACKENDS[0], 0)[0]
-    cached = (next(f for f in fates(prompt, BACKENDS[0], seed) if f.allocator == "random") for seed in SEEDS)
-    return [zeros, *cached]
+    return [
+        fate("zeros", prompt, BACKENDS[0], 0),
+        *(fate("random", prompt, BACKENDS[0], seed) for seed in SEEDS),
+    ]
 
 
 def _allocator_off(page: Lesson) -> None:

@@ -62,10 +62,13 @@ def _complete(holed: tuple[str, caches.Stamp], full: tuple[str, caches.Stamp]) -
 
 def fates(prompt: str, backend: str, seed: int) -> tuple[Fate, ...]:
     """Every fate of the holed file, from the cache where it has been run."""
+    return tuple(fate(allocator, prompt, backend, seed) for allocator in ALLOCATORS)
+
+
+def fate(allocator: str, prompt: str, backend: str, seed: int) -> Fate:
+    """One fate of the holed file, from the cache where it has been run; a seed decides the random bits alone."""
     identity = caches.stamp(caches.sample_path(HOLED))
-    return tuple(
-        _fate(allocator, prompt, backend, seed if allocator == "random" else 0, identity) for allocator in ALLOCATORS
-    )
+    return _fate(allocator, prompt, backend, seed if allocator == "random" else 0, identity)
 
 
 @st.cache_resource(max_entries=200, show_spinner=False)
