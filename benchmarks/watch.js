@@ -41,7 +41,9 @@
   function seen(records) {
     const now = performance.now();
     let counts = false;
+    // A figure is drawn in thousands of changes: looking stops with the first one that tells all.
     for (const { target } of records) {
+      if (counts && watch.figure && (watch.local || target.getRootNode() === document)) continue;
       const element = target.nodeType === 1 ? target : target.parentElement;
       const chain = [...hosts(element)];
       if (chain.some((at) => at.closest?.(IGNORED))) continue;
