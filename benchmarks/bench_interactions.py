@@ -76,8 +76,14 @@ def _stepper(field: Any, up: str, down: str) -> Act:
     def act(page: Any, lap: int) -> None:
         if not lap:
             field.focus()
-        value = float(field.input_value() or "nan")
+        if not field.input_value():
+            field.fill("1")
+            field.press("Enter")
+            return
+        value = float(field.input_value())
         ends = [float(field.get_attribute(name) or "nan") for name in ("min", "max")]
+        if ends[0] == ends[1]:
+            raise LookupError("it has one value alone")
         way[0] = 1 if value == ends[0] else -1 if value == ends[1] else way[0]
         field.press(up if way[0] > 0 else down)
 
@@ -158,11 +164,11 @@ def _drag(selector: str) -> Act:
 
 
 def _spot(selector: str) -> Act:
-    """A click at another place of a picture each time."""
+    """A click at another place of a picture's middle line each time."""
 
     def act(page: Any, lap: int) -> None:
         box = page.locator(selector).first.bounding_box()
-        page.mouse.click(box["x"] + 60 + 24 * (lap % 12), box["y"] + min(40, box["height"] / 2))
+        page.mouse.click(box["x"] + box["width"] * (0.2 + 0.05 * (lap % 12)), box["y"] + box["height"] / 2)
 
     return act
 
