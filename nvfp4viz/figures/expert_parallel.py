@@ -18,6 +18,8 @@ from nvfp4viz.serving.route_trace import Balance
 Rows = list[dict[str, object]]
 WRITTEN = 8
 """Up to this many ranks, cells of the matrix carry their number, and every rank has its lane."""
+BESIDE_CELLS = {"l": 50, "t": 97}
+"""Room for the ranks' names, and for the colour bar above."""
 
 
 def rank_name(rank: int, lang: str) -> str:
@@ -85,6 +87,7 @@ def ranks_figure(placement: Placement, layer: Exchange, *, theme: Theme, lang: s
     figure.layout = base_layout(
         theme,
         height=110 + (34 if ranks <= WRITTEN else 22) * ranks,
+        margin=BESIDE_CELLS,
         barmode="overlay",
         showlegend=False,
         xaxis={"showgrid": False, "zeroline": False, "tickvals": [], "ticks": "", "range": [-0.5, columns - 0.5]},
@@ -173,6 +176,7 @@ def matrix_figure(sent: np.ndarray, *, theme: Theme, lang: str) -> go.Figure:
     figure.layout = base_layout(
         theme,
         height=max(300, 120 + (34 if ranks <= WRITTEN else 16) * ranks),
+        margin=BESIDE_CELLS,
         xaxis=_ranks_axis(ranks, lang, "to", tickangle=0 if ranks <= 4 else -60),
         yaxis=_ranks_axis(ranks, lang, "from", autorange="reversed"),
     )
@@ -263,6 +267,7 @@ def timeline_figure(bars: Sequence[Bar], *, theme: Theme, lang: str) -> go.Figur
     figure.layout = base_layout(
         theme,
         height=120 + 44 * len(shown),
+        margin={"l": 46, "t": 42},
         barmode="overlay",
         xaxis={"title": words(lang, "figures.expert_parallel.time_axis"), "rangemode": "tozero"},
         yaxis={
@@ -338,6 +343,7 @@ def balance_figure(found: Balance, *, theme: Theme, lang: str) -> go.Figure:
     figure.layout = base_layout(
         theme,
         height=340,
+        margin={"l": 60, "t": 43},
         barmode="group",
         xaxis=_ranks_axis(len(ranks), lang, tickangle=0 if len(ranks) <= 4 else -60),
         yaxis={"title": words(lang, "figures.expert_parallel.rows"), "rangemode": "tozero"},

@@ -121,6 +121,7 @@ def rows_figure(
     figure.layout = base_layout(
         theme,
         height=height,
+        margin={"t": 44, "b": 42},
         barmode="overlay",
         uniformtext={"minsize": 10, "mode": "hide"},
         xaxis={
@@ -281,6 +282,7 @@ def scales_figure(found: Found, *, theme: Theme, lang: str) -> go.Figure:
     room = 0.22 * (max(values) - min(0.0, *values))
     figure.layout = base_layout(
         theme,
+        margin={"l": 66, "t": 46},
         height=140 + 20 * len(SHARE_WAYS) * (len(found["own"]) + 1),
         barmode="group",
         bargap=0.2,

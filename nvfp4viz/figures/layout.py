@@ -47,6 +47,7 @@ def base_layout(theme: Theme, *, height: int, **more: Any) -> dict[str, Any]:
         "xaxis": dict(axis),
         "yaxis": dict(axis),
     }
+    margin = more.pop("margin", {})
     for name, value in more.items():
         if name.startswith(("xaxis", "yaxis")):
             layout[name] = axis | value
@@ -54,7 +55,19 @@ def base_layout(theme: Theme, *, height: int, **more: Any) -> dict[str, Any]:
                 layout[name]["title"] = {**axis["title"], "text": value["title"]}
         else:
             layout[name] = value
+    layout["margin"] |= _room(layout) | margin
     return layout
+
+
+def _room(layout: dict[str, Any]) -> dict[str, int]:
+    """Margins that names and labels of usual length need: where Plotly has to find them itself, it draws twice."""
+
+    def most(letter: str, titled: int, labelled: int) -> int:
+        axes = [value for name, value in layout.items() if name.startswith(f"{letter}axis")]
+        shown = [axis for axis in axes if axis.get("showticklabels", True) and len(axis.get("tickvals", "?"))]
+        return max((titled if axis["title"].get("text") else labelled for axis in shown), default=8)
+
+    return {"l": most("y", 53, 8), "b": most("x", 48, 30)}
 
 
 def cell_bars(

@@ -253,7 +253,7 @@ def between_figure(seen: Between, *, theme: Theme, lang: str) -> go.Figure:
         theme,
         height=340,
         barmode="overlay",
-        margin={"l": 8, "r": 8, "t": 40, "b": 8},
+        margin={"t": 42},
         xaxis={
             "title": words(lang, "figures.mega_kernel.element_axis"),
             "dtick": 4,

@@ -51,7 +51,7 @@ def plan_figure(log: RoutingLog, plans: Sequence[Plan], reveal: bool, *, theme: 
     figure.layout = base_layout(
         theme,
         height=380,
-        margin={"l": 8, "r": 8, "t": 64, "b": 8},
+        margin={"t": 64},
         xaxis={"title": words(lang, "figures.routing.tokens"), "type": "log", "dtick": 1, "showgrid": False},
         yaxis={"title": words(lang, "figures.routing.holes"), "rangemode": "tozero"},
     )
@@ -130,7 +130,7 @@ def check_figure(checks: Sequence[HeldOut], names: Mapping[str, str], *, theme: 
     figure.layout = base_layout(
         theme,
         height=340,
-        margin={"l": 8, "r": 8, "t": 64, "b": 8},
+        margin={"t": 64},
         barmode="overlay",
         xaxis={
             "tickvals": middles,

@@ -6,14 +6,14 @@ A slot without a token is hatched; it never has a colour of the scale.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
 
-from nvfp4viz.figures.layout import base_layout, cell_bars, hatched
+from nvfp4viz.figures.layout import base_layout
 from nvfp4viz.figures.palette import SEQUENTIAL, Theme, role, surface
 from nvfp4viz.figures.words import words
 from nvfp4viz.model.routing_log import RoutingLog
@@ -21,6 +21,8 @@ from nvfp4viz.model.routing_log import RoutingLog
 I64 = npt.NDArray[np.int64]
 PANEL = 150
 """Height of one map, in pixels."""
+HALF_CELL = 0.46
+"""Half a cell's side within its gap, in the axes' units."""
 
 
 # ------------------------------------------------------------------ maps
@@ -35,15 +37,21 @@ def map_figure(maps: Mapping[str, I64], *, theme: Theme, lang: str) -> go.Figure
     figure = go.Figure()
     part = 1 / len(maps)
     titles: list[dict[str, Any]] = []
-    layout: dict[str, Any] = {"barmode": "overlay", "showlegend": False, "annotations": titles}
+    shapes: list[dict[str, Any]] = []
+    layout: dict[str, Any] = {"showlegend": False, "annotations": titles, "shapes": shapes}
+    missed = None
+    if len(maps) == 2:
+        used, seen = maps.values()
+        missed = np.where(seen == 0, used, 0)
+    layout["margin"] = {"l": 30, "r": 86, "b": 34}  # the layers' names, and the colour bars
     for at, (title, counts) in enumerate(maps.items()):
         n = "" if at == 0 else str(at + 1)
         axes = {"xaxis": f"x{n}", "yaxis": f"y{n}"}
         top, bottom = 1 - at * part, 1 - (at + 1) * part
         domain = [bottom + 0.1 * part, top - 0.14 * part]
         layers, experts = counts.shape
-        figure.add_trace(_counts(counts, domain, ink.ink, lang) | axes)
-        figure.add_trace(_holes(counts, ink.muted, ink.line, lang) | axes)
+        figure.add_trace(_counts(counts, missed if at else None, domain, ink.ink, lang) | axes)
+        shapes += _path(_hatch(counts == 0), n, ink.muted, 1)
         titles.append({
             "text": title, "showarrow": False, "x": 0, "xref": "paper", "xanchor": "left", "y": domain[1],
             "yref": "paper", "yanchor": "bottom", "yshift": 3, "font": {"size": 13, "color": ink.ink},
@@ -66,25 +74,22 @@ def map_figure(maps: Mapping[str, I64], *, theme: Theme, lang: str) -> go.Figure
             "ticks": "",
         }
         layout[f"xaxis{n}"]["title"] = words(lang, "figures.routing.expert") if at == len(maps) - 1 else ""
-    if len(maps) == 2:
-        used, seen = maps.values()
-        rows, columns = np.nonzero((used > 0) & (seen == 0))
-        figure.add_trace(
-            cell_bars(
-                rows, columns, {"color": "rgba(0,0,0,0)", "line": {"color": role("route", theme).text, "width": 2.5}}
-            )
-            | {
-                "xaxis": "x2",
-                "yaxis": "y2",
-                "customdata": [(int(row), int(used[row, at])) for row, at in zip(rows, columns, strict=True)],
-                "hovertemplate": words(lang, "figures.routing.hit_hover"),
-            }
-        )
+    if missed is not None:
+        shapes += _path(_frames(missed > 0), "2", role("route", theme).text, 2.5)
     figure.layout = base_layout(theme, height=60 + (PANEL + 30) * len(maps), **layout)
     return figure
 
 
-def _counts(counts: I64, domain: Sequence[float], ink: str, lang: str) -> dict[str, Any]:
+def _counts(counts: I64, missed: I64 | None, domain: Sequence[float], ink: str, lang: str) -> dict[str, Any]:
+    """The heatmap; ``missed`` are the other map's routes to slots that are empty here."""
+
+    def hover(layer: int, expert: int) -> str:
+        count = int(counts[layer, expert])
+        key = "cell_hover" if count else "hole_hover"
+        if missed is not None and missed[layer, expert]:
+            key, count = "hit_hover", int(missed[layer, expert])
+        return words(lang, f"figures.routing.{key}", layer=layer, expert=expert, count=f"{count:,}")
+
     most = int(counts.max())
     ticks = [10**power for power in range(len(str(max(most, 1))))]
     if most < 10:
@@ -92,13 +97,13 @@ def _counts(counts: I64, domain: Sequence[float], ink: str, lang: str) -> dict[s
     return {
         "type": "heatmap",
         "z": np.where(counts > 0, np.log10(counts + 1.0), np.nan),
-        "customdata": counts,
+        "text": [[hover(layer, expert) for expert in range(counts.shape[1])] for layer in range(len(counts))],
+        "hoverinfo": "text",
         "colorscale": SEQUENTIAL,
         "zmin": 0,
         "zmax": float(np.log10(most + 1.0)) or 1.0,
         "xgap": 1,
         "ygap": 1,
-        "hovertemplate": words(lang, "figures.routing.cell_hover"),
         "colorbar": {
             "tickvals": [float(np.log10(tick + 1.0)) for tick in ticks],
             "ticktext": [f"{tick:,}" for tick in ticks],
@@ -111,12 +116,31 @@ def _counts(counts: I64, domain: Sequence[float], ink: str, lang: str) -> dict[s
     }
 
 
-def _holes(counts: I64, hatch: str, line: str, lang: str) -> dict[str, Any]:
-    rows, columns = np.nonzero(counts == 0)
-    return hatched(rows, columns, hatch, line) | {
-        "customdata": rows,
-        "hovertemplate": words(lang, "figures.routing.hole_hover"),
-    }
+# All marks of a map are one path: a bar or a marker for each makes the browser draw twice as long.
+
+
+def _path(path: str, axes: str, colour: str, width: float) -> list[dict[str, Any]]:
+    line = {"color": colour, "width": width}
+    return [{"type": "path", "path": path, "xref": f"x{axes}", "yref": f"y{axes}", "line": line}] if path else []
+
+
+def _frames(cells: npt.NDArray[np.bool_]) -> str:
+    """The outlines of cells as an SVG path in the axes' units."""
+    return " ".join(f"M{x0:g},{y0:g}L{x1:g},{y0:g}L{x1:g},{y1:g}L{x0:g},{y1:g}Z" for x0, y0, x1, y1 in _sides(cells))
+
+
+def _hatch(cells: npt.NDArray[np.bool_]) -> str:
+    """Three strokes across each cell."""
+    return " ".join(
+        f"M{x0:g},{(y0 + y1) / 2:g}L{(x0 + x1) / 2:g},{y0:g}M{x0:g},{y1:g}L{x1:g},{y0:g}"
+        f"M{(x0 + x1) / 2:g},{y1:g}L{x1:g},{(y0 + y1) / 2:g}"
+        for x0, y0, x1, y1 in _sides(cells)
+    )
+
+
+def _sides(cells: npt.NDArray[np.bool_]) -> Iterator[tuple[float, float, float, float]]:
+    for y, x in np.argwhere(cells).tolist():
+        yield x - HALF_CELL, y - HALF_CELL, x + HALF_CELL, y + HALF_CELL
 
 
 def blind_routes(used: I64, seen: I64) -> tuple[int, int]:

@@ -90,7 +90,7 @@ def scale_histogram_figure(record: ScaleHistogram, *, theme: Theme, lang: str) -
             "showgrid": False,
         },
         yaxis={"title": label["count"], "range": [0, 1.18 * max(*record.one, *record.two)]},
-        margin={"l": 8, "r": 8, "t": 56, "b": 8},
+        margin={"t": 56},
     )
     for at in (dies, normal, largest):
         figure.add_vline(x=at, line={"color": ink.muted, "width": 1, "dash": "dot"})
@@ -165,6 +165,7 @@ def headroom_figure(
     layout = base_layout(
         theme,
         height=460,
+        margin={"t": 44},
         barmode="stack",
         bargap=0.15,
         xaxis={**axis, "showticklabels": False},
@@ -296,7 +297,7 @@ def error_map_figure(x: F32, levels: Sequence[ScalingLevel], *, theme: Theme, la
     layout = base_layout(
         theme,
         height=480,
-        margin={"l": 8, "r": 8, "t": 48, "b": 8},
+        margin={"t": 48},
         xaxis={**bare, "range": [-0.5, blocks - 0.5], "dtick": 8, "title": label["block"]},
         yaxis={**bare, "range": [rows - 0.5, -0.5], "dtick": 8},
     )

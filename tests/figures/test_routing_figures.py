@@ -1,5 +1,7 @@
 """Figures about routing, plans and routers."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -32,6 +34,20 @@ def picked():
     return compare_routers(LOGITS, 3, bias=np.zeros(8), token=0, table=TABLE, groups=4, top_groups=2)
 
 
+def centres(path, points):
+    """``[layer, expert]`` of every cell that an SVG path marks with so many points."""
+    at = np.array(re.findall(r"(-?[\d.]+),(-?[\d.]+)", path), float).reshape(-1, points, 2)
+    return ((at.max(axis=1) + at.min(axis=1)) / 2).round().astype(int)[:, ::-1].tolist()
+
+
+def numbers_of(texts):
+    """The count that each cell's text names; 0 where it names none."""
+    return [
+        ["".join(re.findall(r"[：:] ?(?:路由来 )?([\d,]+)", text)).replace(",", "") or 0 for text in row]
+        for row in texts
+    ]
+
+
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("lang", LANGUAGES)
 class TestFigures:
@@ -39,25 +55,25 @@ class TestFigures:
         used = RoutingLog.read(ROUTING, "arithmetic").totals()
         seen = calibration.totals()
         figure = routing.map_figure({"a": used, "b": seen}, theme=theme, lang=lang)
-        heats = [trace for trace in figure.data if trace.type == "heatmap"]
-        bars = [trace for trace in figure.data if trace.type == "bar"]
-        for heat, holes, counts in zip(heats, bars, (used, seen), strict=False):
+        hatches, frames = figure.layout.shapes[:2], figure.layout.shapes[2]
+        for heat, hatch, counts in zip(figure.data, hatches, (used, seen), strict=True):
             # A slot without a token has no colour; it has a hatch.
             assert (np.isnan(heat.z) == (counts == 0)).all()
-            assert holes.marker.pattern.shape == "/"
-            at = [(round(base + 0.46), x) for base, x in zip(holes.base, holes.x, strict=True)]
-            assert sorted(at) == [tuple(place) for place in np.argwhere(counts == 0).tolist()]
-        framed = bars[2]
-        assert len(framed.x) == routing.blind_routes(used, seen)[1]
-        assert framed.yaxis == "y2"
-        assert sum(n for _, n in framed.customdata) == routing.blind_routes(used, seen)[0]
+            assert centres(hatch.path, 6) == np.argwhere(counts == 0).tolist()
+        assert centres(frames.path, 4) == np.argwhere((used > 0) & (seen == 0)).tolist()
+        assert len(centres(frames.path, 4)) == routing.blind_routes(used, seen)[1]
+        assert (hatches[1].yref, frames.yref) == ("y2", "y2")
+        missed = [int(text) for row in numbers_of(figure.data[1].text) for text in row]
+        assert sum(missed) == routing.blind_routes(used, seen)[0] + seen.sum()
         said = routing.describe_maps(used, seen, lang)
         assert f"{routing.blind_routes(used, seen)[0]:,}" in said
         assert routing.describe_maps(seen, seen, lang) != said
 
     def test_one_map(self, calibration, theme, lang):
         empty = calibration.totals(0)
-        assert len(routing.map_figure({"a": empty}, theme=theme, lang=lang).data) == 2
+        figure = routing.map_figure({"a": empty}, theme=theme, lang=lang)
+        assert len(figure.data) == 1
+        assert len(centres(figure.layout.shapes[0].path, 6)) == empty.size
 
     @pytest.mark.parametrize("documents", [0, 1, 512])
     def test_holes(self, calibration, theme, lang, documents):
