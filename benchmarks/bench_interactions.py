@@ -102,6 +102,8 @@ def _select(box: Any) -> Act:
     """One of the first three that the box does not show."""
 
     def act(page: Any, lap: int) -> None:
+        box.scroll_into_view_if_needed()
+        page.wait_for_timeout(200)  # a list that opens while the page still scrolls closes again
         shown = box.locator("input").input_value()
         box.get_by_role("button", name="Open").click()
         page.locator("[role=option]").first.wait_for()
