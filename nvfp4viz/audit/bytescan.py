@@ -34,7 +34,7 @@ class Scan(msgspec.Struct, array_like=True, gc=False):
     total, parity
         Sum (modulo 2^64) and exclusive or of its eight-byte words: equal tensors agree in both.
     nonzero
-        Some packed code has a magnitude; always True for scales.
+        Some packed code or E4M3 block scale has a magnitude; always True for E8M0, which has no zero.
     sixes
         Packed codes of magnitude 6.
     nans, negatives
@@ -73,7 +73,7 @@ class Scanner:
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self._scan = Scan(nonzero=kind != "E2M1")
+        self._scan = Scan(nonzero=kind == "E8M0")
         self._seen: npt.NDArray[np.bool_] = np.zeros(256, np.bool_)
 
     def add(self, data: Bytes) -> None:
@@ -115,7 +115,9 @@ class Scanner:
         # 0x7F plus one carries into the sign bit, and nothing else does.
         spare = words & _LOW_SEVEN
         spare += _ONES
-        suspects = (np.bitwise_or.reduce(spare) | np.bitwise_or.reduce(words)) & _SIGNS
+        together = np.bitwise_or.reduce(words)
+        scan.nonzero = scan.nonzero or bool(together & _LOW_SEVEN)
+        suspects = (np.bitwise_or.reduce(spare) | together) & _SIGNS
         if not suspects:
             return
         nans = np.flatnonzero((data & 0x7F) == 0x7F)

@@ -5,7 +5,7 @@ Experts of one layer and projection with the same fault are one finding; ordinar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +14,11 @@ import msgspec
 from nvfp4viz.audit.bytescan import Scan
 from nvfp4viz.audit.containers import container_findings
 from nvfp4viz.audit.deep import DeepScan, Elsewhere, Progress, Unit, deep_scan
+from nvfp4viz.audit.facts import Facts
+from nvfp4viz.audit.fills import least_copies
 from nvfp4viz.audit.findings import make, ordered, with_drafts_named
 from nvfp4viz.audit.linears import collect_linears
-from nvfp4viz.audit.report import Finding, worst
+from nvfp4viz.audit.report import Coverage, Finding, Report, worst
 from nvfp4viz.audit.run import Audit, backend_forecasts
 from nvfp4viz.audit.texts import id_list
 from nvfp4viz.checkpoint import printable
@@ -55,7 +57,8 @@ def deepen(
     linears = collect_linears(checkpoint, done.view)
     scan = deep_scan(checkpoint, done.view, linears, progress=progress, resume=resume, state=state, elsewhere=elsewhere)
     report = done.report
-    found = [*container_findings(checkpoint, since=known), *report.findings, *deep_findings(scan)]
+    kept = _without_copies(report.findings, done.facts, scan)
+    found = [*container_findings(checkpoint, since=known), *kept, *deep_findings(scan)]
     now = [file for file in checkpoint.lost if file not in lost]
     if now:
         fill = {"file": printable(now[0], 200)}
@@ -69,9 +72,40 @@ def deepen(
             findings=findings,
             verdict=worst([item.severity for item in findings]),
             backends=backend_forecasts(done.facts, findings),
+            coverage=_recounted(report, kept),
             container=msgspec.structs.replace(report.container, bytes_read=read),
         ),
     )
+
+
+def _without_copies(findings: Sequence[Finding], facts: Facts, scan: DeepScan) -> list[Finding]:
+    """The same findings without maxima that are shared only because one expert was written twice, scales and all."""
+    kinds = facts.view.projections
+    first = {
+        (layer, kind, expert): ids[0]
+        for (layer, kind), groups in scan.twins.items()
+        for ids in groups
+        for expert in ids
+    }
+
+    def is_explained(item: Finding) -> bool:
+        layer = item.layer
+        if item.text != "scale.filled.copied-maximum" or layer is None or not item.experts:
+            return False
+        if not item.tensors[0].startswith(facts.view.blocks[layer]):
+            # Another tower's layer of that number.
+            return False
+        experts = {tuple(first.get((layer, kind, e), e) for kind in kinds) for e in item.experts}
+        return len(experts) < least_copies(facts.tables["input_scale", layer, kind] for kind in kinds)
+
+    return [item for item in findings if not is_explained(item)]
+
+
+def _recounted(report: Report, kept: Sequence[Finding]) -> dict[str, Coverage]:
+    """The report's coverage, of which only what was filled in can have changed."""
+    gone = sum(item.count for item in report.findings if item not in kept)
+    own = report.coverage["input_scale"]
+    return {**report.coverage, "input_scale": msgspec.structs.replace(own, filled=own.filled - gone)}
 
 
 def deep_findings(scan: DeepScan) -> Iterator[Finding]:
@@ -98,6 +132,16 @@ def deep_findings(scan: DeepScan) -> Iterator[Finding]:
         yield from _bytes(layer, projection, negative, "negative", lambda seen: (seen.negatives, seen.negative_at))
         yield from _plain(layer, projection, cast, "block-scale.exponent-cast")
         yield from _plain(layer, projection, zero, "weight.all-zero")
+        # Zero codes explain zero scales, and a sign bit has its finding.
+        lost = [
+            (unit, seen)
+            for unit, seen in scales
+            if not seen.nonzero
+            and seen.nbytes
+            and not seen.negatives
+            and (unit.expert, unit.name.rpartition(".")[0]) not in empty
+        ]
+        yield from _plain(layer, projection, lost, "weight.all-zero", "weight.all-zero.scales")
         full = [
             (unit, seen)
             for unit, seen in weights
@@ -127,9 +171,11 @@ def _bytes(
     yield _make(layer, projection, pairs, f"block-scale.{kind}", "error", count, fill)
 
 
-def _plain(layer: int | None, projection: str | None, pairs: Pairs, code: str, **fill: object) -> Iterator[Finding]:
+def _plain(
+    layer: int | None, projection: str | None, pairs: Pairs, code: str, text: str | None = None, **fill: object
+) -> Iterator[Finding]:
     if pairs:
-        yield _make(layer, projection, pairs, code, "warn", len(pairs), fill)
+        yield _make(layer, projection, pairs, code, "warn", len(pairs), fill, text)
 
 
 def _make(
@@ -140,10 +186,11 @@ def _make(
     severity: str,
     count: int,
     fill: dict[str, object],
+    text: str | None = None,
 ) -> Finding:
     names = tuple(dict.fromkeys(unit.name for unit, _ in pairs))
     experts = tuple(sorted({unit.expert for unit, _ in pairs if unit.expert is not None}))
-    text = code if layer is not None else f"{code}.linear"
+    text = f"{text or code}{'.linear' if layer is None else ''}"
     return make(
         code, severity, text=text, role=pairs[0][0].role, layer=layer, projection=projection,
         experts=experts or None, tensors=names, count=count, fill=fill,

@@ -8,6 +8,8 @@ agree, in at least three experts.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -61,8 +63,12 @@ def _copies_of_maximum(tables: list[ScaleTable]) -> Mask:
     where values are that coarse three experts.  Where other values repeat as often, repetition means nothing.
     """
     filled = np.logical_and.reduce([_shares_maximum(table) for table in tables])
-    coarse = all(is_coarse(table) for table in tables)
-    return filled if filled.sum() >= (3 if coarse else 2) else np.zeros_like(filled)
+    return filled if filled.sum() >= least_copies(tables) else np.zeros_like(filled)
+
+
+def least_copies(tables: Iterable[ScaleTable]) -> int:
+    """How many experts must share all maxima of a layer's ``input_scale`` tables before that is no chance."""
+    return 3 if all(is_coarse(table) for table in tables) else 2
 
 
 def _shares_maximum(table: ScaleTable) -> Mask:

@@ -61,7 +61,9 @@ def forecast(
             if not family.mxfp4:
                 effects.append(Effect("unsupported", (), "model", set(facts.layers), "why.unsupported.mxfp4"))
         elif as_w4a16 and "W4A16" not in family.schemes:
-            effects.append(Effect("unsupported", (), "model", set(facts.layers), "why.unsupported"))
+            # The label is that of the file that the others read; what its own one does to it is said already.
+            if not any(effect.fill.get("key") == "quant_algo" for effect in effects):
+                effects.append(Effect("unsupported", (), "model", set(facts.layers), "why.unsupported"))
         elif not as_w4a16:
             effects += [effect for layer in scales for effect in of_activations(family, layer)]
         effects += [effect for layer in weights for effect in of_weights(family, layer)]
@@ -75,20 +77,36 @@ def forecast(
 
 
 def _merged(effects: list[Effect], safe: str) -> Effect:
-    """The worst effect speaks for all; equal ones in other layers add their slots."""
+    """The worst effect speaks for all; equal ones in other layers add their slots, and each what it may end in."""
     if not effects:
         return Effect("safe", (), "none", set(), safe)
-    effects.sort(key=lambda effect: (OUTCOMES.index(effect.outcome), -SCOPES.index(effect.scope)))
+    # A load that certainly stops leaves nothing open.
+    effects.sort(
+        key=lambda effect: (OUTCOMES.index(effect.outcome), bool(effect.possible), -SCOPES.index(effect.scope))
+    )
     first = effects[0]
     same = [effect for effect in effects if effect.text == first.text and effect.outcome == first.outcome]
     return Effect(
         first.outcome,
-        tuple(sorted({outcome for effect in same for outcome in effect.possible})),
+        _possible(first.outcome, effects),
         first.scope,
         {layer for effect in effects if effect.outcome not in ("ignored", "safe") for layer in effect.layers},
         first.text,
         {**first.fill, "slots": sum(effect.fill.get("slots", 0) for effect in same)},
     )
+
+
+def _possible(outcome: str, effects: list[Effect]) -> tuple[str, ...]:
+    """All that effects together may end in: one outcome of each, and the worst of those; none where it is certain."""
+    ends = [
+        set(effect.possible or (effect.outcome,)) for effect in effects if effect.outcome not in ("ignored", "safe")
+    ]
+    if not ends:
+        return ()
+    # Better than the best of any one effect it cannot become.
+    best = min(max(map(OUTCOMES.index, each)) for each in ends)
+    found = {end for end in set().union(*ends) if OUTCOMES.index(end) <= best}
+    return () if found == {outcome} else tuple(sorted(found))
 
 
 def _forecast(facts: Facts, name: str, effect: Effect) -> BackendForecast:

@@ -166,7 +166,10 @@ def _unquantised(facts: Facts) -> Iterator[Finding]:
                 experts=tuple(sorted(ids)), tensors=names,
             )  # fmt: skip
     for layer, ids in sorted(others.items()):
-        yield make("scheme.mixed-layer", "error", layer=layer, experts=tuple(sorted(ids)), count=len(ids))
+        names = [view.module(layer, expert, kind).name for expert in sorted(ids) for kind in view.projections]
+        yield make(
+            "scheme.mixed-layer", "error", layer=layer, experts=tuple(sorted(ids)), tensors=names, count=len(ids)
+        )
 
 
 def _is_left_out(quant: QuantConfig, block: str) -> bool:

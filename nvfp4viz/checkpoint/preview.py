@@ -104,7 +104,7 @@ def _decoded(entry: TensorEntry, data: bytes) -> npt.NDArray[Any] | None:
         return decode_e4m3(np.frombuffer(data, np.uint8))
     if entry.dtype == "F8_E8M0":
         return decode_ue8m0(np.frombuffer(data, np.uint8))
-    if entry.dtype.startswith(("F8", "F6", "F4")):
+    if entry.dtype.startswith(("F8", "F6_", "F4")):
         return None
     values = np.frombuffer(data, DTYPES[entry.dtype].view)
     return bf16_to_f32(values) if entry.dtype == "BF16" else values

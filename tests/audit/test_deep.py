@@ -142,6 +142,7 @@ def test_every_fault_in_every_layout(id):
             (("weight_scale", put(0xFF, 5)), "block-scale.nan", "error", 2),
             (("weight_scale", put(0xB8, 2, 1)), "block-scale.negative", "error", 1),
             (("weight_scale", put(0x80, 2, 1)), "block-scale.negative", "error", 1),
+            (("weight_scale", put(0)), "weight.all-zero", "warn", 1),
         ]
     else:
         cases += [
@@ -173,6 +174,54 @@ def test_equal_experts_in_every_layout(id):
     assert found(layout.open(tensors)) == [("weight.duplicate-expert", "warn", layer, None, (3, 6), 2)]
 
 
+def written_twice(layout, to, of):
+    """Everything of one expert under another's names."""
+    tensors = layout.tensors()
+    for kind in layout.kinds:
+        for role in layout.roles:
+            tensors[layout.name(to, kind, role)] = tensors[layout.name(of, kind, role)]
+    return tensors
+
+
+def loudest(layout):
+    """The expert whose activation scales are its layer's largest in every projection."""
+    facts = run_audit(layout.open()).facts
+    [expert] = {
+        int(np.argmax(facts.tables["input_scale", layer, kind].values))
+        for layer in facts.layers for kind in facts.view.projections
+    }  # fmt: skip
+    return expert
+
+
+@pytest.mark.parametrize("id", ["modelopt", "compressed-tensors"])
+def test_an_expert_written_twice_is_one_finding_though_it_has_the_layers_maximum(id):
+    layout = LAYOUTS[id]
+    top = loudest(layout)
+    other = (top + 1) % EXPERTS
+    plain = run_audit(layout.open(written_twice(layout, other, top)))
+    deep = deepen(plain).report
+    # Without --deep the shared maximum is all that can be seen.
+    assert {item.code for item in plain.report.findings if item.severity != "info"} == {"scale.filled"}
+    assert plain.report.coverage["input_scale"].filled == 2 * len(layout.kinds)
+    assert [item.code for item in deep.findings if item.severity != "info"] == ["weight.duplicate-expert"]
+    assert deep.coverage["input_scale"].filled == 0
+    assert deep.coverage["weight_scale"] == plain.report.coverage["weight_scale"]
+
+
+@pytest.mark.parametrize("id", ["modelopt", "compressed-tensors"])
+def test_a_copied_maximum_stays_a_finding_beside_an_expert_written_twice(id):
+    layout = LAYOUTS[id]
+    top = loudest(layout)
+    twin, filled = (top + 1) % EXPERTS, (top + 2) % EXPERTS
+    # Filled scales without equal weights, with and without a twin beside them.
+    for tensors in (written_twice(layout, twin, top), layout.tensors()):
+        for kind in layout.kinds:
+            tensors[layout.name(filled, kind, "input_scale")] = tensors[layout.name(top, kind, "input_scale")]
+        report = deepen(run_audit(layout.open(tensors))).report
+        assert [i.projection for i in report.findings if i.code == "scale.filled"] == list(layout.kinds)
+        assert report.coverage["input_scale"].filled in (2 * len(layout.kinds), 3 * len(layout.kinds))
+
+
 def test_equal_in_one_projection_only():
     layout = LAYOUTS["modelopt"]
     tensors = layout.tensors()
@@ -198,6 +247,30 @@ def test_a_weight_of_zeros_may_have_the_smallest_scales():
     scale = layout.name(BAD, "down", "weight_scale")
     tensors[scale] = Tensor(tensors[scale].dtype, tensors[scale].shape, bytes(len(tensors[scale].tobytes())))
     assert [item[0] for item in found(layout.open(tensors))] == ["weight.all-zero"]
+
+
+def test_zero_codes_with_zero_scales_are_one_finding():
+    layout = LAYOUTS["modelopt"]
+    tensors = spoiled(layout, "down", "weight", put(0))
+    scale = layout.name(BAD, "down", "weight_scale")
+    tensors[scale] = Tensor(tensors[scale].dtype, tensors[scale].shape, bytes(len(tensors[scale].tobytes())))
+    assert [item[0] for item in found(layout.open(tensors))] == ["weight.all-zero"]
+
+
+def test_zero_scales_are_told_from_zero_codes_and_forecast_like_them():
+    layout = LAYOUTS["modelopt"]
+    codes, scales = (layout.open(spoiled(layout, "up", role, put(0))) for role in ("weight", "weight_scale"))
+    [item] = deepen(run_audit(scales)).report.findings
+    assert (item.code, item.role, item.text) == ("weight.all-zero", "weight_scale", "weight.all-zero.scales")
+    assert "block scale" in item.message
+    assert outcomes(scales) == outcomes(codes)
+    # All but one: that is how a sound projection may look.
+    one = spoiled(layout, "up", "weight_scale", put(0, slice(1, None)))
+    assert found(layout.open(one)) == []
+    more = linear("model.layers.0.self_attn.o_proj", HIDDEN, HIDDEN)
+    name = "model.layers.0.self_attn.o_proj.weight_scale"
+    more[name] = Tensor("F8_E4M3", more[name].shape, bytes(len(more[name].tobytes())))
+    assert found(opened({**base(), **more})) == [("weight.all-zero", "warn", None, None, None, 1)]
 
 
 def test_positions_are_rows_and_blocks():
@@ -423,6 +496,29 @@ def outcomes(checkpoint):
 def test_reading_sound_weights_changes_no_forecast(layout):
     plain = run_audit(layout.open())
     assert deepen(plain).report.backends == plain.report.backends
+
+
+def test_a_certain_fault_hides_no_possible_one():
+    """A NaN block in up may come out as NaN; zero weights of another expert add nothing.  Both, in either order."""
+    layout = LAYOUTS["modelopt"]
+
+    def one_nan(part):
+        part[0, 1] = 0x7F
+
+    nan = spoiled(layout, "up", "weight_scale", one_nan)
+    alone = {one.name: one for one in deepen(run_audit(layout.open(nan))).report.backends}
+    for expert in (0, 6):
+        name = layout.name(expert, "up", "weight")
+        both = {**nan, name: Tensor("U8", nan[name].shape, b"\x88" * len(nan[name].tobytes()))}
+        for one in deepen(run_audit(layout.open(both))).report.backends:
+            before = alone[one.name]
+            if before.outcome == "nan":
+                assert (one.outcome, one.possible) == ("nan", ())
+            else:
+                # Zero is certain, so that nothing better is left; NaN is as possible as before.
+                assert "nan" in before.possible or one.name.endswith("marlin")
+                assert (one.outcome, one.possible) == ("zero", ("nan", "zero") if "nan" in before.possible else ())
+    assert {one.outcome for one in alone.values()} == {"nan", "degraded"}
 
 
 def test_a_nan_in_an_ordinary_layer_is_the_one_that_vllm_looks_for():

@@ -41,6 +41,10 @@ def test_a_fault_is_found_and_nothing_else(layout, case):
     for item in report.findings:
         assert item.count >= 1
         assert "{" not in item.message + item.advice
+    for one in report.backends:
+        # Each reason names what it speaks of.
+        assert "()" not in one.why
+        assert "  " not in one.why
 
 
 # As many clean files as broken ones, each with numbers of its own.

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nvfp4viz.checkpoint import canonical, preview_tensor
+from nvfp4viz.checkpoint import canonical, memory_checkpoint, preview_tensor, tensor
 from tests.audit.layouts import LAYOUTS
 
 E2M1 = np.float32([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -48,3 +48,10 @@ def test_every_tensor_of_an_expert_is_found_by_its_name(layout):
 @pytest.mark.parametrize("name", ["lm_head.weight", "model.layers.0.mlp.gate.weight", "x", ""])
 def test_what_is_no_experts_tensor_is_nowhere(name):
     assert canonical(LAYOUTS["modelopt"].open()).locate(name) is None
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16, np.int64, np.uint8])
+def test_numbers_of_every_width_are_shown(kind):
+    checkpoint = memory_checkpoint({"one": tensor(np.array(3, kind)), "few": tensor(np.array([1, 2, 3], kind))})
+    assert float(dict(preview_tensor(checkpoint, "one").rows)["value"]) == 3
+    assert [float(value) for value in dict(preview_tensor(checkpoint, "few").rows)["values"].split()] == [1, 2, 3]
