@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from nvfp4viz.figures.layout import base_layout, hatched
+from nvfp4viz.figures.layout import base_layout
 from nvfp4viz.figures.palette import SEQUENTIAL, Theme, role, surface
 from nvfp4viz.figures.words import words
 from nvfp4viz.moe.overlap import Bar
@@ -68,22 +68,8 @@ def ranks_figure(placement: Placement, layer: Exchange, *, theme: Theme, lang: s
             hovertemplate=words(lang, "figures.expert_parallel.slot_hover") + "<extra></extra>",
         )
     )
-    ink = surface(theme)
     ranks, columns = rows.shape
-    idle, at = np.nonzero(rows == 0)
-    figure.add_trace(
-        hatched(idle, at, ink.line, ink.line, size=(1 - columns / 250, 0.82))
-        | {
-            "text": names[idle, at].tolist(),
-            "textposition": "inside",
-            "insidetextanchor": "middle",
-            "textangle": 0,
-            "constraintext": "none",
-            "textfont": {"color": ink.muted, "size": 12},
-            "customdata": idle.tolist(),
-            "hovertemplate": words(lang, "figures.expert_parallel.idle_hover") + "<extra></extra>",
-        }
-    )
+    figure.add_trace(_idle_slots(rows, names, theme, lang))
     figure.layout = base_layout(
         theme,
         height=110 + (34 if ranks <= WRITTEN else 22) * ranks,
@@ -94,6 +80,32 @@ def ranks_figure(placement: Placement, layer: Exchange, *, theme: Theme, lang: s
         yaxis=_ranks_axis(ranks, lang, range=[ranks - 0.5, -0.5]) | _totals(layer.rank_rows, lang),
     )
     return figure
+
+
+def _idle_slots(rows: np.ndarray, names: np.ndarray, theme: Theme, lang: str) -> dict[str, Any]:
+    """Bars over the cells of slots without a row, hatched and named: a heatmap knows no hatch, a path no name."""
+    ink, high = surface(theme), 0.82
+    idle, at = np.nonzero(rows == 0)
+    return {
+        "type": "bar",
+        "x": at,
+        "y": np.full(len(idle), high),
+        "base": idle - high / 2,
+        "width": 1 - rows.shape[1] / 250,
+        "marker": {
+            "color": "rgba(0,0,0,0)",
+            "line": {"color": ink.line, "width": 1},
+            "pattern": {"shape": "/", "fgcolor": ink.line, "size": 4, "solidity": 0.3},
+        },
+        "text": names[idle, at].tolist(),
+        "textposition": "inside",
+        "insidetextanchor": "middle",
+        "textangle": 0,
+        "constraintext": "none",
+        "textfont": {"color": ink.muted, "size": 12},
+        "customdata": idle.tolist(),
+        "hovertemplate": words(lang, "figures.expert_parallel.idle_hover") + "<extra></extra>",
+    }
 
 
 def _totals(rows: np.ndarray, lang: str) -> dict[str, Any]:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from nvfp4viz.figures.palette import MONO, SANS, Theme, surface
 
 
@@ -68,31 +65,3 @@ def _room(layout: dict[str, Any]) -> dict[str, int]:
         return max((titled if axis["title"].get("text") else labelled for axis in shown), default=8)
 
     return {"l": most("y", 53, 8), "b": most("x", 48, 30)}
-
-
-def cell_bars(
-    rows: npt.NDArray[np.int64],
-    columns: npt.NDArray[np.int64],
-    marker: dict[str, Any],
-    size: tuple[float, float] = (0.92, 0.92),
-) -> dict[str, Any]:
-    """Bars over a heatmap's cells, ``size`` wide and high in cells: a heatmap knows neither hatch nor frame.
-
-    The figure needs ``barmode="overlay"``, and ranges of its own: bars would stretch an axis.
-    """
-    width, height = size
-    tall = np.full(len(rows), height)
-    return {"type": "bar", "x": columns, "y": tall, "base": rows - height / 2, "width": width, "marker": marker}
-
-
-def hatched(
-    rows: npt.NDArray[np.int64],
-    columns: npt.NDArray[np.int64],
-    hatch: str,
-    line: str,
-    size: tuple[float, float] = (0.92, 0.92),
-) -> dict[str, Any]:
-    """Cells without a number of their own: hatched and framed, so that they have no colour of the scale."""
-    pattern = {"shape": "/", "fgcolor": hatch, "size": 4, "solidity": 0.3}
-    marker = {"color": "rgba(0,0,0,0)", "line": {"color": line, "width": 1}, "pattern": pattern}
-    return cell_bars(rows, columns, marker, size)
