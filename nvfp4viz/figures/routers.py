@@ -66,41 +66,41 @@ def routers_figure(
             hoverinfo="skip",
         )
     figure.layout = base_layout(
-            theme,
-            height=90 + 62 * len(picked),
-            barmode="overlay",
-            showlegend=False,
-            xaxis={
-                "title": words(lang, "figures.routers.axis"),
-                "tickvals": list(range(experts)),
-                "ticktext": [f"<b>{e}</b><br>{short(logits[e])}<br>{short(bias[e])}" for e in range(experts)],
-                "range": [-0.5, experts - 0.5],
-                "showgrid": False,
-                "zeroline": False,
-                "ticks": "",
-            },
-            yaxis={
-                "range": [len(picked) - 0.5, -0.55],
-                "tickvals": [row + 0.1 for row in range(len(picked))],
-                "ticktext": list(names.values()),
-                "showgrid": False,
-                "zeroline": False,
-                "ticks": "",
-                "tickfont": {"color": ink.ink, "size": 12},
-            },
-            shapes=[
-                *(
-                    {"type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": row + 0.47, "y1": row + 0.47,
-                     "line": {"color": ink.line, "width": 1}}
-                    for row in range(len(picked))
-                ),
-                *(
-                    {"type": "line", "x0": at - 0.5, "x1": at - 0.5, "y0": 0, "y1": 1, "yref": "paper",
-                     "line": {"color": ink.muted, "width": 1, "dash": "dot"}}
-                    for at in range(experts // groups, experts, experts // groups)
-                ),
-            ],
-        )  # fmt: skip
+        theme,
+        height=90 + 62 * len(picked),
+        barmode="overlay",
+        showlegend=False,
+        xaxis={
+            "title": words(lang, "figures.routers.axis"),
+            "tickvals": list(range(experts)),
+            "ticktext": [f"<b>{e}</b><br>{short(logits[e])}<br>{short(bias[e])}" for e in range(experts)],
+            "range": [-0.5, experts - 0.5],
+            "showgrid": False,
+            "zeroline": False,
+            "ticks": "",
+        },
+        yaxis={
+            "range": [len(picked) - 0.5, -0.55],
+            "tickvals": [row + 0.1 for row in range(len(picked))],
+            "ticktext": list(names.values()),
+            "showgrid": False,
+            "zeroline": False,
+            "ticks": "",
+            "tickfont": {"color": ink.ink, "size": 12},
+        },
+        shapes=[
+            *(
+                {"type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": row + 0.47, "y1": row + 0.47,
+                 "line": {"color": ink.line, "width": 1}}
+                for row in range(len(picked))
+            ),
+            *(
+                {"type": "line", "x0": at - 0.5, "x1": at - 0.5, "y0": 0, "y1": 1, "yref": "paper",
+                 "line": {"color": ink.muted, "width": 1, "dash": "dot"}}
+                for at in range(experts // groups, experts, experts // groups)
+            ),
+        ],
+    )  # fmt: skip
     return figure
 
 
