@@ -23,7 +23,6 @@ from nvfp4viz.ui.theme import theme
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nvfp4viz.checkpoint import Checkpoint
     from nvfp4viz.serving.fates import Fate
     from nvfp4viz.serving.fault_lab import Baseline
     from nvfp4viz.serving.loader import LayerParameters
@@ -47,19 +46,6 @@ _FACTORS = {"thousand": 1000.0, "thousandth": 0.001, "negative": -1.0}
 # ------------------------------------------------------------------ one file, several fates
 
 
-def complete() -> Checkpoint:
-    """The holed file with its missing tensors from the full export: a twin that differs in those slots alone."""
-    paths = caches.sample_path(HOLED), caches.sample_path(FULL)
-    return _complete(*((str(path), caches.stamp(path)) for path in paths))
-
-
-@st.cache_resource(max_entries=2, show_spinner=False)
-def _complete(holed: tuple[str, caches.Stamp], full: tuple[str, caches.Stamp]) -> Checkpoint:
-    from nvfp4viz.serving.fates import complete_with
-
-    return complete_with(caches.checkpoint(HOLED), caches.checkpoint(FULL))
-
-
 def fates(prompt: str, backend: str, seed: int) -> tuple[Fate, ...]:
     """Every fate of the holed file, from the cache where it has been run."""
     return tuple(fate(allocator, prompt, backend, seed) for allocator in ALLOCATORS)
@@ -81,7 +67,7 @@ def _fate(allocator: str, prompt: str, backend: str, seed: int, identity: caches
 
 
 def twin_of(backend: str) -> ServedModel:
-    """The complete twin, loaded."""
+    """The holed file with its missing tensors from the full export, loaded: it differs in those slots alone."""
     return _loaded(backend, "", 0, caches.stamp(caches.sample_path(HOLED)))
 
 
@@ -100,11 +86,13 @@ def _twin(prompt: str, backend: str, identity: caches.Stamp) -> Baseline:
 def _loaded(backend: str, allocator: str, seed: int, identity: caches.Stamp) -> ServedModel:
     """The holed file, or without an allocator its complete twin; read once, and converted for each backend."""
     from nvfp4viz.serving import load
+    from nvfp4viz.serving.fates import complete_with
 
     if backend != BACKENDS[0]:
         return _loaded(BACKENDS[0], allocator, seed, identity).on(backend, device="cpu")
     if not allocator:
-        return load(complete(), backend=backend, device="cpu")
+        twin = complete_with(caches.checkpoint(HOLED), caches.checkpoint(FULL))
+        return load(twin, backend=backend, device="cpu")
     return load(caches.checkpoint(HOLED), allocator, seed, backend, device="cpu")
 
 
