@@ -200,7 +200,7 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
         findings += mlp_findings(checkpoint, view, linears)
         findings += absent_findings(checkpoint, view, linears) if in_full else ()
         findings += sister_findings(checkpoint, view, linears)
-        findings += kv_findings(checkpoint)
+        findings += kv_findings(checkpoint, view)
     # A file may be lost while its numbers are read.
     findings = [*container_findings(checkpoint), *findings, *(unread_findings(checkpoint) if readable else ())]
     findings = with_drafts_named(findings, view)

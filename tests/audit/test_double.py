@@ -77,7 +77,8 @@ def test_a_double_is_rounded_to_nearest_even_wherever_it_lies():
 )
 def test_kv_scales(value, expected):
     quant = {"quantization": {**QUANT["quantization"], "kv_cache_quant_algo": "FP8"}}
-    tensors = {**base(), "model.layers.0.self_attn.k_scale": tensor(np.float64(value))}
+    other = {"model.layers.0.self_attn.v_scale": tensor(np.float64(0.25))}
+    tensors = {**base(), "model.layers.0.self_attn.k_scale": tensor(np.float64(value)), **other}
     report = audit(opened(tensors, CONFIG, quant))
     assert [(item.code, item.severity) for item in report.findings] == ([expected] if expected else [])
 
