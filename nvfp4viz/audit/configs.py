@@ -10,7 +10,7 @@ from nvfp4viz.audit.labels import expert_labels, is_native, label_findings
 from nvfp4viz.audit.linears import Linear, fp8_scale, is_draft, is_quantised_by_all
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.sisters import router_names
-from nvfp4viz.audit.two_files import files_findings
+from nvfp4viz.audit.two_files import files_findings, of_each_file
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, TensorEntry
 from nvfp4viz.checkpoint.canonical import EXPERT_KEYS, config_experts, config_number
 from nvfp4viz.checkpoint.module_rules import bare
@@ -28,13 +28,14 @@ def config_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Sequen
     # The other file is not read at all, and what it lacks harms nobody.
     used = checkpoint.quant_config.used
     if used is not None and used.missing and quantised:
-        fill = {"file": used.file, "fields": ", ".join(used.missing)}
+        fill = {"file": used.file, "fields": ", ".join(used.missing), "engines": ("vllm",)}
         yield make("config.incomplete", "backend", count=len(used.missing), fill=fill)
     yield from _no_number(checkpoint, view)
-    labels = list(label_findings(checkpoint, view, linears))
-    yield from files_findings(checkpoint, view, labels) if len(sections) == 2 else labels
+    quant = checkpoint.quant_config
+    labels = list(of_each_file(quant, lambda lists: label_findings(checkpoint, view, linears, lists)))
+    yield from files_findings(checkpoint, view, linears, labels) if len(sections) == 2 else labels
     yield from _against_tensors(checkpoint, view, told=bool(labels))
-    yield from _against_excludes(checkpoint, view, linears)
+    yield from of_each_file(quant, lambda lists: _against_excludes(checkpoint, view, linears, lists))
 
 
 def _absent(checkpoint: Checkpoint) -> Finding:
@@ -116,30 +117,39 @@ def _never_chosen(checkpoint: Checkpoint, view: CanonicalView, layer: int, claim
     return bool(shapes) and all(len(shape) == 2 and shape[0] == claimed for shape in shapes)
 
 
-def _against_excludes(checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear]) -> Iterator[Finding]:
+def _against_excludes(
+    checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear], lists: QuantConfig
+) -> Iterator[Finding]:
     """Tensors against the exclude list; an allow-list that leaves something out says nothing about exclusion."""
     quant = checkpoint.quant_config
     if not quant.sections or quant.algo == "MIXED_PRECISION":
-        yield from _excluded_fp8(quant, linears, note=True)
+        yield from _excluded_fp8(lists, linears, note=True)
         yield from _listed_but_plain(quant, linears)
         return
-    yield from _singled_out(quant, view)
-    yield from _part_of_a_name(quant, view, linears)
-    telling = _telling(checkpoint, view, linears)
-    excluded = [entry.name for entry in telling if quant.is_excluded(entry.name.rpartition(".")[0])]
+    yield from _singled_out(lists, view)
+    yield from _part_of_a_name(lists, view, linears)
+    telling = _telling(checkpoint, view, linears, lists)
+    excluded = [entry.name for entry in telling if lists.is_excluded(entry.name.rpartition(".")[0])]
     if excluded:
-        layers = [at for at in view.moe_layers if view.dialects[at] is not None and quant.is_excluded(view.blocks[at])]
-        yield make("config.excluded-but-quantised", "warn", tensors=excluded, fill={"numbers": layers})
+        layers = [at for at in view.moe_layers if view.dialects[at] is not None and lists.is_excluded(view.blocks[at])]
+        # Of ordinary modules it was not read what a load does with them.
+        stops = {"engines": ASK_FOR_LAYERS} if layers else {}
+        fill = {"numbers": layers, **stops}
+        yield make("config.excluded-but-quantised", "backend" if layers else "warn", tensors=excluded, fill=fill)
     # Where FP8 is what everything else is stored in, being excluded from four bits means FP8 (TRT-LLM#16196).
-    yield from _excluded_fp8(quant, linears, note=any(section.method == "fp8" for section in quant.sections))
+    yield from _excluded_fp8(lists, linears, note=any(section.method == "fp8" for section in quant.sections))
     if _quantises_every_linear(quant):
         plain = [
             f"{name}.weight"
             for name in _plain(linears)
-            if not is_draft(name, view.layers) and not quant.is_excluded(name)
+            if not is_draft(name, view.layers) and not lists.is_excluded(name)
         ]
         if plain:
             yield make("config.unquantised-not-excluded", "warn", tensors=plain)
+
+
+# Servers that hold the list against the name of a layer's experts as a whole, and build them unquantised.
+ASK_FOR_LAYERS = ("vllm", "tensorrt-llm")
 
 
 def _singled_out(quant: QuantConfig, view: CanonicalView) -> Iterator[Finding]:
@@ -195,7 +205,7 @@ def _part_of_a_name(quant: QuantConfig, view: CanonicalView, linears: Sequence[L
         ]  # fmt: skip
         if hit:
             layers = sorted(blocks[name] for name in hit if name in blocks)
-            fill = {"pattern": printable(pattern, 100), "numbers": layers}
+            fill = {"pattern": printable(pattern, 100), "numbers": layers, "engines": ("vllm",)}
             text = "config.excluded-but-quantised.part"
             yield make("config.excluded-but-quantised", "backend", text=text, tensors=hit, fill=fill)
 
@@ -245,7 +255,9 @@ def _quantises_every_linear(quant: QuantConfig) -> bool:
     return any(isinstance(names, list) and "Linear" in names for names in targets)
 
 
-def _telling(checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear]) -> Iterator[TensorEntry]:
+def _telling(
+    checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear], lists: QuantConfig
+) -> Iterator[TensorEntry]:
     """A scale of every quantised ordinary module, and of one expert per layer and projection.
 
     Patterns name layers or kinds of modules; 40,000 expert names times 500 patterns would cost seconds.
@@ -262,7 +274,7 @@ def _telling(checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Line
     # DeepSeek's draft experts are excluded from NVFP4 and stay as they were.
     drafts = [at for at in view.draft_layers if (own := view.dialects[at]) and not is_native(checkpoint, own.block)]
     # Experts that a list names by number have a finding of their own.
-    singled = _named_experts(checkpoint.quant_config)
+    singled = _named_experts(lists)
     for layer in (*view.moe_layers, *drafts):
         every = range(view.experts_in[layer])
         for projection in view.projections:

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding
+from nvfp4viz.audit.two_files import one_file
 from nvfp4viz.checkpoint import Checkpoint, printable
+from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG
 from nvfp4viz.checkpoint.table import TensorTable
 
 
@@ -17,7 +19,12 @@ def container_findings(checkpoint: Checkpoint, since: int = 0) -> Iterator[Findi
         count = max(1, len(item.tensors))
         # What was not read is no fault of the checkpoint, and no reason for a server to stop.
         severity = "warn" if item.unread else item.severity
-        yield make(item.code, severity, text=item.text, tensors=item.tensors, count=count, fill=item.params)
+        fill = item.params
+        # A broken older file stops who goes by it; the others never open it.
+        beside = item.file == HF_QUANT_CONFIG and CONFIG in checkpoint.quant_config.files
+        if severity == "error" and item.code == "config.invalid" and beside:
+            severity, fill = "backend", {**fill, **one_file(HF_QUANT_CONFIG, CONFIG)}
+        yield make(item.code, severity, text=item.text, tensors=item.tensors, count=count, fill=fill)
 
 
 def unread_findings(checkpoint: Checkpoint) -> Iterator[Finding]:

@@ -131,7 +131,7 @@ def _files(family: Family, findings: list[Finding]) -> Iterable[Effect]:
             yield Effect(outcome, possible, "model", set(), text, {"file": _file(item)})
         elif item.code.startswith("container.") and item.severity == "error":
             yield Effect("load-error", (), "model", set(), "why.file", {"file": _file(item)})
-        elif item.code == "config.invalid" and item.severity == "error":
+        elif item.code == "config.invalid" and _stops(item, family):
             yield Effect("load-error", (), "model", set(), "why.config", {"file": _file(item)})
         elif item.text == "config.conflict.size":
             layers = set(item.params["numbers"])
@@ -148,18 +148,20 @@ def _files(family: Family, findings: list[Finding]) -> Iterable[Effect]:
             # Some of their models' loaders skip a name that they do not know, others look it up and stop.
             yield Effect("load-error", ("load-error", "safe"), "model", set(), "why.experts-unused", dict(item.params))
         elif item.text == "weight.unquantised.left-alone" and family.engine == "vllm":
-            fill = {"tensor": item.tensors[0]}
-            yield Effect("load-error", ("load-error", "safe"), "model", {item.layer or 0}, "why.left-alone", fill)
+            yield Effect("load-error", (), "model", {item.layer or 0}, "why.left-alone", {"tensor": item.tensors[0]})
         elif item.text == "weight.unquantised.unlisted" and family.engine == "vllm":
             yield Effect("load-error", (), "model", {item.layer or 0}, "why.unlisted", {"tensor": item.tensors[0]})
-        elif item.code == "config.excluded-but-quantised" and family.engine == "vllm":
+        elif item.code == "config.excluded-but-quantised" and family.engine in item.params.get("engines", ()):
+            layers = set(item.params.get("numbers", ()))
             if item.text.endswith(".part"):
-                layers, fill = set(item.params["numbers"]), dict(item.params)
-                yield Effect("load-error", (), "model", layers, "why.excluded-part", fill)
-            elif item.params.get("numbers"):
-                yield Effect("load-error", (), "model", set(item.params["numbers"]), "why.excluded")
+                yield Effect("load-error", (), "model", layers, "why.excluded-part", dict(item.params))
+            elif layers and family.engine == "vllm":
+                yield Effect("load-error", (), "model", layers, "why.excluded")
+            elif layers:
+                # It knows no prefix but its own, and ``experts.*`` is no name of the experts as a whole.
+                yield Effect("load-error", ("load-error", "safe"), "model", layers, "why.excluded.perhaps")
         elif item.text in CONFLICTS:
-            if item.severity == "error" or family.engine in item.params.get("engines", ()):
+            if _stops(item, family):
                 yield Effect("load-error", (), "model", set(), "why.config-method")
         elif item.text == "config.conflict.files" and family.engine in item.params["engines"]:
             certain = item.params["certain"]
@@ -174,8 +176,13 @@ def _files(family: Family, findings: list[Finding]) -> Iterable[Effect]:
             yield Effect("load-error", ("load-error", "safe"), "model", set(), "why.two-labels", dict(item.params))
         elif item.code == "config.absent" and item.severity == "error":
             yield Effect("load-error", (), "model", set(), "why.config-absent")
-        elif item.code == "config.incomplete" and family.engine == "vllm":
+        elif item.code == "config.incomplete" and family.engine in item.params.get("engines", ()):
             yield Effect("load-error", (), "model", set(), "why.config", {"file": _file(item)})
+
+
+def _stops(item: Finding, family: Family) -> bool:
+    """Is it wrong for everybody, or in the one of two files that this backend goes by?"""
+    return item.severity == "error" or (item.severity == "backend" and family.engine in item.params.get("engines", ()))
 
 
 def _file(item: Finding) -> str:
@@ -187,6 +194,8 @@ _REFUSED_LAYOUTS = (
     "weight.unquantised", "weight.shape", "scheme.mixed-layer", "block-scale.group", "scheme.pre-quant-scale",
     "scale.shape",
 )  # fmt: skip
+# Of experts apart from their layer's others `_files` speaks.
+_SINGLED_OUT = ("weight.unquantised.left-alone", "weight.unquantised.unlisted")
 
 
 def _structure(family: Family, findings: list[Finding]) -> Iterable[Effect]:
@@ -210,7 +219,7 @@ def _structure(family: Family, findings: list[Finding]) -> Iterable[Effect]:
                 "why.key-error" if refuses else "why.weights-missing",
                 {"tensor": item.tensors[0] if item.tensors else "", "slots": item.count},
             )
-        elif item.code in _REFUSED_LAYOUTS and item.severity == "error":
+        elif item.code in _REFUSED_LAYOUTS and item.text not in _SINGLED_OUT and _stops(item, family):
             fill = {"tensor": "".join(item.tensors[:1])}
             yield Effect("load-error", (), "model", layers, "why.layout", fill)
         elif item.code == "scale.convention":

@@ -30,11 +30,19 @@ TWO_LABELS = ("config.conflict.moe-algo", "config.conflict.packing")
 """Texts about one right and one wrong label; ``engines`` of such a finding read the wrong one."""
 
 
-def label_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear]) -> Iterator[Finding]:
-    """``config.conflict``: another exporter's method, another number format, or experts that a list leaves out."""
+def label_findings(
+    checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear], lists: QuantConfig
+) -> Iterator[Finding]:
+    """``config.conflict``: another exporter's method, another number format, or experts that a list leaves out.
+
+    Parameters
+    ----------
+    lists
+        The sections whose exclude lists count.
+    """
     if checkpoint.quant_config.used is None:
         return
-    found = list(_wrong_labels(checkpoint, view))
+    found = list(_wrong_labels(checkpoint, view, lists))
     wrong = _wrong_method(checkpoint, view)
     # Where something speaks of the experts by name, what it calls them says more than the method.
     if wrong and not (found and checkpoint.quant_config.sets_experts_apart):
@@ -43,10 +51,11 @@ def label_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Sequenc
     yield from found
     yield from _two_names(checkpoint, view)
     yield from _wrong_packing(checkpoint, view, linears)
-    yield from _wrong_experts(checkpoint, view, {layer for item in found for layer in item.params["numbers"]})
+    told = {layer for item in found for layer in item.params["numbers"]}
+    yield from _wrong_experts(checkpoint, view, told, lists)
     # Where the experts are not what the configuration says, it says nothing new of their neighbours.
     if not any(item.severity == "error" for item in found):
-        yield from _wrong_linears(checkpoint, view, linears)
+        yield from _wrong_linears(checkpoint, view, linears, lists)
     yield from _no_static_inputs(checkpoint, view)
 
 
@@ -61,7 +70,7 @@ def expert_conflicts(checkpoint: Checkpoint, view: CanonicalView, section: Sourc
     alone = copy.copy(checkpoint)
     alone.quant_config = QuantConfig((section,))
     method = _wrong_method(alone, view)
-    found = [method] if method is not None else list(_wrong_labels(alone, view))
+    found = [method] if method is not None else list(_wrong_labels(alone, view, alone.quant_config))
     return [item for item in found if item.severity == "error" and item.text in NAMED]
 
 
@@ -102,11 +111,11 @@ def _block_of(label: str) -> str | None:
     return next((block for block in ("MXFP4", "NVFP4") if block in label), None)
 
 
-def _wrong_labels(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
+def _wrong_labels(checkpoint: Checkpoint, view: CanonicalView, lists: QuantConfig) -> Iterator[Finding]:
     """Layers whose experts are stored in another format than the configuration gives them; one finding a claim."""
     groups: dict[tuple[str | None, str, bool], list[int]] = {}
     for layer in (*view.moe_layers, *view.draft_layers):
-        draft, found = layer in view.draft_layers, _stored_in(checkpoint, view, layer)
+        draft, found = layer in view.draft_layers, _stored_in(lists, view, layer)
         if found is None or (draft and is_native(checkpoint, found)):
             continue
         claims = {_claim(checkpoint, view.blocks[layer], view.module(layer, 0, kind).name) for kind in view.projections}
@@ -175,7 +184,7 @@ def _wrong_packing(checkpoint: Checkpoint, view: CanonicalView, linears: Sequenc
             yield make("config.conflict", "backend", text="config.conflict.packing", tensors=names, fill=fill)
 
 
-def _stored_in(checkpoint: Checkpoint, view: CanonicalView, layer: int) -> str | None:
+def _stored_in(lists: QuantConfig, view: CanonicalView, layer: int) -> str | None:
     """The number format of a layer's experts: a four-bit one, or ``"FP8"`` where the configuration does not exclude."""
     dialect = view.dialects[layer]
     if dialect is not None:
@@ -183,7 +192,7 @@ def _stored_in(checkpoint: Checkpoint, view: CanonicalView, layer: int) -> str |
     modules = [view.module(layer, 0, kind) for kind in view.projections]
     weights = [entry for module in modules if (entry := module.tensors.get("weight")) is not None]
     fp8 = bool(weights) and all(entry.dtype in FP8 for entry in weights)
-    return "FP8" if fp8 and not checkpoint.quant_config.is_excluded(view.blocks[layer]) else None
+    return "FP8" if fp8 and not lists.is_excluded(view.blocks[layer]) else None
 
 
 def is_native(checkpoint: Checkpoint, block: str) -> bool:
@@ -208,7 +217,9 @@ def _claim(checkpoint: Checkpoint, *modules: str) -> str | None:
     return "" if label is None or (label == "FP8" and used.method == "fp8" and not used.expert_algo) else label
 
 
-def _wrong_experts(checkpoint: Checkpoint, view: CanonicalView, told: Collection[int]) -> Iterator[Finding]:
+def _wrong_experts(
+    checkpoint: Checkpoint, view: CanonicalView, told: Collection[int], lists: QuantConfig
+) -> Iterator[Finding]:
     """An allow-list that names experts one by one, and forgets some or calls them something else.
 
     vLLM goes by the first entry below the experts and never notices; a loader that asks for each module does.
@@ -245,7 +256,7 @@ def _wrong_experts(checkpoint: Checkpoint, view: CanonicalView, told: Collection
             names = [f"{view.blocks[layer]}.{tail}" for tail in tails]
             if not claim:
                 # A pattern may name it after all.
-                tails = [tail for tail, name in zip(tails, names, strict=True) if quant.is_excluded(name)]
+                tails = [tail for tail, name in zip(tails, names, strict=True) if lists.is_excluded(name)]
                 names = [f"{view.blocks[layer]}.{tail}" for tail in tails]
             if not tails:
                 continue
@@ -262,7 +273,9 @@ def _speaks_of_linears(quant: QuantConfig) -> bool:
     return method is None or method.startswith(("modelopt", "compressed-tensors", "quark"))
 
 
-def _wrong_linears(checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear]) -> Iterator[Finding]:
+def _wrong_linears(
+    checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear], lists: QuantConfig
+) -> Iterator[Finding]:
     """The same for ordinary modules, where the configuration names them something that they are not."""
     quant = checkpoint.quant_config
     groups: dict[tuple[str | None, str, bool], list[str]] = {}
@@ -273,7 +286,7 @@ def _wrong_linears(checkpoint: Checkpoint, view: CanonicalView, linears: Sequenc
                 continue
         elif linear.format not in ("NVFP4", "MXFP4"):
             continue
-        if quant.is_excluded(linear.name):
+        if lists.is_excluded(linear.name):
             continue
         claim = _claim(checkpoint, linear.name)
         if linear.format == "FP8":

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from nvfp4viz.audit.facts import CLAIMS, MISSING, NOT_NEEDED, OK, UNREADABLE, Facts
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding
+from nvfp4viz.audit.two_files import of_each_file
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, LocalSource, MemorySource, QuantConfig, TensorEntry
 from nvfp4viz.checkpoint.dialects.per_expert import ROLES
 from nvfp4viz.checkpoint.dtypes import DTYPES
@@ -26,8 +27,9 @@ Mask = npt.NDArray[np.bool_]
 def scheme_findings(facts: Facts) -> Iterator[Finding]:
     """``expert.*``, ``weight.unquantised``, ``draft.unquantised`` and ``scheme.*``."""
     yield from _absent_experts(facts)
-    yield from _unquantised(facts)
-    yield from _drafts(facts)
+    quant = facts.checkpoint.quant_config
+    yield from of_each_file(quant, lambda lists: _unquantised(facts, lists))
+    yield from of_each_file(quant, lambda lists: _drafts(facts, lists))
     yield from _weight_only(facts)
     yield from _pre_quant_scales(facts)
 
@@ -91,12 +93,12 @@ def _absent_experts(facts: Facts) -> Iterator[Finding]:
         if not present:
             continue
         whole = np.logical_or.reduce(list(present.values()))
-        yield from _absent_or_gap(facts, layer, None, ~whole)
+        yield from absent_or_gap(facts, layer, None, ~whole)
         for kind, mask in present.items():
-            yield from _absent_or_gap(facts, layer, kind, whole & ~mask)
+            yield from absent_or_gap(facts, layer, kind, whole & ~mask)
 
 
-def _absent_or_gap(facts: Facts, layer: int, projection: str | None, lost: Mask) -> Iterator[Finding]:
+def absent_or_gap(facts: Facts, layer: int, projection: str | None, lost: Mask) -> Iterator[Finding]:
     """Ids missing between others are a gap, ids missing at the end are absent experts."""
     if not lost.any():
         return
@@ -123,9 +125,15 @@ def _absent_or_gap(facts: Facts, layer: int, projection: str | None, lost: Mask)
             )  # fmt: skip
 
 
-def _unquantised(facts: Facts) -> Iterator[Finding]:
-    """Plain weights where the configuration says quantised, and experts of another format than their layer's."""
-    view, quant = facts.view, facts.checkpoint.quant_config
+def _unquantised(facts: Facts, quant: QuantConfig) -> Iterator[Finding]:
+    """Plain weights where the configuration says quantised, and experts of another format than their layer's.
+
+    Parameters
+    ----------
+    quant
+        The sections whose exclude lists count.
+    """
+    view = facts.view
     plain: dict[tuple[int, str], list[int]] = {}
     others: dict[int, set[int]] = {}
     named: dict[int, set[int]] = {}
@@ -156,14 +164,14 @@ def _unquantised(facts: Facts) -> Iterator[Finding]:
                 "weight.unquantised", "error", role="weight", layer=layer, projection=projection,
                 experts=None if whole else tuple(meant), tensors=names,
             )  # fmt: skip
-    # File and configuration agree.  Of experts that a list names the specifications say no more; an allow-list's are
-    # known to be one packed parameter a layer in vLLM.
-    for found, text, severity in ((named, "left-alone", "info"), (unlisted, "unlisted", "backend")):
+    # File and configuration agree, and in vLLM a layer's experts are one packed parameter all the same; of other
+    # loaders the specifications say no more.
+    for found, text in ((named, "left-alone"), (unlisted, "unlisted")):
         for layer, ids in sorted(found.items()):
             names = tuple(f"{view.blocks[layer]}.{expert}" for expert in sorted(ids))
             yield make(
-                "weight.unquantised", severity, text=f"weight.unquantised.{text}", role="weight", layer=layer,
-                experts=tuple(sorted(ids)), tensors=names,
+                "weight.unquantised", "backend", text=f"weight.unquantised.{text}", role="weight", layer=layer,
+                experts=tuple(sorted(ids)), tensors=names, fill={"engines": ("vllm",)},
             )  # fmt: skip
     for layer, ids in sorted(others.items()):
         names = [view.module(layer, expert, kind).name for expert in sorted(ids) for kind in view.projections]
@@ -183,12 +191,15 @@ _LEFT_ALONE = ("vision_tower", "vision_model", "vit_large_projector")
 
 def tower_findings(checkpoint: Checkpoint, tower: CanonicalView) -> Iterator[Finding]:
     """``weight.unquantised`` of another tower's plain experts that no list excludes."""
-    quant = checkpoint.quant_config
+    yield from of_each_file(checkpoint.quant_config, lambda lists: _plain_tower(checkpoint.quant_config, tower, lists))
+
+
+def _plain_tower(quant: QuantConfig, tower: CanonicalView, lists: QuantConfig) -> Iterator[Finding]:
     names = [
         f"{module.name}.weight"
         for module in tower.modules.values()
         if module.state == "unquantised"
-        and not quant.is_excluded(module.name)
+        and not lists.is_excluded(module.name)
         and (quant.algo_of(module.name) or "").startswith(_FOUR_BIT)
     ]
     alone = [name for name in names if any(part in _LEFT_ALONE for part in name.split("."))]
@@ -202,7 +213,7 @@ def tower_findings(checkpoint: Checkpoint, tower: CanonicalView) -> Iterator[Fin
 _FOUR_BIT = ("NVFP4", "W4A16", "W4A8", "W4A4", "MXFP4")
 
 
-def _drafts(facts: Facts) -> Iterator[Finding]:
+def _drafts(facts: Facts, lists: QuantConfig) -> Iterator[Finding]:
     """Draft layers outside the scheme; where the configuration does not exclude them, a server quantises them."""
     plain = [layer for layer in facts.view.draft_layers if layer not in facts.layers]
     if not plain:
@@ -211,7 +222,7 @@ def _drafts(facts: Facts) -> Iterator[Finding]:
     blocks = [view.blocks[layer] for layer in plain]
     yield make("draft.unquantised", "info", tensors=blocks, count=len(plain))
     listed = [
-        block for block in blocks if (quant.algo_of(block) or "").startswith(_FOUR_BIT) and not quant.is_excluded(block)
+        block for block in blocks if (quant.algo_of(block) or "").startswith(_FOUR_BIT) and not lists.is_excluded(block)
     ]
     floats = {layer for (layer, _, _), module in view.modules.items() if module.state == "unquantised"}
     listed = [block for layer, block in zip(plain, blocks, strict=True) if block in listed and layer in floats]

@@ -35,10 +35,17 @@ def words(text: str, params: Mapping[str, Any], language: str = "en") -> tuple[s
     own = finding_texts(language).get(text)
     if own is not None:
         message, advice = (_inflected(own.get(part, ""), params, language) for part in ("message", "advice"))
-        return fill(message, params, language), fill(advice, params, language)
+        return fill(message, params, language) + _readers(params, language), fill(advice, params, language)
     shared = error_texts(language)[text]
     message = f"{shared['what']} {shared['why']}" if language == "en" else shared["what"] + shared["why"]
-    return fill(message, params, language), fill(shared["next"], params, language)
+    return fill(message, params, language) + _readers(params, language), fill(shared["next"], params, language)
+
+
+def _readers(params: Mapping[str, Any], language: str) -> str:
+    """What ends the words of a finding about one of two files."""
+    if not params.get("one_file"):
+        return ""
+    return report_words(language, "one_file", **{key: params[key] for key in ("file", "other", "readers")})
 
 
 _VERBS = {

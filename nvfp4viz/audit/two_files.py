@@ -8,53 +8,125 @@ So one wrong label of two is wrong on some servers and harmless on the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
+from nvfp4viz.audit.facts import CLAIMS
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.labels import CONFLICTS, NAMED, expert_conflicts, expert_labels
+from nvfp4viz.audit.linears import Linear, is_quantised_by_all
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.texts import words
-from nvfp4viz.checkpoint import CanonicalView, Checkpoint, SourceConfig, printable
+from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, SourceConfig, printable
 from nvfp4viz.checkpoint.source import CONFIG
 
 OF_CONFIG, OF_SIDECAR = ("vllm", "sglang", "transformers"), ("tensorrt-llm",)
 """Engines by the file that they read first; ``engines`` of a finding are those that read the wrong one."""
 
 
-def files_findings(checkpoint: Checkpoint, view: CanonicalView, labels: Sequence[Finding]) -> Iterator[Finding]:
+def of_each_file(quant: QuantConfig, look: Callable[[QuantConfig], Iterable[Finding]]) -> Iterator[Finding]:
+    """What a check of exclude lists finds by each file's list, for those who go by that file.
+
+    Parameters
+    ----------
+    look
+        The check; is given the sections whose lists count.  ``engines`` in a finding's fill are those that it is about,
+        all where there is none.
+
+    Yields
+    ------
+    Finding
+        As found where both files give it; else about the readers of one file, and no error any more: ``backend``.
+    """
+    if len(quant.sections) != 2:
+        yield from look(quant)
+        return
+    first, second = quant.sections
+    if not second.explicit:
+        # Without an algorithm the older file sends its reader to the other, list and all.
+        yield from look(QuantConfig((first,)))
+        return
+    if _leave_out_alike(first, second):
+        yield from look(quant)
+        return
+    found = [list(look(QuantConfig((section,)))) for section in (first, second)]
+    keys = [{_key(item) for item in items} for items in found]
+    for item in found[0]:
+        if _key(item) in keys[1]:
+            yield item
+        else:
+            yield from _of_readers(item, first, second)
+    for item in found[1]:
+        if _key(item) not in keys[0]:
+            yield from _of_readers(item, second, first)
+
+
+def _leave_out_alike(first: SourceConfig, second: SourceConfig) -> bool:
+    """The same patterns, whatever their order, and no allow-list in one file alone."""
+    lists = [set(section.exclude or ()) for section in (first, second)]
+    return lists[0] == lists[1] and first.quantized_layers == second.quantized_layers
+
+
+def _key(item: Finding) -> tuple[Any, ...]:
+    return item.text, item.severity, item.layer, item.projection, item.experts, item.tensors, item.count
+
+
+def _of_readers(item: Finding, file: SourceConfig, other: SourceConfig) -> Iterator[Finding]:
+    """A finding by one file's list; none where those that it is about go by the other."""
+    engines = tuple(engine for engine in readers_of(file.file) if engine in item.params.get("engines", _NAMES))
+    if not engines:
+        return
+    params = {**item.params, **one_file(file.file, other.file), "engines": engines}
+    message, advice = words(item.text, params)
+    severity = "backend" if item.severity == "error" else item.severity
+    yield msgspec.structs.replace(item, severity=severity, params=params, message=message, advice=advice)
+
+
+def readers_of(file: str) -> tuple[str, ...]:
+    """Engines that go by ``config.json`` or by ``hf_quant_config.json`` where there are both."""
+    return OF_CONFIG if file == CONFIG else OF_SIDECAR
+
+
+def one_file(file: str, other: str) -> dict[str, Any]:
+    """Fill of a finding about one of two files: its readers, and that its words end with them (`texts.words`)."""
+    engines = readers_of(file)
+    readers = ", ".join(_NAMES[engine] for engine in engines)
+    return {"file": file, "other": other, "readers": readers, "engines": engines, "one_file": True}
+
+
+def files_findings(
+    checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear], labels: Sequence[Finding]
+) -> Iterator[Finding]:
     """The labels' findings, of the engines that they are about, and ``config.conflict`` between the two files.
 
     Parameters
     ----------
     labels
-        What `label_findings` says of both files together.
+        What `label_findings` says of both files together, and of each one's exclude list.
     """
     first, second = checkpoint.quant_config.sections
     wrong = [bool(expert_conflicts(checkpoint, view, section)) for section in (first, second)]
     told = False
     for item in labels:
-        if item.severity == "error" and item.text in CONFLICTS:
+        if item.severity in ("error", "backend") and item.text in CONFLICTS:
             told = True
             # Without an algorithm of its own the older file sends TensorRT-LLM to the other.
-            if wrong[0] != wrong[1] and second.explicit and item.text in NAMED:
+            if item.severity == "error" and wrong[0] != wrong[1] and second.explicit and item.text in NAMED:
                 item = _of_one_file(item, first, second) if wrong[0] else _of_one_file(item, second, first)
         yield item
     if not told:
         yield from _algorithms(checkpoint, view, first, second, certain=wrong[1])
     yield from _group_sizes(view, first, second)
-    yield from _exclude_lists(first, second)
+    yield from _exclude_lists(linears, first, second)
+    yield from _fields(first, second)
 
 
 def _of_one_file(item: Finding, wrong: SourceConfig, right: SourceConfig) -> Finding:
     """A label's finding that concerns the readers of one file alone."""
-    engines = OF_CONFIG if wrong.file == CONFIG else OF_SIDECAR
-    params = {
-        **item.params, "engines": engines, "file": wrong.file, "other": right.file,
-        "readers": ", ".join(_NAMES[engine] for engine in engines),
-    }  # fmt: skip
+    # Its own words name the readers.
+    params = {**item.params, **one_file(wrong.file, right.file), "one_file": False}
     text = f"{item.text}.one-file"
     message, advice = words(text, params)
     return msgspec.structs.replace(item, severity="backend", text=text, params=params, message=message, advice=advice)
@@ -71,6 +143,9 @@ def _algorithms(
     differ = first.explicit and second.explicit and first.algo != second.algo
     if differ or certain:
         labels = expert_labels(checkpoint, view)
+        # It asks for activation scales, and there is none: the same KeyError as with this file alone.
+        asks = bool(second.algo and second.algo.startswith(CLAIMS))
+        certain = certain or (asks and not view.activation_blocks and not checkpoint.unreadable and _has_nvfp4(view))
         said = first.algo if first.explicit else next((label for label in labels if label), first.algo)
         yield _conflict("quant_algo", said, second.algo, certain=certain)
 
@@ -91,9 +166,30 @@ def _conflict(key: str, first: Any, second: Any, *, certain: bool) -> Finding:
     return make("config.conflict", "backend", text="config.conflict.files", count=1, fill=fill)
 
 
-def _exclude_lists(first: SourceConfig, second: SourceConfig) -> Iterator[Finding]:
-    if first.exclude is not None and second.exclude is not None:
-        differing = sorted(set(first.exclude) ^ set(second.exclude))
-        if differing:
-            fill = {"pattern": printable(differing[0]), "differing": len(differing)}
-            yield make("config.conflict", "warn", text="config.conflict.exclude", count=len(differing), fill=fill)
+def _has_nvfp4(view: CanonicalView) -> bool:
+    return any((found := view.dialects[layer]) is not None and found.block == "NVFP4" for layer in view.moe_layers)
+
+
+def _exclude_lists(linears: Sequence[Linear], first: SourceConfig, second: SourceConfig) -> Iterator[Finding]:
+    """Modules that one list leaves out and the other does not, where no tensor tells which of them is wrong.
+
+    Lists may spell the same modules in two ways, and name modules that are not there.
+    """
+    if first.exclude is None or second.exclude is None or _leave_out_alike(first, second):
+        return
+    # Of packed modules, and of those that every exporter packs, the checks against the tensors speak.
+    names = [linear.name for linear in linears if linear.format == "plain" and not is_quantised_by_all(linear.name)]
+    differing = [name for name in names if first.lists(name) != second.lists(name)]
+    if differing:
+        fill = {"module": printable(differing[0]), "differing": len(differing)}
+        yield make("config.conflict", "warn", text="config.conflict.exclude", count=len(differing), fill=fill)
+
+
+def _fields(first: SourceConfig, second: SourceConfig) -> Iterator[Finding]:
+    """The older file without its object ``quantization``, which TensorRT-LLM looks up; what lacks in it is null there.
+
+    ModelOpt's own mixed exports lack fields.  An absent list excludes nothing, which is held against the tensors.
+    """
+    if second.layout != "nested":
+        fill = {**one_file(second.file, first.file), "one_file": False}
+        yield make("config.incomplete", "backend", text="config.incomplete.flat", count=1, fill=fill)

@@ -310,7 +310,7 @@ def excluded(layout: Layout) -> Built:
             "modules_to_not_convert" if layout.dialect == "gpt-oss" else "ignore": [f"{layout.prefix}*", "*gate"]
         }
         config = {**config, "quantization_config": section}
-    expected: list[Expected] = [("config.excluded-but-quantised", "warn", None, None, None, None)]
+    expected: list[Expected] = [("config.excluded-but-quantised", "backend", None, None, None, None)]
     return Case(layout.tensors(), expected, {"config": config, "quant": quant})
 
 

@@ -52,11 +52,14 @@ def test_an_expert_left_in_bf16_on_purpose(layout):
     """File and list agree; vLLM asks the list for the layer's experts as a whole, and others may not."""
     report = audit(layout.open(in_bf16(layout, 5), **excluding(layout, *number(layout, 5))))
     [item] = [item for item in report.findings if item.code not in layout.notes]
-    assert (item.text, item.severity, item.layer, item.experts) == ("weight.unquantised.left-alone", "info", 0, (5,))
+    assert (item.text, item.severity, item.layer, item.experts) == ("weight.unquantised.left-alone", "backend", 0, (5,))
     before = outcomes(audit(layout.open()))
     for name, outcome in outcomes(report).items():
         stops = name.startswith("vllm") and before[name] == "safe"
         assert outcome == ("load-error" if stops else before[name]) or before[name] == "unsupported"
+    # What the reason says leaves nothing open.
+    stopped = [one for one in report.backends if one.text == "why.left-alone"]
+    assert {(one.possible, one.why.endswith("the load stops.")) for one in stopped} == {((), True)}
 
 
 @pytest.mark.parametrize("layout", APART, ids=[layout.id for layout in APART])
@@ -71,7 +74,7 @@ def test_an_expert_in_bf16_that_no_list_names(layout, expert):
     if layout in LISTED:
         other = 2
         report = audit(layout.open(in_bf16(layout, other, expert), **excluding(layout, *number(layout, other))))
-        assert sorted(found(report)) == sorted(twice)
+        assert found(report) == [*twice, ("weight.unquantised", "backend", 0, None, (other,))]
         [note] = [item for item in report.findings if item.text == "weight.unquantised.left-alone"]
         assert note.experts == (other,)
         assert outcomes(report) == stopped
@@ -102,10 +105,12 @@ def test_an_expert_in_bf16_that_an_allow_list_leaves_out(layout, expert):
     # Listed, it is what the configuration says it is not.
     report = audit(layout.open(in_bf16(layout, expert), **every))
     assert {row[:2] for row in found(report)} == {("weight.unquantised", "error")}
-    # A list that names it is a word about it.
+    # A list that names it is a word about it, and changes nothing of how vLLM stores it.
     named = allowing(layout, *others)
     named["quant"]["quantization"]["exclude_modules"] = number(layout, expert)
-    assert found(audit(layout.open(in_bf16(layout, expert), **named))) == []
+    report = audit(layout.open(in_bf16(layout, expert), **named))
+    assert found(report) == [("weight.unquantised", "backend", 0, None, (expert,))]
+    assert report.findings[0].text == "weight.unquantised.left-alone"
 
 
 @pytest.mark.parametrize("layout", LISTED, ids=[layout.id for layout in LISTED])
@@ -185,11 +190,14 @@ def test_a_name_that_is_a_part_of_others(pattern):
 
 
 def test_experts_that_are_excluded_and_packed():
-    """A warning in the vocabulary, and the end of a load in vLLM, which builds them in BF16."""
+    """The end of a load in vLLM, which builds them in BF16, and where TensorRT-LLM's patterns match their name."""
     layout = LAYOUTS["modelopt"]
     report = audit(layout.open(quant=modelopt(exclude=("*gate", f"{MLP}*"))))
-    assert found(report) == [("config.excluded-but-quantised", "warn", None, None, None)]
-    assert outcomes(report)["vllm-cutlass"] == "load-error"
+    assert found(report) == [("config.excluded-but-quantised", "backend", None, None, None)]
+    for one in report.backends:
+        stops = one.name.startswith("vllm") or one.name == "tensorrt-llm"
+        assert one.outcome == ("load-error" if stops else "safe")
+        assert one.possible == (("load-error", "safe") if one.name == "tensorrt-llm" else ())
     # One that names another module stops nothing.
     head = audit(layout.open({**layout.tensors(), **linear("lm_head")}))
     assert found(head) == [("config.excluded-but-quantised", "warn", None, None, None)]

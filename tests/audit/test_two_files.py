@@ -1,12 +1,18 @@
 """``config.json`` and ``hf_quant_config.json`` that differ: who goes by which, and that a severity is what happens."""
 
+import json
+
+import ml_dtypes
+import numpy as np
 import pytest
 
 from nvfp4viz.audit import audit, describe
+from nvfp4viz.checkpoint import MemorySource, tensor
+from nvfp4viz.checkpoint.writer import file_bytes
 from tests.audit.config_faults import section_of
-from tests.audit.layouts import ALLOWED, LAYOUTS, MLP, modelopt, with_quant
+from tests.audit.layouts import ALLOWED, LAYOUTS, MLP, bf16, fp8, linear, modelopt, with_quant
 from tests.audit.reading import found, outcomes
-from tests.checkpoint.checkpoint_fixtures import CONFIG, FLAT, QUANT, base, opened
+from tests.checkpoint.checkpoint_fixtures import CONFIG, FLAT, QUANT, SHAPES, base, opened
 
 ALGOS = [
     "NVFP4", "nvfp4", "W4A16_NVFP4", "NVFP4_AWQ", "W4A8_NVFP4_FP8", "FP8", "FP8_PB_WO", "MXFP8", "MXFP4", "INT4_AWQ",
@@ -138,3 +144,166 @@ def test_block_widths(first, second, expected):
     report = audit(opened(base(), {**CONFIG, "quantization_config": {**FLAT, "group_size": first}}, quant))
     assert found(report) == expected
     assert contradictions(report, both("NVFP4", None)) == []
+
+
+# Exclude lists: each file's for its own readers.
+
+OTHERS = [name for name in outcomes(audit(opened(base()))) if name != "tensorrt-llm"]
+VLLM = [name for name in OTHERS if name.startswith("vllm")]
+GATE = ["lm_head", "*mlp.gate"]
+LAYER_1 = ["model.layers.1.mlp.experts*"]
+Q = "model.layers.0.self_attn.q_proj"
+
+
+def listing(tensors, first, second, layers=2):
+    """Two files with an exclude list each (None: no such field)."""
+    section, body = {**FLAT, "ignore": first}, {**QUANT["quantization"], "exclude_modules": second}
+    section = {key: item for key, item in section.items() if item is not None}
+    config = {**CONFIG, "num_hidden_layers": layers, "quantization_config": section}
+    return audit(opened(tensors, config, {"quantization": {k: item for k, item in body.items() if item is not None}}))
+
+
+def plain(layer, *experts):
+    """Two layers, of which some experts of one are in BF16."""
+    tensors = base(2)
+    for expert in experts:
+        at = f"model.layers.{layer}.mlp.experts.{expert}."
+        tensors = {name: item for name, item in tensors.items() if not name.startswith(at)}
+        for kind, shape in SHAPES.items():
+            tensors[f"{at}{kind}_proj.weight"] = tensor(np.zeros(shape, ml_dtypes.bfloat16))
+    return tensors
+
+
+def stopped(report):
+    return [name for name, outcome in outcomes(report).items() if outcome != "safe"]
+
+
+@pytest.mark.parametrize("of_config", [True, False])
+def test_a_layer_in_bf16_that_one_list_leaves_out(of_config):
+    tensors, long = plain(1, *range(4)), GATE + LAYER_1
+    report = listing(tensors, *((long, GATE) if of_config else (GATE, long)))
+    every = (0, 1, 2, 3)
+    assert sorted(found(report)) == [("weight.unquantised", "backend", 1, kind, every) for kind in sorted(SHAPES)]
+    assert stopped(report) == (["tensorrt-llm"] if of_config else OTHERS)
+    assert {one.possible for one in report.backends} == {()}
+    wrong, readers = ("hf_quant_config.json", "TensorRT-LLM") if of_config else ("config.json", "vLLM")
+    for language in ("en", "zh"):
+        message, _ = describe(report.findings[0], language)
+        assert message.index(wrong) < message.index(readers)
+    # In both lists it is sound; in none it is wrong for everybody.
+    assert found(listing(tensors, long, long[::-1])) == []
+    report = listing(tensors, GATE, GATE)
+    assert {row[:2] for row in found(report)} == {("weight.unquantised", "error")}
+    assert set(stopped(report)) == {"tensorrt-llm", *OTHERS}
+    # An older file that is no list excludes nothing, and one without an algorithm is not gone by.
+    assert stopped(listing(tensors, long, None)) == ["tensorrt-llm"]
+    config = {**CONFIG, "num_hidden_layers": 2, "quantization_config": {**FLAT, "ignore": long}}
+    quant = {"quantization": {**QUANT["quantization"], "quant_algo": None}}
+    assert found(audit(opened(tensors, config, quant))) == []
+
+
+@pytest.mark.parametrize("of_config", [True, False])
+def test_a_packed_layer_that_one_list_leaves_out(of_config):
+    long = GATE + LAYER_1
+    report = listing(base(2), *((long, GATE) if of_config else (GATE, long)))
+    assert found(report) == [("config.excluded-but-quantised", "backend", None, None, None)]
+    assert stopped(report) == (VLLM if of_config else ["tensorrt-llm"])
+    assert found(listing(base(2), GATE, GATE)) == []
+    both = listing(base(2), long, long)
+    assert found(both) == found(report)
+    assert set(stopped(both)) == {*VLLM, "tensorrt-llm"}
+
+
+def test_an_expert_in_bf16_that_one_list_names():
+    tensors, long = plain(1, 2), [*GATE, "model.layers.1.mlp.experts.2*"]
+    # vLLM packs it with its layer, list or no list; TensorRT-LLM's list does not name it.
+    report = listing(tensors, long, GATE)
+    assert set(stopped(report)) == {*VLLM, "tensorrt-llm"}
+    assert {item.text for item in report.findings} == {"weight.unquantised", "weight.unquantised.left-alone"}
+    assert {item.severity for item in report.findings} == {"backend"}
+    report = listing(tensors, GATE, long)
+    assert stopped(report) == OTHERS
+    assert {item.text for item in report.findings} == {"weight.unquantised"}
+
+
+@pytest.mark.parametrize("of_config", [True, False])
+def test_an_ordinary_layer_that_one_list_leaves_out(of_config):
+    long = [*GATE, Q]
+    lists = (long, GATE) if of_config else (GATE, long)
+    reader = ("TensorRT-LLM", "vLLM") if of_config else ("vLLM", "TensorRT-LLM")
+    for tensors, code, who in (
+        (bf16(16, 32), "config.unquantised-not-excluded", reader[0]),
+        (None, "config.excluded-but-quantised", reader[1]),
+    ):
+        more = linear(Q) if tensors is None else {f"{Q}.weight": tensors}
+        report = listing({**base(), **more}, *lists, layers=1)
+        assert found(report) == [(code, "warn", None, None, None)]
+        assert who in report.findings[0].message
+        assert stopped(report) == []
+    # FP8 under a four-bit label, where no list leaves it alone.
+    report = listing({**base(), **fp8(Q)}, *lists, layers=1)
+    [item] = [one for one in report.findings if one.code == "config.conflict"]
+    assert item.severity == "backend"
+    assert stopped(report) == (["tensorrt-llm"] if of_config else OTHERS)
+
+
+def test_two_spellings_of_one_list():
+    """What the lists exclude is compared, not how they say it."""
+    spelled = ["lm_head", "*mlp.gate*", "model.layers.*.mlp.gate"], ["lm_head", "model.layers.*.mlp.gate"]
+    assert listing(base(2), *spelled).findings == ()
+    # A name that is not there, and a head that only one list leaves out.
+    assert listing(base(2), [*GATE, "model.vision*"], GATE).findings == ()
+    head = {**base(2), "lm_head.weight": bf16(64, 32)}
+    report = listing(head, GATE, ["*mlp.gate"])
+    assert found(report) == [("config.conflict", "warn", None, None, None)]
+    assert "lm_head" in report.findings[0].message
+    assert report.findings[0].count == 1
+    assert stopped(report) == []
+    assert listing(head, GATE, ["*mlp.gate", "lm_head*"]).findings == ()
+
+
+# A file that is none, or lacks what its reader looks up.
+
+BROKEN = {
+    "not JSON": b"{", "LFS": b"version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 5\n", "list": b"[]",
+    "empty": b"",
+}  # fmt: skip
+
+
+def files(config, sidecar):
+    out = {"model.safetensors": file_bytes(base())}
+    for name, content in (("config.json", config), ("hf_quant_config.json", sidecar)):
+        if content is not None:
+            out[name] = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return audit(MemorySource(out))
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_one_broken_file_of_two(kind):
+    good = {**CONFIG, "quantization_config": FLAT}
+    report = files(good, BROKEN[kind])
+    assert found(report) == [("config.invalid", "backend", None, None, None)]
+    assert stopped(report) == ["tensorrt-llm"]
+    assert "TensorRT-LLM" in report.findings[0].message
+    # Everybody reads config.json, whose other numbers no other file has; and the older one where nothing else speaks.
+    for report in (files(BROKEN[kind], QUANT), files(CONFIG, BROKEN[kind])):
+        assert found(report) == [("config.invalid", "error", None, None, None)]
+        assert set(stopped(report)) == {*OTHERS, "tensorrt-llm"}
+    assert found(files(good, QUANT)) == []
+
+
+@pytest.mark.parametrize("sidecar", [{}, QUANT["quantization"], {"quantization": None}])
+def test_an_older_file_without_the_object_that_its_reader_looks_up(sidecar):
+    report = files({**CONFIG, "quantization_config": FLAT}, sidecar)
+    assert found(report) == [("config.incomplete", "backend", None, None, None)]
+    assert stopped(report) == ["tensorrt-llm"]
+
+
+def test_a_label_that_asks_for_scales_which_are_not_there():
+    """The older file alone is a KeyError in TensorRT-LLM, and beside another file it is the same one."""
+    tensors = {name: item for name, item in base().items() if not name.endswith("input_scale")}
+    for report in (both(None, "NVFP4", tensors), both("W4A16_NVFP4", "NVFP4", tensors)):
+        [reader] = [one for one in report.backends if one.name == "tensorrt-llm"]
+        assert (reader.outcome, reader.possible) == ("load-error", ())
+    [reader] = [one for one in both("W4A16_NVFP4", "NVFP4").backends if one.name == "tensorrt-llm"]
+    assert reader.possible == ("load-error", "safe")
