@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from nvfp4viz.audit.backends import DEEP_CODES, FAMILIES, Family, outcome_of_bytes
 from nvfp4viz.audit.facts import Facts
+from nvfp4viz.audit.forecast_linears import of_linears
 from nvfp4viz.audit.forecast_scales import MILD, Effect, LayerScales, LayerWeights, of_activations, of_weights
 from nvfp4viz.audit.labels import CONFLICTS, TWO_LABELS
 from nvfp4viz.audit.report import BackendForecast, Finding
@@ -67,6 +68,7 @@ def forecast(
         elif not as_w4a16:
             effects += [effect for layer in scales for effect in of_activations(family, layer)]
         effects += [effect for layer in weights for effect in of_weights(family, layer)]
+        effects += of_linears(family, found, weight_only=as_w4a16)
         return _forecast(
             facts,
             name,

@@ -203,7 +203,7 @@ def of_weights(family: Family, weights: LayerWeights) -> Iterable[Effect]:
         follows_gate = kind == "up" and family.gate_rules and "gate" in weights.classes
         for expert in np.flatnonzero(found).tolist():
             name = CLASSES[int(found[expert])]
-            effect = ("degraded", MILD) if follows_gate else _weight_outcome(family, kind, name)
+            effect = ("degraded", MILD) if follows_gate else weight_outcome(family, kind, name)
             effects.setdefault(effect, []).append(expert)
     for (outcome, possible), experts in effects.items():
         fill = {"experts": id_list(tuple(sorted(set(experts)))), "layer": layer, "slots": len(experts)}
@@ -222,7 +222,7 @@ def of_weights(family: Family, weights: LayerWeights) -> Iterable[Effect]:
             yield Effect("degraded", WILD, "experts", {layer}, "why.weight-outlier", fill)
 
 
-def _weight_outcome(family: Family, kind: str, name: str) -> tuple[str, tuple[str, ...]]:
+def weight_outcome(family: Family, kind: str, name: str) -> tuple[str, tuple[str, ...]]:
     """What a bad second-level weight scale does where it is read."""
     if name in ("zero", "subnormal"):
         return "zero", ()

@@ -11,10 +11,15 @@ from collections.abc import Iterable, Iterator
 from math import prod
 from typing import NamedTuple
 
+import numpy as np
+
+from nvfp4viz.audit.facts import Facts, pruned_layers
 from nvfp4viz.audit.findings import make
-from nvfp4viz.audit.linears import FP8, Linear, fp8_scale, layer_of
+from nvfp4viz.audit.linears import FP8, Linear, fp8_scale, is_quantised_by_all, layer_of, missing_finding
 from nvfp4viz.audit.report import Finding
+from nvfp4viz.audit.schemes import absent_or_gap
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, TensorEntry
+from nvfp4viz.checkpoint.dialects import PROJECTIONS, parse_expert_name
 from nvfp4viz.checkpoint.module_rules import Grain
 
 # Rows × values that share a scale, where nothing says which: MXFP8's, and DeepSeek's with its relatives.
@@ -34,12 +39,12 @@ class _Misfit(NamedTuple):
 
 
 def fp8_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterable[Linear]) -> Iterator[Finding]:
-    """``block-scale.group`` of FP8 modules: scales in a shape that their blocks do not have.
+    """Scales of FP8 modules: ``block-scale.group`` of a shape that their blocks do not have, and ``scale.missing``.
 
-    One finding a cause for ordinary modules, one a layer, projection and cause for routed experts; of those also
-    ``scale.missing``, where others have one.
+    One finding a cause for ordinary modules, one a layer, projection and cause for routed experts.
     """
     said = _Said(checkpoint.quant_config, four_bit=any(view.dialects.values()))
+    linears = tuple(linears)
     groups: dict[_Misfit, list[str]] = {}
     for linear in linears:
         weight, scale = linear.tensors.get("weight"), fp8_scale(linear)
@@ -52,7 +57,45 @@ def fp8_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterable[
             "block-scale.group", "error", text=f"block-scale.group.fp8{misfit.kind}", role="weight_scale",
             layer=layer_of(names, view), tensors=names, fill=misfit._asdict(),
         )  # fmt: skip
+    yield from _missing(checkpoint, view, said, [linear for linear in linears if linear.format == "FP8"])
     yield from _of_experts(checkpoint, view, said)
+    # Beside four-bit experts the FP8 ones are counted with them.
+    if not view.complete:
+        yield from _absent(checkpoint, view)
+
+
+def _missing(checkpoint: Checkpoint, view: CanonicalView, said: _Said, linears: Iterable[Linear]) -> Iterator[Finding]:
+    """FP8 modules without the scale that the configuration promises, or their namesakes in other layers have.
+
+    FP8 without scales is a format too (values cast as they are), so that nothing else tells.
+    """
+    if checkpoint.blind_files:
+        return
+    kinds: dict[str, str] = {}
+    bare: list[Linear] = []
+    for linear in linears:
+        scale = fp8_scale(linear)
+        if scale is not None:
+            kinds.setdefault(_without_numbers(linear.name), scale.name.rpartition(".")[2])
+        elif "weight" in linear.tensors:
+            bare.append(linear)
+    lost = []
+    for linear in bare:
+        kind = kinds.get(_without_numbers(linear.name))
+        if kind is not None or said.promises(linear.name):
+            lost.append(f"{linear.name}.{kind or next(iter(kinds.values()), said.suffix)}")
+    lost = [name for name in lost if name not in checkpoint.unreadable]
+    if lost:
+        yield missing_finding("weight_scale", lost, view)
+
+
+def _without_numbers(name: str) -> str:
+    """What a module is in every layer.
+
+    >>> _without_numbers("layers.12.attn.wkv")
+    'layers.#.attn.wkv'
+    """
+    return ".".join("#" if part.isdecimal() else part for part in name.split("."))
 
 
 def _of_experts(checkpoint: Checkpoint, view: CanonicalView, said: _Said) -> Iterator[Finding]:
@@ -90,15 +133,51 @@ def _of_experts(checkpoint: Checkpoint, view: CanonicalView, said: _Said) -> Ite
             "block-scale.group", "error", text=f"block-scale.group.fp8{misfit.kind}.experts", role="weight_scale",
             layer=layer, projection=projection, experts=tuple(ids) or None, tensors=at, fill=misfit._asdict(),
         )  # fmt: skip
-    # FP8 without scales is a format too (values cast as they are), so only other experts tell.
+    # FP8 without scales is a format too (values cast as they are): others tell, or the configuration.
     for (layer, projection), starts in bare.items() if not checkpoint.blind_files else ():
-        names = {expert: f"{start}{kinds.get(projection)}" for expert, start in starts.items()}
+        suffix = kinds.get(projection) or next(iter(kinds.values()), None)
+        if projection not in kinds:
+            module = view.module(layer, next(iter(starts)), projection).name
+            if not said.grains(view.blocks[layer], module):
+                continue
+        names = {expert: f"{start}{suffix or said.suffix}" for expert, start in starts.items()}
         lost = {expert: name for expert, name in names.items() if name not in checkpoint.unreadable}
-        if projection in kinds and lost:
+        if lost:
+            whole = view.module(layer, next(iter(lost)), projection).whole
             yield make(
-                "scale.missing", "error", text="scale.missing.weight", role="weight_scale", layer=layer,
-                projection=projection, experts=tuple(sorted(lost)), tensors=[lost[expert] for expert in sorted(lost)],
+                "scale.missing", "error", text=f"scale.missing.weight{'.shared' * whole}", role="weight_scale",
+                layer=layer, projection=projection, experts=None if whole else tuple(sorted(lost)),
+                tensors=dict.fromkeys(lost[expert] for expert in sorted(lost)),
             )  # fmt: skip
+
+
+def _absent(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
+    """``expert.gap`` and ``expert.absent`` of FP8 experts, each in tensors of its own."""
+    if checkpoint.blind_files:
+        return
+    facts = Facts(checkpoint, view, pruned=pruned_layers(checkpoint, view))
+    layer_of_block = {block: layer for layer, block in view.blocks.items()}
+    stored: dict[tuple[int, str], set[int]] = {}
+    others: set[int] = set()
+    for (layer, expert, kind), module in view.modules.items():
+        stored.setdefault((layer, kind), set()).add(expert)
+        weight = module.tensors.get("weight")
+        if module.whole or weight is None or weight.dtype not in FP8:
+            others.add(layer)
+    for name in checkpoint.unreadable:
+        parsed = parse_expert_name(name)
+        if parsed is not None and parsed.block in layer_of_block and parsed.expert is not None:
+            key = (layer_of_block[parsed.block], PROJECTIONS[parsed.projection])
+            stored.setdefault(key, set()).add(parsed.expert)
+    for layer in view.moe_layers:
+        if layer in others:
+            continue
+        size = view.experts_in[layer]
+        present = {kind: np.isin(np.arange(size), list(stored.get((layer, kind), ()))) for kind in view.projections}
+        whole = np.logical_or.reduce(list(present.values()))
+        yield from absent_or_gap(facts, layer, None, ~whole)
+        for kind, mask in present.items():
+            yield from absent_or_gap(facts, layer, kind, whole & ~mask)
 
 
 def has_fp8_experts(view: CanonicalView) -> bool:
@@ -147,9 +226,9 @@ def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:
 _ANY: tuple[Grain, ...] = ((None, None), (1, None), *_BLOCKS)
 
 
-# ModelOpt's algorithms, as vLLM builds them (``modelopt.py``); plain FP8 is also what others call theirs.
+# ModelOpt's algorithms, as vLLM builds them (``modelopt.py``).
 _NAMED: dict[str, tuple[Grain, ...]] = {
-    "MXFP8": ((1, 32),), "FP8_PB_WO": ((128, 128),), "FP8_PER_CHANNEL_PER_TOKEN": ((1, None),),
+    "FP8": ((None, None),), "MXFP8": ((1, 32),), "FP8_PB_WO": ((128, 128),), "FP8_PER_CHANNEL_PER_TOKEN": ((1, None),),
 }  # fmt: skip
 
 
@@ -165,19 +244,46 @@ class _Said(NamedTuple):
     quant: QuantConfig
     four_bit: bool
 
+    @property
+    def block(self) -> Grain | None:
+        """`weight_block_size`."""
+        return next((section.weight_block for section in self.quant.sections if section.weight_block), None)
+
+    @property
+    def suffix(self) -> str:
+        """What a scale is called where none is there to tell: DeepSeek's method has a name of its own for it."""
+        method = self.quant.used.method if self.quant.used is not None else None
+        return "weight_scale_inv" if method == "fp8" and self.block is not None else "weight_scale"
+
+    def promises(self, module: str) -> bool:
+        """Does the configuration say that an ordinary module has a scale?
+
+        By name, or by a group that means it.  What is said of the whole file holds for the layers that every server
+        quantises: towers, heads and what a method does not speak of are FP8 for reasons of their own.
+        """
+        quant = self.quant
+        listed = quant.listed_algo(module)
+        if listed is not None:
+            return listed in _NAMED
+        if quant.used is None or quant.lists(module):
+            return False
+        if quant.eight_bit_grains(module):
+            return True
+        return is_quantised_by_all(module) and bool(self.grains(module))
+
     def grains(self, *modules: str) -> tuple[Grain, ...]:
         """The blocks that the configuration gives a module (given at several depths); none where it says none."""
         quant = self.quant
         listed = quant.listed_algo(*modules)
         if listed is not None:
-            return _NAMED.get(listed, ())
+            # Plain FP8 is one number a tensor to ModelOpt, and whatever it has to DeepSeek's method.
+            return _NAMED.get(listed, ()) if listed != "FP8" or self.block is None else ()
         # What a list leaves alone may be FP8 of another origin.
         if quant.used is None or quant.lists(*modules):
             return ()
-        block = next((section.weight_block for section in quant.sections if section.weight_block), None)
-        if block is not None:
-            return (block,)
-        if not self.four_bit and quant.algo in _NAMED:
+        if self.block is not None:
+            return (self.block,)
+        if not self.four_bit and quant.used.explicit and quant.algo in _NAMED:
             return _NAMED[quant.algo]
         grains = quant.eight_bit_grains(*modules)
         # Of several groups that mean it any may be asked, also one that cuts it in a way that is not known here.

@@ -18,7 +18,7 @@ from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.scales import block_fault, block_width, close, half_findings, json_number, severity_of
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, TensorEntry
-from nvfp4viz.checkpoint.dialects import COMPRESSED_TENSORS, MODELOPT, PACKED, QUARK_NVFP4, Dialect
+from nvfp4viz.checkpoint.dialects import COMPRESSED_TENSORS, MODELOPT, PACKED, PROJECTIONS, QUARK_NVFP4, Dialect
 from nvfp4viz.checkpoint.dialects.collect import is_tower, layer_number
 from nvfp4viz.checkpoint.dialects.per_expert import E8M0, ROLES
 from nvfp4viz.checkpoint.dtypes import SCALE_BYTES
@@ -105,16 +105,15 @@ def linear_findings(
     checkpoint: Checkpoint,
     facts: Facts,
     linears: Iterable[Linear],
-    siblings: Iterable[tuple[str, ...]] = SIBLINGS,
+    siblings: Sequence[tuple[str, ...]] = SIBLINGS,
 ) -> Iterator[Finding]:
     """``scale.*`` and ``block-scale.group`` of ordinary modules."""
     linears = tuple(linears)
     four_bit = [linear for linear in linears if linear.format == "NVFP4"]
     yield from _missing(checkpoint, facts, four_bit)
-    yield from _missing_fp8(checkpoint, facts.view, [linear for linear in linears if linear.format == "FP8"])
     yield from _shapes(facts.view, four_bit)
     values = _values(checkpoint, [linear for linear in linears if linear.format in ("NVFP4", "FP8")])
-    yield from _classes(facts.view, values)
+    yield from _classes(facts.view, values, siblings)
     yield from _convention(values)
     yield from _siblings(facts.view, four_bit, values, siblings)
 
@@ -128,8 +127,16 @@ def _values(checkpoint: Checkpoint, linears: list[Linear]) -> list[Scalar]:
     for linear in linears:
         for role in ("input_scale", "weight_scale_2"):
             entry = linear.tensor(role)
-            if entry is not None and is_scalar(entry):
+            if entry is None or not is_scalar(entry):
+                continue
+            # Named weight-only, a module's activation scale is nobody's to read.
+            label = checkpoint.quant_config.algo_of(linear.name) if role == "input_scale" else None
+            if not (linear.format == "NVFP4" and (label or "").startswith("W4A16")):
                 wanted.append((linear, role, entry.name))
+        # Of FP8, one number a tensor is such a scalar too; one a row or a block is not read.
+        entry = fp8_scale(linear) if linear.format == "FP8" else None
+        if entry is not None and is_scalar(entry):
+            wanted.append((linear, "weight_scale", entry.name))
     stored = checkpoint.read_scalars([name for _, _, name in wanted], partly=True)
     out: list[Scalar] = []
     with np.errstate(divide="ignore"):
@@ -142,22 +149,54 @@ def _values(checkpoint: Checkpoint, linears: list[Linear]) -> list[Scalar]:
     return out
 
 
-def _classes(view: CanonicalView, values: list[Scalar]) -> Iterator[Finding]:
-    """Values that no server should use; one finding a class and role."""
+def _classes(view: CanonicalView, values: list[Scalar], siblings: Iterable[tuple[str, ...]]) -> Iterator[Finding]:
+    """Values that no server should use; one finding a class and role.
+
+    What the forecast asks further (`nvfp4viz.audit.forecast_linears`) is in ``params``: ``numbers`` of the layers,
+    ``open`` for the projections (``""`` for none) of those that no fused sibling hides, and ``fp8`` if one is in FP8.
+    """
     if not values:
         return
-    kinds = classify(np.array([value for *_, value in values], np.float32))
-    groups: dict[tuple[str, str], list[tuple[str, np.float32]]] = {}
-    for (_, role, name, stored, _), kind in zip(values, kinds.tolist(), strict=True):
+    kinds = classify(np.array([value for *_, value in values], np.float32)).tolist()
+    groups: dict[tuple[str, str], list[Scalar]] = {}
+    for scalar, kind in zip(values, kinds, strict=True):
         if kind:
-            groups.setdefault((role, CLASSES[kind]), []).append((name, stored))
+            groups.setdefault((scalar[1], CLASSES[kind]), []).append(scalar)
+    largest = _largest(values, kinds, siblings) if groups else {}
     for (role, kind_name), found in sorted(groups.items()):
-        names = [name for name, _ in found]
+        names = [name for _, _, name, _, _ in found]
+        # A NaN is not below anything.
+        bare = [linear for linear, _, name, stored, _ in found if not stored <= largest.get(name, -np.inf)]
         yield make(
             f"scale.{kind_name}", severity_of(role), role=role, layer=layer_of(names, view),
             text="scale.value.linear.input" if role == "input_scale" else "scale.value.linear",
-            tensors=names, value=found[0][1], fill={"kind": kind_name},
+            tensors=names, value=found[0][3],
+            fill={
+                "kind": kind_name, "numbers": _layers(names, view),
+                "open": sorted({PROJECTIONS.get(linear.name.rpartition(".")[2], "") for linear in bare}),
+                "fp8": any(linear.format == "FP8" for linear in bare),
+            },
         )  # fmt: skip
+
+
+def _largest(values: list[Scalar], kinds: list[int], siblings: Iterable[tuple[str, ...]]) -> dict[str, float]:
+    """By tensor: the largest usable stored number among the siblings that a server fuses its module with.
+
+    Fused, they get one maximum of what is stored: of activation scales, and of NVFP4's second-level weight scales.
+    An FP8 module's own weight scale is multiplied back first.
+    """
+    families = {last: number for number, family in enumerate(siblings) for last in family}
+    fused: dict[tuple[str, str, int], list[tuple[str, np.float32, bool]]] = {}
+    for (linear, role, name, stored, _), kind in zip(values, kinds, strict=True):
+        parent, _, last = linear.name.rpartition(".")
+        if last in families and role != "weight_scale":
+            fused.setdefault((parent, role, families[last]), []).append((name, stored, kind == 0))
+    out: dict[str, float] = {}
+    for members in fused.values():
+        usable = [float(stored) for _, stored, good in members if good]
+        if usable:
+            out |= {name: max(usable) for name, _, good in members if not good}
+    return out
 
 
 def _missing(checkpoint: Checkpoint, facts: Facts, linears: list[Linear]) -> Iterator[Finding]:
@@ -181,7 +220,10 @@ def _missing(checkpoint: Checkpoint, facts: Facts, linears: list[Linear]) -> Ite
 def missing_finding(role: str, names: Sequence[str], view: CanonicalView) -> Finding:
     """``scale.missing`` of ordinary modules: tensors of one role under the names that they should have."""
     text = "scale.missing.linear" if role == "input_scale" else "scale.missing.linear.weight"
-    return make("scale.missing", severity_of(role), text=text, role=role, layer=layer_of(names, view), tensors=names)
+    return make(
+        "scale.missing", severity_of(role), text=text, role=role, layer=layer_of(names, view), tensors=names,
+        fill={"numbers": _layers(names, view)},
+    )  # fmt: skip
 
 
 def stored_beginnings(checkpoint: Checkpoint, beginnings: Collection[str]) -> set[str]:
@@ -193,41 +235,10 @@ def stored_beginnings(checkpoint: Checkpoint, beginnings: Collection[str]) -> se
     return {each for each in beginnings if names[bisect_left(names, each, hi=len(names) - 1)].startswith(each)}
 
 
-def _missing_fp8(checkpoint: Checkpoint, view: CanonicalView, linears: list[Linear]) -> Iterator[Finding]:
-    """FP8 modules without the scale that their namesakes in other layers have.
-
-    FP8 without scales is a format too (values cast as they are), so only those of the same name tell.
-    """
-    if checkpoint.blind_files:
-        return
-    kinds: dict[str, str] = {}
-    for linear in linears:
-        scale = fp8_scale(linear)
-        if scale is not None:
-            kinds.setdefault(_without_numbers(linear.name), scale.name.rpartition(".")[2])
-    lost = [
-        f"{linear.name}.{kinds[kind]}"
-        for linear in linears
-        if fp8_scale(linear) is None and (kind := _without_numbers(linear.name)) in kinds
-    ]
-    lost = [name for name in lost if name not in checkpoint.unreadable]
-    if lost:
-        yield missing_finding("weight_scale", lost, view)
-
-
 def fp8_scale(linear: Linear) -> TensorEntry | None:
     """An FP8 module's weight scale, under whichever of its three names."""
     found = (linear.tensors.get(suffix) for suffix in ("weight_scale", "scale", "weight_scale_inv"))
     return next((entry for entry in found if entry is not None), None)
-
-
-def _without_numbers(name: str) -> str:
-    """What a module is in every layer.
-
-    >>> _without_numbers("layers.12.attn.wkv")
-    'layers.#.attn.wkv'
-    """
-    return ".".join("#" if part.isdecimal() else part for part in name.split("."))
 
 
 def _wants_activations(checkpoint: Checkpoint, module: str, stored: bool) -> bool:
@@ -326,6 +337,11 @@ def layer_of(names: Iterable[str], view: CanonicalView) -> int | None:
     """The one layer that all these names are of, or None; a draft layer has the number that its experts have."""
     layers = {_layer(name, view) for name in names}
     return layers.pop() if len(layers) == 1 else None
+
+
+def _layers(names: Iterable[str], view: CanonicalView) -> list[int]:
+    """All layers that these names are of."""
+    return sorted({layer for name in names if (layer := _layer(name, view)) is not None})
 
 
 def _layer(name: str, view: CanonicalView) -> int | None:

@@ -114,10 +114,11 @@ def test_an_fp8_module_without_the_scale_that_its_namesakes_have(name):
     assert found(report) == [("scale.missing", "error", int(name.split(".")[1]), None, None)]
     assert report.findings[0].tensors == (f"{name}.scale",)
     assert "safe" not in {item.outcome for item in report.backends}
-    # FP8 that is cast as it is has no scales anywhere.
+    # FP8 that is cast as it is has no scales anywhere; what every server builds by the configuration's blocks is not.
     parts = name.split(".")
     every = [f"{at}.{'.'.join(parts[2:])}.scale" for at in ("layers.0", "layers.1", "mtp.0")]
-    assert not found(audit(changed(checkpoint, drop=every)))
+    said = found(audit(changed(checkpoint, drop=every)))
+    assert said == ([("scale.missing", "error", None, None, None)] if name.endswith("w2") else [])
 
 
 def _without(checkpoint, *modules):

@@ -132,9 +132,15 @@ def test_what_an_allow_list_calls_it(algo, good, bad):
 @pytest.mark.parametrize("id", ["modelopt", "W4A16", "MIXED_PRECISION", "compressed-tensors"])
 def test_modelopts_blocks_keep_the_axes_that_they_were_cut_along(id):
     """[out blocks, 1, in blocks, 1], as ModelOpt writes FP8_PB_WO and vLLM allocates it: no shape of a fault."""
-    assert found(beside(id, ATTENTION, (256, 384), (2, 1, 3, 1))) == []
+    changes, wrong = {}, [("block-scale.group", "error", 0, None, None)]
+    if id == "MIXED_PRECISION":
+        # Its list says plain FP8, which is one number a tensor.
+        assert found(beside(id, ATTENTION, (256, 384), (2, 1, 3, 1))) == wrong
+        listed = {**ALLOWED, ATTENTION: {"quant_algo": "FP8_PB_WO"}}
+        changes = {"quant": {"quantization": {**section_of(LAYOUTS[id]), "quantized_layers": listed}}}
+    assert found(beside(id, ATTENTION, (256, 384), (2, 1, 3, 1), **changes)) == []
     for bad in ((2, 1, 2, 1), (1, 2, 1, 3), (2, 3, 1, 1)):
-        assert found(beside(id, ATTENTION, (256, 384), bad)) == [("block-scale.group", "error", 0, None, None)]
+        assert found(beside(id, ATTENTION, (256, 384), bad, **changes)) == wrong
 
 
 @pytest.mark.parametrize("nested", [True, False])
@@ -225,9 +231,13 @@ def test_an_expert_without_the_scale_that_the_others_have(prefix):
     [item] = [one for one in report.findings if one.code == "scale.missing"]
     assert set(item.tensors) == lost
     assert {one.text for one in report.findings if one.code == "audit.partial"} == {"audit.partial.fp8"}
-    # Cast as they are, none has one.
+    # Cast as they are, none has one; but by blocks of the configuration each should.
     cast = {name: item for name, item in sound.items() if not name.endswith(suffix)}
-    assert found(audit(memory_checkpoint(cast, config=section(prefix)))) == []
+    config = section(prefix)
+    report = audit(memory_checkpoint(cast, config=config))
+    assert found(report) == [("scale.missing", "error", 0, kind, (0, 1, 2, 3)) for kind in ("gate", "up", "down")]
+    del config["quantization_config"]["weight_block_size"]
+    assert found(audit(memory_checkpoint(cast, config=config))) == []
 
 
 def test_all_experts_of_a_layer_are_one_finding_a_projection():
@@ -243,7 +253,7 @@ def test_experts_of_which_nothing_is_said_have_any_scheme_of_fp8(shape):
     prefix = "model.layers.0.mlp.experts"
     _, disk = NAMED[prefix]
     shapes = {"gate": shape, "up": shape, "down": DUE["down"]}
-    config = {**WIDE, "quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": []}}
+    config = {**WIDE, "quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}
     assert found(audit(memory_checkpoint(experts_in_fp8(prefix, "weight_scale", disk, shapes), config=config))) == []
     for bad in ((7, 3), (384,), (2,) * 3):
         report = audit(
@@ -253,6 +263,43 @@ def test_experts_of_which_nothing_is_said_have_any_scheme_of_fp8(shape):
         assert {item.text for item in report.findings if item.severity == "error"} == {
             "block-scale.group.fp8.any.experts"
         }
+
+
+def test_modelopts_plain_fp8_is_one_number_a_tensor():
+    prefix = "model.layers.0.mlp.experts"
+    _, disk = NAMED[prefix]
+    config = {**WIDE, "quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": []}}
+    for shape in ((), (1,), (1, 1)):
+        sound = experts_in_fp8(prefix, "weight_scale", disk, dict.fromkeys(ROWS, shape))
+        assert found(audit(memory_checkpoint(sound, config=config))) == []
+    for bad in ((200,), (200, 1), (2, 3)):
+        tensors = {**sound}
+        for expert in range(4):
+            tensors |= fp8(f"{prefix}.{expert}.{disk['up']}", ROWS["up"], bad)
+        report = audit(memory_checkpoint(tensors, config=config))
+        assert found(report) == [("block-scale.group", "error", 0, "up", (0, 1, 2, 3))]
+    # A scale that each should have, and none has.
+    cast = {name: item for name, item in sound.items() if not name.endswith("weight_scale")}
+    report = audit(memory_checkpoint(cast, config=config))
+    assert {row[:2] for row in found(report)} == {("scale.missing", "error")}
+
+
+@pytest.mark.parametrize("prefix", NAMED)
+def test_fp8_experts_that_are_not_there(prefix):
+    """As for BF16 and four-bit ones: numbers with a gap, at the end, or one projection."""
+    suffix, disk = NAMED[prefix]
+    sound = experts_in_fp8(prefix, suffix, disk, DUE)
+    for lost, said in (
+        (f"{prefix}.1.", ("expert.gap", "error", 0, None, (1,))),
+        (f"{prefix}.3.", ("expert.absent", "error", 0, None, (3,))),
+        (f"{prefix}.1.{disk['up']}.", ("expert.absent", "error", 0, "up", (1,))),
+        (f"{prefix}.1.{disk['down']}.", ("expert.absent", "error", 0, "down", (1,))),
+    ):
+        left = {name: item for name, item in sound.items() if not name.startswith(lost)}
+        assert found(audit(memory_checkpoint(left, config=section(prefix)))) == [said]
+    # Pruned on purpose: as many as the configuration says.
+    left = {name: item for name, item in sound.items() if not name.startswith(f"{prefix}.1.")}
+    assert found(audit(memory_checkpoint(left, config={**section(prefix), "num_experts": 3}))) == []
 
 
 @pytest.mark.parametrize("scale", ["scale_inv", "scale", "weight_scale"])

@@ -1,0 +1,118 @@
+"""What the scales of ordinary layers and of the KV cache do on a backend: every token passes them.
+
+As in `nvfp4viz.audit.forecast_scales`, with the outcome of each value (`outcome_of_scales`, `weight_outcome`); modules
+that a server fuses share one maximum, which may pass a bad value by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from nvfp4viz.audit.backends import FATES, Family, outcome_of_scales
+from nvfp4viz.audit.forecast_scales import MILD, Effect, weight_outcome
+from nvfp4viz.audit.report import Finding
+
+# One number of each class, where a healthy scale is 1e-3.
+_OF_CLASS = {"zero": 0.0, "nan": math.nan, "inf": math.inf, "negative": -1e-3, "subnormal": 1e-40}
+_HEALTHY = 1e-3
+_Outcome = tuple[str, tuple[str, ...]]
+
+
+def of_linears(family: Family, findings: Iterable[Finding], *, weight_only: bool) -> Iterable[Effect]:
+    """What bad scales of ordinary layers do, and missing activation scales; `forecast` knows of missing weights.
+
+    Parameters
+    ----------
+    weight_only
+        The server takes the checkpoint for weight-only and reads no activation scale of a four-bit layer.
+    """
+    for item in findings:
+        if item.text.startswith("scale.value.linear"):
+            if item.role == "input_scale":
+                yield _activation(family, item, weight_only)
+            else:
+                yield _effect(item, _weight(family, item), "weight")
+        elif item.text == "scale.missing.linear":
+            yield _missing(family, item, weight_only)
+        elif item.code in ("kv.zero", "kv.invalid") and "kind" in item.params:
+            yield _of_cache(item)
+        elif item.code == "kv.invalid":
+            # No number, and so of another shape than the parameter that it is copied into.
+            yield Effect("load-error", (), "model", _layers(item), "why.layout", _fill(item))
+
+
+def _weight(family: Family, item: Finding) -> _Outcome:
+    # Transformers fuses nothing.
+    projections = item.params["open"] or ([""] if family.engine == "transformers" else [])
+    # Only between gate, up and down is something quantised again; elsewhere an infinity goes on, as after down.
+    found = [weight_outcome(family, projection or "down", item.params["kind"]) for projection in projections]
+    if not found:
+        # Fused siblings hide it everywhere: their scale is taken, and it may be the right one.
+        return "degraded", MILD
+    # A class has one outcome, of which some projections are less certain.
+    return found[0][0], () if any(not possible for _, possible in found) else found[0][1]
+
+
+def _activation(family: Family, item: Finding, weight_only: bool) -> Effect:
+    fp8 = item.params["fp8"]
+    if _ignores(family, weight_only) and not fp8:
+        return _ignored(item)
+    if not item.params["open"]:
+        # Siblings have the same input, and so the same scale.
+        return Effect("safe", (), "none", _layers(item), "why.linear-masked", _fill(item))
+    outcome, possible = outcome_of_scales(_OF_CLASS[item.params["kind"]], _HEALTHY)
+    if fp8 and _ignores(family, weight_only):
+        # The kernel of FP8 layers is another one, which need not be weight-only.
+        possible = tuple(sorted({outcome, *possible, "ignored"}))
+    return _effect(item, (outcome, possible), "input")
+
+
+def _missing(family: Family, item: Finding, weight_only: bool) -> Effect:
+    if _ignores(family, weight_only):
+        return _ignored(item)
+    if family.engine == "tensorrt-llm":
+        return Effect("load-error", (), "model", _layers(item), "why.key-error", _fill(item))
+    outcomes: set[str] = set()
+    for fate in FATES:
+        outcome, possible = outcome_of_scales(fate, _HEALTHY)
+        outcomes |= {outcome, *possible}
+    return _effect(item, ("undefined", tuple(sorted(outcomes))), "missing")
+
+
+def _of_cache(item: Finding) -> Effect:
+    """Keys or values are divided by the scale on the way into the cache and multiplied on the way out.
+
+    vLLM refuses some of these values and takes the other scale, or 1, for others (``kv_cache.py``); a cache in BF16
+    has none, and nothing asks for another where the configuration does not.
+    """
+    outcome, possible = outcome_of_scales(_OF_CLASS[item.params["kind"]], _HEALTHY)
+    perhaps = {outcome, *possible, "degraded", "load-error", *(() if item.params["claimed"] else ("safe",))}
+    return _effect(item, (outcome, tuple(sorted(perhaps))), "cache")
+
+
+def _ignores(family: Family, weight_only: bool) -> bool:
+    return weight_only or family.reach == "none"
+
+
+def _ignored(item: Finding) -> Effect:
+    return Effect("ignored", (), "none", _layers(item), "why.linear-ignored", _fill(item))
+
+
+def _effect(item: Finding, result: _Outcome, cause: str) -> Effect:
+    outcome, possible = result
+    text = f"why.linear-{cause}" if cause in ("missing", "cache") else f"why.linear-{outcome}"
+    layers = _layers(item)
+    return Effect(outcome, possible, "layer" if layers else "model", layers, text, _fill(item))
+
+
+def _layers(item: Finding) -> set[int]:
+    return set(item.params.get("numbers", ())) if item.layer is None else {item.layer}
+
+
+def _fill(item: Finding) -> dict[str, Any]:
+    return {
+        "tensor": "".join(item.tensors[:1]), "slots": item.count, "role": item.role or "",
+        "kind": item.params.get("kind", ""),
+    }  # fmt: skip

@@ -1,0 +1,201 @@
+"""Bad scales of ordinary layers and of the KV cache: what is found reaches the forecast, by value and by reader."""
+
+import numpy as np
+import pytest
+
+from nvfp4viz.audit import audit
+from nvfp4viz.audit.backends import FAMILIES
+from nvfp4viz.checkpoint import tensor
+from tests.audit.config_faults import section_of, with_section
+from tests.audit.layouts import ALLOWED, LAYOUTS, ct_linear, linear, typed
+from tests.audit.reading import found, outcomes
+
+SHARED = "model.layers.0.mlp.shared_experts"
+ATTENTION = "model.layers.0.self_attn"
+READS = {name for name, family in FAMILIES.items() if family.reach != "none"}
+UNREADING = set(FAMILIES) - READS
+BY_VALUE = {np.nan: "nan", np.inf: "nan", 0.0: "zero", 4.4e-42: "zero", -1e-4: "degraded"}
+
+
+def number(value):
+    return tensor(np.float32(value))
+
+
+def shared():
+    layout = LAYOUTS["modelopt"]
+    out = layout.tensors()
+    for last, size in (("gate_proj", (32, 64)), ("up_proj", (32, 64)), ("down_proj", (64, 32))):
+        out |= linear(f"{SHARED}.{last}", *size)
+    return out
+
+
+def opened(tensors, id="modelopt", **changes):
+    return audit(LAYOUTS[id].open(tensors, **changes))
+
+
+def attention(id="modelopt"):
+    make = ct_linear if id == "compressed-tensors" else linear
+    out = LAYOUTS[id].tensors()
+    for last in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        out |= make(f"{ATTENTION}.{last}")
+    return out
+
+
+def test_healthy_ordinary_layers_are_safe_everywhere():
+    for report in (
+        opened(shared()),
+        opened(attention()),
+        opened(attention("compressed-tensors"), "compressed-tensors"),
+    ):
+        assert found(report) == []
+        assert set(outcomes(report).values()) == {"safe"}
+
+
+@pytest.mark.parametrize("value", BY_VALUE)
+def test_a_second_level_weight_scale_that_nothing_hides(value):
+    report = opened({**shared(), f"{SHARED}.down_proj.weight_scale_2": number(value)})
+    assert [row[1] for row in found(report)] == ["error"]
+    assert set(outcomes(report).values()) == {BY_VALUE[value]}
+    assert {(item.scope, item.layers) for item in report.backends} == {("layer", (0,))}
+    assert {f"{SHARED}.down_proj.weight_scale_2" in item.why for item in report.backends} == {True}
+
+
+@pytest.mark.parametrize("value", BY_VALUE)
+def test_fused_siblings_hide_what_is_below_their_own(value):
+    """Section 5.2: servers take the largest of q, k and v; a NaN and an infinity win."""
+    report = opened({**attention(), f"{ATTENTION}.q_proj.weight_scale_2": number(value)})
+    hidden = np.isfinite(value)
+    for item in report.backends:
+        if item.name == "transformers":
+            assert item.outcome == BY_VALUE[value]
+        else:
+            assert item.outcome == ("degraded" if hidden else "nan")
+            assert item.possible == (("degraded", "safe") if hidden else ())
+    # Where all three are bad nothing is hidden.
+    every = {f"{ATTENTION}.{last}.weight_scale_2": number(value) for last in ("q_proj", "k_proj", "v_proj")}
+    assert set(outcomes(opened({**attention(), **every})).values()) == {BY_VALUE[value]}
+
+
+def test_an_infinite_divisor_is_a_scale_of_zero():
+    name = f"{ATTENTION}.o_proj.weight_global_scale"
+    report = opened({**attention("compressed-tensors"), name: tensor(np.float32([np.inf]))}, "compressed-tensors")
+    assert found(report) == [("scale.zero", "error", 0, None, None)]
+    assert set(outcomes(report).values()) == {"zero"}
+
+
+@pytest.mark.parametrize("value", [*BY_VALUE, None])
+def test_an_activation_scale_spoils_what_reads_it(value):
+    name = f"{SHARED}.down_proj.input_scale"
+    tensors = shared()
+    if value is None:
+        del tensors[name]
+    else:
+        tensors[name] = number(value)
+    report = opened(tensors)
+    assert [row[1] for row in found(report)] == ["backend"]
+    assert {outcomes(report)[name] for name in UNREADING} == {"ignored"}
+    said = {outcomes(report)[name] for name in READS - {"tensorrt-llm"}}
+    assert said == {"undefined" if value is None else BY_VALUE[value]}
+    assert outcomes(report)["tensorrt-llm"] == ("load-error" if value is None else BY_VALUE[value])
+
+
+def test_an_activation_scale_that_siblings_hide():
+    report = opened({**shared(), f"{SHARED}.gate_proj.input_scale": number(0.0)})
+    assert {outcomes(report)[name] for name in READS} == {"safe"}
+    assert {item.text for item in report.backends if item.name in READS} == {"why.linear-masked"}
+
+
+def test_the_bad_activation_scale_of_a_weight_only_module_is_nobodys():
+    tensors = {**LAYOUTS["W4A16"].tensors(), **linear(f"{ATTENTION}.o_proj")}
+    for value in (3e-3, np.nan):
+        tensors[f"{ATTENTION}.o_proj.input_scale"] = number(value)
+        assert found(opened(tensors, "W4A16")) == []
+
+
+def test_a_missing_activation_scale_names_its_layers():
+    tensors = attention()
+    del tensors[f"{ATTENTION}.o_proj.input_scale"]
+    report = opened(tensors)
+    assert {item.layers for item in report.backends if item.name in READS} == {(0,)}
+
+
+KV = f"{ATTENTION}.k_proj.k_scale", f"{ATTENTION}.v_proj.v_scale"
+
+
+@pytest.mark.parametrize("value", [*BY_VALUE, 0.02, 1.0])
+def test_scales_of_the_cache(value):
+    layout = LAYOUTS["modelopt"]
+    quant = {**layout.quant, "quantization": {**section_of(layout), "kv_cache_quant_algo": "FP8"}}
+    tensors = {**layout.tensors(), KV[0]: number(value), KV[1]: number(0.02)}
+    report = opened(tensors, quant=quant)
+    if value > FLT_MIN and np.isfinite(value):
+        assert (found(report), set(outcomes(report).values())) == ([], {"safe"})
+        return
+    assert [row[1] for row in found(report)] == ["error"]
+    assert set(outcomes(report).values()) == {BY_VALUE[value]}
+    assert {"load-error", "degraded"} <= set(report.backends[0].possible)
+    assert "safe" not in report.backends[0].possible
+    # Without a word in the configuration the cache may be in BF16.
+    assert "safe" in opened(tensors).backends[0].possible
+
+
+FLT_MIN = float(np.finfo(np.float32).tiny)
+
+
+# FP8 modules around four-bit experts.
+
+
+def eight(name, scale=1e-3):
+    weight = typed(np.full((64, 64), 0x38, np.uint8), "F8_E4M3")
+    return {f"{name}.weight": weight, **({} if scale is None else {f"{name}.weight_scale": number(scale)})}
+
+
+def mixed(algo="FP8", names=("q_proj",)):
+    layout = LAYOUTS["MIXED_PRECISION"]
+    listed = {f"{ATTENTION}.{last}": {"quant_algo": algo} for last in names}
+    return {"quant": {"quantization": {**section_of(layout), "quantized_layers": {**ALLOWED, **listed}}}}
+
+
+@pytest.mark.parametrize("value", BY_VALUE)
+def test_the_weight_scale_of_an_fp8_module(value):
+    base, code = LAYOUTS["MIXED_PRECISION"].tensors(), {np.nan: "nan", np.inf: "inf", 0.0: "zero", -1e-4: "negative"}
+    name = f"{ATTENTION}.q_proj"
+    assert found(opened({**base, **eight(name)}, "MIXED_PRECISION", **mixed())) == []
+    report = opened({**base, **eight(name, value)}, "MIXED_PRECISION", **mixed())
+    assert found(report) == [(f"scale.{code.get(value, 'subnormal')}", "error", 0, None, None)]
+    assert report.findings[0].role == "weight_scale"
+    assert set(outcomes(report).values()) == {BY_VALUE[value]}
+
+
+@pytest.mark.parametrize("algo", ["FP8", "FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN", "MXFP8"])
+def test_an_fp8_module_of_the_list_has_a_scale(algo):
+    base, name = LAYOUTS["MIXED_PRECISION"].tensors(), f"{ATTENTION}.q_proj"
+    report = opened({**base, **eight(name, None)}, "MIXED_PRECISION", **mixed(algo))
+    assert found(report) == [("scale.missing", "error", 0, None, None)]
+    [item] = [one for one in report.findings if one.code == "scale.missing"]
+    assert (item.role, item.tensors) == ("weight_scale", (f"{name}.weight_scale",))
+    assert "safe" not in outcomes(report).values()
+
+
+def test_an_fp8_module_that_nothing_names_may_be_cast_as_it_is():
+    base = LAYOUTS["MIXED_PRECISION"].tensors()
+    assert found(opened({**base, **eight("model.layers.0.other", None)}, "MIXED_PRECISION")) == []
+
+
+def test_a_group_of_fp8_weights_promises_scales():
+    """Lacking it in every layer, no namesake of q tells."""
+    layout = LAYOUTS["compressed-tensors"]
+    section = section_of(layout)
+    weights = {"num_bits": 8, "type": "float", "strategy": "channel"}
+    group = {"format": "float-quantized", "weights": weights, "targets": ["re:.*self_attn.*"]}
+    section = {**section, "format": "mixed-precision", "config_groups": {**section["config_groups"], "group_1": group}}
+    changes = with_section(layout, section)
+    channel = tensor(np.full((64, 1), 1e-3, np.float32))
+    tensors = layout.tensors()
+    for last in ("q_proj", "k_proj", "v_proj"):
+        tensors |= {**eight(f"{ATTENTION}.{last}"), f"{ATTENTION}.{last}.weight_scale": channel}
+    assert found(opened(tensors, "compressed-tensors", **changes)) == []
+    del tensors[f"{ATTENTION}.q_proj.weight_scale"]
+    report = opened(tensors, "compressed-tensors", **changes)
+    assert found(report) == [("scale.missing", "error", 0, None, None)]
+    assert report.findings[0].tensors == (f"{ATTENTION}.q_proj.weight_scale",)
