@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nvfp4viz.device.sass import Instruction, KernelOnTarget
 from nvfp4viz.figures.layout import base_layout
 from nvfp4viz.figures.palette import MONO, Theme, role, surface
-from nvfp4viz.figures.words import words
+from nvfp4viz.figures.words import listed, words
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -148,7 +148,7 @@ def describe_presence(presence: Presence, lang: str) -> str:
 
 
 def _list(names: Sequence[str], lang: str) -> str:
-    return words(lang, "kernels.comma").join(f"`{name}`" for name in names)
+    return listed(lang, (f"`{name}`" for name in names))
 
 
 def presence_figure(presence: Presence, *, theme: Theme, lang: str, picked: str | None = None) -> go.Figure:

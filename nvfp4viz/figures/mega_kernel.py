@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from nvfp4viz.figures.layout import base_layout
 from nvfp4viz.figures.palette import Theme, role, surface
 from nvfp4viz.figures.tensor_core import three
-from nvfp4viz.figures.words import words
+from nvfp4viz.figures.words import listed, words
 from nvfp4viz.formats import E2M1, E4M3
 from nvfp4viz.moe.mega_kernel import (
     GROUP,
@@ -151,7 +151,7 @@ def describe_effects(error: LayerError, lang: str) -> str:
         total=percent_of(error.relative("total")),
         share=percent_of(error.share(*QUANTISING)),
         rest=percent_of(1 - error.share(*QUANTISING)),
-        none=", ".join(none) if lang == "en" else "、".join(none),
+        none=listed(lang, none),
     )
 
 

@@ -11,6 +11,7 @@ import re
 import string
 import time
 import tomllib
+from collections.abc import Iterable
 from functools import lru_cache
 from numbers import Integral
 from pathlib import Path
@@ -36,6 +37,15 @@ def words(language: str, key: str, **values: object) -> str:
     text = catalogue(language)[key]
     shown = {name: number(value) for name, value in values.items()}
     return fill(text, shown, language) if values or "{" in text else text
+
+
+def listed(language: str, names: Iterable[str]) -> str:
+    """Words of ``language`` one after the other, with its comma between them.
+
+    >>> listed("en", ("gate", "up")), listed("zh", ("新闻", "代码"))
+    ('gate, up', '新闻、代码')
+    """
+    return words(language, "ui.comma").join(names)
 
 
 def number(value: object) -> object:

@@ -14,7 +14,7 @@ from nvfp4viz.serving.remedies import MARGIN, REMEDIES, excess, judge, wrong_dom
 from nvfp4viz.ui import caches, errors, predict, story_runs
 from nvfp4viz.ui.caches import Ask
 from nvfp4viz.ui.device_line import name_of
-from nvfp4viz.ui.i18n import lang, t
+from nvfp4viz.ui.i18n import lang, listed, t
 from nvfp4viz.ui.numbers import four
 from nvfp4viz.ui.story_cards import answer_html, draw, style, table_html, verdict
 from nvfp4viz.ui.theme import theme
@@ -86,7 +86,7 @@ def _guessed(results: dict[str, RemedyResult]) -> list[str]:
 
 
 def _list(page: Lesson, found: list[str]) -> str:
-    return page.t("remedies.separator").join(names()[name] for name in found) or page.t("remedies.nobody")
+    return listed(names()[name] for name in found) or page.t("remedies.nobody")
 
 
 def _asked(page: Lesson, results: dict[str, RemedyResult]) -> bool:
@@ -179,9 +179,7 @@ def _verdict(page: Lesson, name: str, results: dict[str, RemedyResult]) -> str:
         mark += f'<div class="note">≈ {escape(t("empty_answer.remedies.guess"))}</div>'
     off = [t(f"figures.backends.domains.{domain}") for domain in wrong_domains(results[name], reference)]
     if off:
-        mark += (
-            f'<div class="note">{escape(page.t("remedies.off", domains=page.t("remedies.separator").join(off)))}</div>'
-        )
+        mark += f'<div class="note">{escape(page.t("remedies.off", domains=listed(off)))}</div>'
     return mark
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import streamlit as st
 
+from nvfp4viz.figures import words as texts
 from nvfp4viz.figures.words import LANGUAGES, has_words, words
 
 _KEY = "lang"
@@ -20,6 +23,11 @@ def lang() -> str:
 def t(key: str, **values: object) -> str:
     """A text in the reader's language; see :mod:`nvfp4viz.figures.words` for keys."""
     return words(lang(), key, **values)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Words one after the other, with the comma of the reader's language between them."""
+    return texts.listed(lang(), names)
 
 
 def has(key: str) -> bool:

@@ -27,6 +27,7 @@ from nvfp4viz.formats.places import ATOM_BYTES, ATOM_CODES, GAP_BYTES, UTCCP_ROW
 from nvfp4viz.formats.tma import BOX_CODES, STRIDE_END, SWIZZLES, TensorMap
 from nvfp4viz.moe.mega_kernel import GROUP, PACKING
 from nvfp4viz.ui import predict, registry
+from nvfp4viz.ui.i18n import listed
 from nvfp4viz.ui.lesson import Lesson
 from nvfp4viz.ui.mega_kernel_parts import PAGE, layer_of, power
 from nvfp4viz.ui.numbers import bits, exact, hex_byte, hex_nibble
@@ -166,7 +167,7 @@ def align(page: Lesson) -> None:
     with right:
         page.finding(
             "align.refused" if broken else "align.accepted",
-            rules=page.t("joint").join(page.t(f"align.name.{rule.id}") for rule in broken),
+            rules=listed(page.t(f"align.name.{rule.id}") for rule in broken),
             count=len(rules),
         )
         page.table(

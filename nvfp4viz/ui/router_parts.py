@@ -14,7 +14,7 @@ from nvfp4viz.moe.router_comparison import ROUTERS, Picked, compare_routers
 from nvfp4viz.moe.routers import FUSED_MOST, IMAGE_SENTINELS, is_image
 from nvfp4viz.serving.quant_config import VLLM
 from nvfp4viz.ui import errors, predict
-from nvfp4viz.ui.i18n import lang
+from nvfp4viz.ui.i18n import lang, listed
 from nvfp4viz.ui.lesson import Lesson
 from nvfp4viz.ui.theme import theme
 from nvfp4viz.ui.values import parse_values
@@ -99,7 +99,7 @@ def routers_part(page: Lesson) -> None:
         fallen = [names[name] for name, one in picked.items() if one.fell_back]
         page.finding(
             "routers.fallen" if fallen else "routers.seen",
-            who=page.t("joint").join(fallen),
+            who=listed(fallen),
             choices=len({frozenset(one.ids) for one in picked.values()}),
             routers=len(picked),
         )

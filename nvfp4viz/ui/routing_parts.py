@@ -17,7 +17,7 @@ from nvfp4viz.model.calibrate import SEED as CALIBRATION_SEED
 from nvfp4viz.model.planner import HeldOut, Plan
 from nvfp4viz.model.routing_log import RoutingLog, joined, record_routing
 from nvfp4viz.ui import caches, errors, predict, state
-from nvfp4viz.ui.i18n import lang
+from nvfp4viz.ui.i18n import lang, listed
 from nvfp4viz.ui.lesson import Lesson
 from nvfp4viz.ui.numbers import exact, four, percent
 from nvfp4viz.ui.pick import pick_one
@@ -158,10 +158,10 @@ def _how_many_kinds(page: Lesson) -> bool:
         answer="all" if len(many) == len(others) else "none" if not many else "some" if len(many) < 3 else "most",
         documents=f"{log_of('calibration').documents:,}",
         kinds=len(others),
-        names=page.t("joint").join(page.t(f"text.{text}") for text in others),
+        names=listed(page.t(f"text.{text}") for text in others),
         count=len(many),
-        many=page.t("joint").join(said[text] for text in many),
-        few=page.t("joint").join(said[text] for text in others if text not in many),
+        many=listed(said[text] for text in many),
+        few=listed(said[text] for text in others if text not in many),
     )
 
 

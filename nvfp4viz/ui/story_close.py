@@ -14,7 +14,7 @@ from nvfp4viz.serving import ALLOCATORS
 from nvfp4viz.serving.remedies import MARGIN, REMEDIES, judge
 from nvfp4viz.serving.sampling import V2_BLOCK
 from nvfp4viz.ui import caches, errors, story_runs
-from nvfp4viz.ui.i18n import lang, t
+from nvfp4viz.ui.i18n import lang, listed, t
 from nvfp4viz.ui.numbers import four
 from nvfp4viz.ui.pick import pick_one
 from nvfp4viz.ui.story import workshop
@@ -136,7 +136,7 @@ def remedies(page: Lesson) -> None:
     for kind in ("right", "guess", "silent", "wrong", "refused"):
         names = [page.t(f"remedies.names.{name}") for name in REMEDIES if kinds[name] == kind]
         if names:
-            said.append(page.t(f"remedies.found.{kind}", names=page.t("remedies.separator").join(names)))
+            said.append(page.t(f"remedies.found.{kind}", names=listed(names)))
     page.finding("sentence", text=page.t("remedies.gap").join(said))
     with st.container(horizontal=True, gap="small", vertical_alignment="center"):
         st.button(
