@@ -4,6 +4,7 @@ from nvfp4viz.figures import fusion as figures
 from nvfp4viz.ui import fusion_parts as parts
 from nvfp4viz.ui import fusion_scale_parts as scales
 from nvfp4viz.ui import lesson, state
+from nvfp4viz.ui.export import about
 from nvfp4viz.ui.pick import EXPERTS, LAYERS
 from nvfp4viz.ui.shell import ensure_shell
 
@@ -51,9 +52,7 @@ page.foot(
     },
     data={
         "rows": lambda: [
-            {"layout": layout.name, "order": layout.order, "sizes_of": parts.sizes_of(page), "ranks": layout.tp} | row
-            for layout in parts.drawable(page)
-            for row in figures.run_rows(layout)
+            row for layout in parts.drawable(page) for row in about(parts.told(page, layout), figures.run_rows(layout))
         ],
         "shared_scale": lambda: scales.shared_rows(page),
         "fusions": lambda: figures.fusion_rows(scales.measured()),

@@ -50,19 +50,24 @@ def layouts_of(page: Lesson) -> tuple[FusedLayout, ...]:
     InputError
         If the chosen number of ranks cannot be had.
     """
-    view = page.view
+    view, sizes = page.view, _sizes_of(page)
     if view["part"] == "w13":
-        return (figures.experts_of(view["ffn"], view["tp"]),)
+        return (figures.experts_of(sizes, view["tp"]),)
     if view["part"] in ("deltanet", "unchanged"):
         which = view["which"] if view["part"] == "deltanet" else WHICH[0]  # b and a pass no convolution
-        return tuple(figures.deltanet_of(view["gdn"], view["tp"], order, which) for order in ORDERS)
-    return (figures.attention_of(view["attn"], view["tp"]),)
+        return tuple(figures.deltanet_of(sizes, view["tp"], order, which) for order in ORDERS)
+    return (figures.attention_of(sizes, view["tp"]),)
 
 
-def sizes_of(page: Lesson) -> str:
+def _sizes_of(page: Lesson) -> str:
     """Whose sizes the open part draws."""
     name = {"w13": "ffn", "deltanet": "gdn", "unchanged": "gdn"}.get(page.view["part"], "attn")
     return str(page.view[name])
+
+
+def told(page: Lesson, layout: FusedLayout) -> dict[str, object]:
+    """What a layout's rows to download are about."""
+    return {"layout": layout.name, "order": layout.order, "sizes_of": _sizes_of(page), "ranks": layout.tp}
 
 
 def drawable(page: Lesson, place: Any = None) -> tuple[FusedLayout, ...]:

@@ -193,11 +193,12 @@ def measures_of(seed: int) -> tuple[MeasureResult, ...]:
 
 def guard_rows(page: Lesson) -> list[dict[str, object]]:
     """How many of the slots that the file does not fill each measure finds, by what memory held."""
-    return [
-        {"seed": page.view["seed"]}
-        | {"measure": found.measure, "memory": found.allocator, "found": found.found, "expected": found.expected}
-        for found in measures_of(page.view["seed"])
+    seed = page.view["seed"]
+    rows = [
+        {"measure": found.measure, "memory": found.allocator, "found": found.found, "expected": found.expected}
+        for found in measures_of(seed)
     ]
+    return about({"seed": seed}, rows)
 
 
 def guard_part(page: Lesson) -> None:

@@ -14,6 +14,7 @@ from nvfp4viz.moe.router_comparison import ROUTERS, Picked, compare_routers
 from nvfp4viz.moe.routers import FUSED_MOST, IMAGE_SENTINELS, is_image
 from nvfp4viz.serving.quant_config import VLLM
 from nvfp4viz.ui import errors, predict
+from nvfp4viz.ui.export import about
 from nvfp4viz.ui.i18n import lang, listed
 from nvfp4viz.ui.lesson import Lesson
 from nvfp4viz.ui.theme import theme
@@ -46,10 +47,8 @@ def rows_of(page: Lesson) -> list[dict[str, object]]:
     """Every router's choice as rows, with the token and the factor; the bias is a column as the logits are one."""
     view = page.view
     of = {"token": view["token"], "scaling": view["scaling"]}
-    return [
-        of | row | {"bias": view["bias"][row["expert"]]}
-        for row in figures.router_rows(picked_of(page), logits_of(page))
-    ]
+    rows = figures.router_rows(picked_of(page), logits_of(page))
+    return about(of, [row | {"bias": view["bias"][row["expert"]]} for row in rows])
 
 
 def picked_of(page: Lesson) -> dict[str, Picked]:

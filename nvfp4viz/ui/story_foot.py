@@ -22,6 +22,7 @@ def foot(page: Lesson) -> None:
     view = page.view
     build = story_runs.holed(view["fate"], view["seed"])
     load = {"sample": build.sample, "backend": build.backend, "slots_read_as": build.allocator, "seed": build.seed}
+    asked = load | {"prompt": story_runs.prompt(view["prompt"])}
     page.foot(
         code={
             "prompt": view["prompt"],
@@ -34,14 +35,12 @@ def foot(page: Lesson) -> None:
         data={
             "replies": lambda: replies(view["seed"]),
             "coverage": lambda: about(
-                load | {"prompt": story_runs.prompt(view["prompt"])},
+                asked,
                 coverage_rows(
                     story_runs.coverage(build), story_runs.overlay(story_runs.run(build, view["prompt"])[1].generation)
                 ),
             ),
-            "chain": lambda: about(
-                load | {"prompt": story_runs.prompt(view["prompt"])}, chain_rows(build, view["prompt"])
-            ),
+            "chain": lambda: about(asked, chain_rows(build, view["prompt"])),
             "remedies": lambda: about(load, remedy_rows(build)),
         },
     )
