@@ -180,10 +180,14 @@ def _absent(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
             yield from absent_or_gap(facts, layer, kind, whole & ~mask)
 
 
-def has_fp8_experts(view: CanonicalView) -> bool:
-    """Is any routed expert's weight in FP8?"""
-    weights = (module.tensors.get("weight", module.extras.get("")) for module in view.modules.values())
-    return any(entry is not None and entry.dtype in FP8 for entry in weights)
+def partial_text(view: CanonicalView) -> str | None:
+    """The text of ``audit.partial`` where routed experts are in FP8: with scales whose shape is checked, or bare."""
+    kinds = [
+        any(suffix in module.tensors or suffix in module.extras for suffix in _SCALES)
+        for module in view.modules.values()
+        if (weight := module.tensors.get("weight", module.extras.get(""))) is not None and weight.dtype in FP8
+    ]
+    return f"audit.partial.fp8{'' if any(kinds) else '.bare'}" if kinds else None
 
 
 # What an FP8 expert's scale is called; fused ones lose what stands before the parameter's name.

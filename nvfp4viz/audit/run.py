@@ -19,7 +19,7 @@ from nvfp4viz.audit.coverage import SlotRow, coverage, slot_rows
 from nvfp4viz.audit.facts import Facts, collect
 from nvfp4viz.audit.findings import make, ordered, with_drafts_named
 from nvfp4viz.audit.forecast import forecast
-from nvfp4viz.audit.fp8 import fp8_findings, has_fp8_experts
+from nvfp4viz.audit.fp8 import fp8_findings, partial_text
 from nvfp4viz.audit.kv import kv_findings
 from nvfp4viz.audit.layers import layer_findings
 from nvfp4viz.audit.linears import SIBLINGS, collect_linears, linear_findings
@@ -265,7 +265,7 @@ def _one_shard(checkpoint: Checkpoint) -> list[Finding]:
 def _partial(view: CanonicalView, in_full: bool) -> list[Finding]:
     """What is not looked into, so that silence is not taken for health."""
     if view.moe_layers and not view.complete:
-        return [make("audit.partial", "info", text="audit.partial.fp8" if has_fp8_experts(view) else None, count=1)]
+        return [make("audit.partial", "info", text=partial_text(view), count=1)]
     if not in_full:
         return [make("audit.partial", "info", text="audit.partial.no-experts", count=1)]
     out = []
