@@ -20,8 +20,7 @@ QUESTIONS = dict(zip(PARTS, ("fates", "maxima", "promotion", "chain", "cause", "
 def revealed(open_page, part, lang="en", **query):
     """A part with its question skipped."""
     at = open_page(PAGE, lang=lang, part=part, **query)
-    skipped(at, f"{PAGE}.predict.{QUESTIONS[part]}")
-    return clean(at)
+    return skipped(at, f"{PAGE}.predict.{QUESTIONS[part]}")
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
@@ -62,9 +61,7 @@ def test_a_bad_link_is_named_and_leaves_the_page_usable(open_page, lang, query):
 
 
 def test_five_fates_of_one_file(open_page):
-    at = open_page(PAGE)
-    guessed(at, f"{PAGE}.predict.fates", "finite")
-    seen = texts(clean(at))
+    seen = texts(guessed(open_page(PAGE), f"{PAGE}.predict.fates", "finite"))
     assert "Your guess: ones and the neighbour's bytes" in seen
     assert "159 slots have no tensor in the file. **3 different replies** came of 5 loads" in seen
     assert "the complete twin's came 1 of 5 times." in seen

@@ -11,7 +11,7 @@ from nvfp4viz.ui.online_memory import MEASURED, recorded_times
 from nvfp4viz.ui.online_parts import PARTS, WEIGHTS, ways_of, weights_of
 from nvfp4viz.ui.online_token import ROWS
 
-from .conftest import clean, guessed, shown_code_output, skipped, texts
+from .conftest import guessed, shown_code_output, skipped, texts
 
 PAGE = "online_quantisation"
 LANGUAGES = ["en", "zh"]
@@ -22,8 +22,7 @@ QUESTIONS = dict(zip(PARTS, ("step", "memory", "ranks", "zero"), strict=True))
 def revealed(open_page, part, lang="en", **query):
     """A part with its question skipped."""
     at = open_page(PAGE, lang=lang, part=part, **query)
-    skipped(at, f"{PAGE}.predict.{QUESTIONS[part]}")
-    return clean(at)
+    return skipped(at, f"{PAGE}.predict.{QUESTIONS[part]}")
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
@@ -62,8 +61,7 @@ def test_a_bad_link_is_named_and_leaves_the_page_usable(open_page, lang, query):
 def test_the_cast_is_asked_for_before_the_middle_way_is_shown(open_page):
     at = open_page(PAGE)
     assert "folded in float32" not in texts(at)
-    guessed(at, f"{PAGE}.predict.step", "fold")
-    seen = texts(clean(at))
+    seen = texts(guessed(at, f"{PAGE}.predict.step", "fold"))
     assert "Your guess: the product in float32" in seen
     assert "Folding in float32 without it changes 369 codes, the cast 33.7 times as many" in seen
     assert "| folded, cast to BF16 | 12,419 / 1,048,576 | 2,196 / 65,536 |" in seen
