@@ -317,6 +317,12 @@ def test_experts_in_one_tensor(scale, weight, good, bad):
             f"{prefix}.gate_up_proj_{scale}": typed(np.ones(shape, np.float32), "F32"),
         }
         assert found(audit(memory_checkpoint(tensors, config=section(prefix)))) == said
+    # By the configuration's blocks it has some.
+    del tensors[f"{prefix}.gate_up_proj_{scale}"]
+    report = audit(memory_checkpoint(tensors, config=section(prefix)))
+    assert found(report) == [("scale.missing", "error", 0, "gate_up", None)]
+    [item] = [one for one in report.findings if one.code == "scale.missing"]
+    assert item.tensors[0].startswith(f"{prefix}.gate_up_proj_")
 
 
 def test_a_layer_of_fp8_experts_beside_four_bit_ones():
