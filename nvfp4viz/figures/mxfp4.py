@@ -338,10 +338,10 @@ def storage_figure(made: Mapping[str, LayerBytes], *, theme: Theme, lang: str) -
         theme,
         height=240,
         barmode="stack",
-        legend={**base_layout(theme, height=240)["legend"], "traceorder": "normal"},
         xaxis={"title": words(lang, "figures.mxfp4.bits_axis"), "range": [0, 5.6]},
         yaxis={"autorange": "reversed", "showgrid": False, "ticks": ""},
     )
+    figure.layout.legend.traceorder = "normal"
     # Beside the bars: on a phone the scales' part is narrower than its number.
     for name, code_bits, scale_bits in zip(names, parts[0][2], parts[1][2], strict=True):
         figure.add_annotation(
