@@ -97,8 +97,11 @@ def build_parser(language: str = "en") -> argparse.ArgumentParser:
     def command(name: str) -> argparse.ArgumentParser:
         help = words(f"{name}.help")
         sub = commands.add_parser(name, help=help, description=help)
-        sub.add_argument("source", metavar="SOURCE", help=words("source"))
-        sub.add_argument("--revision", metavar="REV", help=words("revision"))
+        # A copy is made of files on this machine; a plan to repair reads others as well.
+        key = {"inject": "inject.source", "repair": "repair.source"}.get(name, "source")
+        sub.add_argument("source", metavar="SOURCE", help=words(key, source=words("source")))
+        if name != "inject":
+            sub.add_argument("--revision", metavar="REV", help=words("revision"))
         sub.add_argument("--language", choices=LANGUAGES, default=argparse.SUPPRESS, help=words("language"))
         return sub
 

@@ -40,7 +40,8 @@ def refuse_idle(options: argparse.Namespace) -> None:
         if value == "":
             plain = name in ("source", "out", "other", "tensor")
             raise InputError("cli.empty", option=name.upper() if plain else f"--{name.replace('_', '-')}")
-    if options.revision is not None and not any(is_hub(given[side]) for side in ("source", "other") if side in given):
+    revision = given.get("revision")
+    if revision is not None and not any(is_hub(given[side]) for side in ("source", "other") if side in given):
         raise InputError("cli.idle-revision")
     if options.command == "repair" and options.suspects and options.policy == "weight-only":
         raise InputError("cli.idle-suspects")

@@ -114,7 +114,9 @@ def show(options: argparse.Namespace) -> int:
     ]
     if preview.slot is not None:
         at = preview.slot
-        where = {"layer": at.layer, "expert": at.expert, "projection": at.projection, "role": at.role}
+        # As `coverage` has it, and the report's page.
+        layer = f"{'D' * preview.draft}{at.layer}"
+        where = {"layer": layer, "expert": at.expert, "projection": at.projection, "role": at.role}
         lines.append((cli_words(lang, "show.slot"), cli_words(lang, "show.at", **where)))
     for label, values in preview.rows:
         told = cli_words(lang, f"show.rows.{label}")

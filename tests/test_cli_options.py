@@ -43,7 +43,6 @@ TABLE = {
     ("coverage", "--revision"): (REFUSED, "cli.idle-revision"),
     ("coverage", "--language"): (EFFECT, ("--language", "zh")),
     ("coverage", "--csv"): (EFFECT, ("--csv", "-")),
-    ("inject", "--revision"): (REFUSED, "cli.idle-revision"),
     ("inject", "--language"): (EFFECT, ("--language", "zh")),
     ("inject", "--fault"): (EFFECT, ("--fault", "zero")),
     ("inject", "--layer"): (EFFECT, ("--layer", "1")),
@@ -89,11 +88,14 @@ def line(command, out="out"):
     }[command]
 
 
-def options_of(command):
+def actions_of(command):
     parser = cli.build_parser()
     [commands] = [item for item in parser._actions if isinstance(item, argparse._SubParsersAction)]
-    actions = commands.choices[command]._actions
-    return {item.option_strings[-1]: item.help for item in actions if item.option_strings}
+    return commands.choices[command]._actions
+
+
+def options_of(command):
+    return {item.option_strings[-1]: item.help for item in actions_of(command) if item.option_strings}
 
 
 def test_the_table_has_every_option():
@@ -188,6 +190,23 @@ def test_resume_where_the_server_marks_its_files_and_where_it_does_not(capsys, h
     assert (code, json.loads(out)["verdict"]) == (1, "backend")
     # Nothing is kept of a scan that came to its end, or that could not be taken up again.
     assert not list((tmp_path / "cache").rglob("*.jsonl"))
+
+
+def test_what_a_copy_is_made_of(capsys, holed):
+    """Help offers what works: a copy needs files on this machine, and a plan to repair does not."""
+    helps = {
+        name: next(item.help for item in actions_of(name) if item.dest == "source") for name in ("inject", "repair")
+    }
+    assert "http" not in helps["inject"]
+    assert "hf://" not in helps["inject"]
+    assert "http" in helps["repair"]
+    assert "--apply" in helps["repair"]
+    files = {path.name: path.read_bytes() for path in Path(holed).iterdir()}
+    with serve(Site(files)) as site:
+        assert run(capsys, "inject", site.address, "x", *NAN)[0] == 64
+        assert run(capsys, "repair", site.address, "x", "--policy", "peer-max")[0] == 0
+        assert run(capsys, "repair", site.address, "x", "--policy", "peer-max", "--apply")[0] == 64
+    assert run(capsys, "inject", "hf://a/b", "x", *NAN, "--revision", "main")[0] == 64
 
 
 def test_what_has_revisions():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from nvfp4viz.audit.facts import pruned_layers
 from nvfp4viz.audit.findings import make
@@ -39,11 +39,10 @@ def config_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Sequen
 
 
 def _absent(checkpoint: Checkpoint) -> Finding:
-    """A lone file says nothing about its configuration; a folder without one does not load as quantised."""
+    """Servers take a model for unquantised where nothing says how it is quantised."""
     if checkpoint.config is not None:
         return make("config.absent", "error", count=1)
-    lone = checkpoint.source.only is not None or not any(n.endswith(".json") for n in checkpoint.source.files())
-    return make("config.absent", "info" if lone else "warn", text="config.absent.no-files", count=1)
+    return make("config.absent", "warn", text="config.absent.no-files", count=1)
 
 
 def _no_number(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
@@ -132,10 +131,12 @@ def _against_excludes(
     excluded = [entry.name for entry in telling if lists.is_excluded(entry.name.rpartition(".")[0])]
     if excluded:
         layers = [at for at in view.moe_layers if view.dialects[at] is not None and lists.is_excluded(view.blocks[at])]
+        count = sum(_modules_like(name, view, _named_experts(quant)) for name in excluded)
         # Of ordinary modules it was not read what a load does with them.
         stops = {"engines": ASK_FOR_LAYERS} if layers else {}
+        severity = "backend" if layers else "warn"
         fill = {"numbers": layers, **stops}
-        yield make("config.excluded-but-quantised", "backend" if layers else "warn", tensors=excluded, fill=fill)
+        yield make("config.excluded-but-quantised", severity, tensors=excluded, count=count, fill=fill)
     # Where FP8 is what everything else is stored in, being excluded from four bits means FP8 (TRT-LLM#16196).
     yield from _excluded_fp8(lists, linears, note=any(section.method == "fp8" for section in quant.sections))
     if _quantises_every_linear(quant):
@@ -150,6 +151,19 @@ def _against_excludes(
 
 # Servers that hold the list against the name of a layer's experts as a whole, and build them unquantised.
 ASK_FOR_LAYERS = ("vllm", "tensorrt-llm")
+
+
+def _modules_like(name: str, view: CanonicalView, singled: Collection[int]) -> int:
+    """How many modules a telling scale speaks for: its own, or those of all experts of its layer and projection."""
+    slot = view.locate(name)
+    if slot is None or view.is_whole(slot.layer):
+        return 1
+    states = {
+        expert: module.state
+        for expert in range(view.experts_in[slot.layer])
+        if (module := view.modules.get((slot.layer, expert, slot.projection))) is not None
+    }
+    return sum(state == "quantised" and (at == slot.expert or at not in singled) for at, state in states.items())
 
 
 def _singled_out(quant: QuantConfig, view: CanonicalView) -> Iterator[Finding]:

@@ -90,7 +90,7 @@ def _without_copies(findings: Sequence[Finding], facts: Facts, scan: DeepScan) -
 
     def is_explained(item: Finding) -> bool:
         layer = item.layer
-        if item.text != "scale.filled.copied-maximum" or layer is None or not item.experts:
+        if not item.text.startswith("scale.filled.copied-maximum") or layer is None or not item.experts:
             return False
         if not item.tensors[0].startswith(facts.view.blocks[layer]):
             # Another tower's layer of that number.

@@ -44,7 +44,8 @@ FLT_MIN = np.finfo(np.float32).tiny
 class MendedSlot(msgspec.Struct, frozen=True):
     """One activation scale that gets a number: what was there, and the new one, both as the file stores them.
 
-    ``old_state`` is ``"missing"``, a class of `nvfp4viz.audit.facts.CLASSES`, or a suspicion such as ``"outlier"``.
+    ``old_state`` is ``"missing"``, a class of `nvfp4viz.audit.facts.CLASSES`, or a suspicion such as ``"outlier"``;
+    ``draft`` says that its layer is a draft (MTP) layer, numbered after the model's own.
     """
 
     layer: int
@@ -55,6 +56,7 @@ class MendedSlot(msgspec.Struct, frozen=True):
     old_state: str
     old: Value
     new: Value
+    draft: bool = False
 
 
 class RepairRecord(msgspec.Struct, frozen=True):
@@ -372,7 +374,8 @@ def _numbers(
             state = CLASSES[int(table.classes()[expert])]
             state = distrusted[layer, expert, projection].partition(".")[2] if state == "ok" else state
         old = json_value(table.stored[expert]) if known and table is not None else None
-        slots.append(MendedSlot(layer, expert, projection, "input_scale", slot.name, state, old, json_value(written)))
+        place = (layer, expert, projection, "input_scale", slot.name)
+        slots.append(MendedSlot(*place, state, old, json_value(written), view.is_draft(layer)))
     return tuple(slots), {name: tensor(row) for name, row in rows.items()}
 
 

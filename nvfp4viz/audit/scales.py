@@ -91,7 +91,9 @@ def _values(facts: Facts, table: ScaleTable, fills: dict[str, Mask], explained: 
     if not good.any():
         return
     for origin, mask in fills.items():
-        yield from _report(facts, table, mask, "scale.filled", "warn", f"scale.filled.{origin}")
+        # The words speak of what is stored.
+        text = f"scale.filled.{origin}{'.divisor' if facts.view.divisors_in(table.layer) else ''}"
+        yield from _report(facts, table, mask, "scale.filled", "warn", text)
         explained = explained | mask
     one = good & (table.stored == 1)
     if np.array_equal(one, good):

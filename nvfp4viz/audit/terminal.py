@@ -109,7 +109,8 @@ def repair_to_text(plan: Repair, language: str = "en") -> str:
         old = word("repair.missing")
         if slot.old is not None:
             old = word("repair.was", old=slot.old, state=slot.old_state)
-        place = {"layer": slot.layer, "expert": slot.expert, "projection": slot.projection}
+        layer = f"{'D' * slot.draft}{slot.layer}"
+        place = {"layer": layer, "expert": slot.expert, "projection": slot.projection}
         lines.append(word("repair.slot", **place, old=old, new=slot.new, tensor=printable(slot.tensor)))
     if len(record.slots) > _SHOWN:
         lines.append(word("repair.more", count=len(record.slots) - _SHOWN))

@@ -25,6 +25,8 @@ class TensorPreview:
     ----------
     slot
         Its place among the experts, or None where it is none of theirs.
+    draft
+        That place is in a draft (MTP) layer, which has a number after the model's own.
     rows
         Pairs of a label and its values as text: ``bytes``, ``codes``, ``scale``, ``value``.
     """
@@ -32,6 +34,7 @@ class TensorPreview:
     entry: TensorEntry
     slot: Slot | None
     rows: tuple[tuple[str, str], ...]
+    draft: bool = False
 
 
 def preview_tensor(checkpoint: Checkpoint, name: str) -> TensorPreview:
@@ -53,14 +56,14 @@ def preview_tensor(checkpoint: Checkpoint, name: str) -> TensorPreview:
     data = checkpoint.read_first(name, BLOCK // 2 if is_packed else max(1, BLOCK * bits // 8))
     if is_packed:
         assert slot is not None
-        return TensorPreview(entry, slot, _packed_rows(checkpoint, view, slot, data))
+        return TensorPreview(entry, slot, _packed_rows(checkpoint, view, slot, data), view.is_draft(slot.layer))
     rows: list[tuple[str, str]] = []
     if bits <= 8 or entry.dtype == "BF16":
         rows.append(("bytes", " ".join(f"{byte:02x}" for byte in data[:BLOCK])))
     values = _decoded(entry, data)
     if values is not None:
         rows.append(("values" if values.size != 1 else "value", _numbers(values)))
-    return TensorPreview(entry, slot, tuple(rows))
+    return TensorPreview(entry, slot, tuple(rows), slot is not None and view.is_draft(slot.layer))
 
 
 def _packed_rows(checkpoint: Checkpoint, view: CanonicalView, slot: Slot, data: bytes) -> tuple[tuple[str, str], ...]:

@@ -417,7 +417,7 @@ def test_35_excluded_but_quantised():
         (flat(group_size=32), QUANT, [("config.conflict", "error")]),
         (CONFIG, None, [("config.absent", "error")]),
         (None, QUANT, []),
-        (None, None, []),
+        (None, None, [("config.absent", "warn")]),
         (flat(quant_method="fp8"), None, [("config.conflict", "error")]),
         (CONFIG, {"quantization": {"quant_algo": "NVFP4"}}, [("config.incomplete", "backend")]),
         ({**CONFIG, "num_experts": 3}, QUANT, [("config.conflict", "error")]),

@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from nvfp4viz.audit import run_audit
+from nvfp4viz.audit import describe, run_audit
 from nvfp4viz.audit.bytescan import PIECE, Scanner
 from nvfp4viz.audit.deep import READ, can_resume, deep_scan, default_state, plan, scan_file
 from nvfp4viz.audit.deep_findings import deepen
@@ -202,6 +202,13 @@ def test_an_expert_written_twice_is_one_finding_though_it_has_the_layers_maximum
     deep = deepen(plain).report
     # Without --deep the shared maximum is all that can be seen.
     assert {item.code for item in plain.report.findings if item.severity != "info"} == {"scale.filled"}
+    for item in plain.report.findings:
+        if item.code == "scale.filled":
+            # The largest scale is the smallest divisor, and the number beside it is the stored one.
+            assert ("smallest stored divisor" in item.message, "largest value" in item.message) == (
+                layout.divisors, not layout.divisors,
+            )  # fmt: skip
+            assert "除数" in describe(item, "zh")[0] or not layout.divisors
     assert plain.report.coverage["input_scale"].filled == 2 * len(layout.kinds)
     assert [item.code for item in deep.findings if item.severity != "info"] == ["weight.duplicate-expert"]
     assert deep.coverage["input_scale"].filled == 0
@@ -278,6 +285,9 @@ def test_positions_are_rows_and_blocks():
     tensors = spoiled(layout, "gate", "weight_scale", put(0x7F, 11, 2))
     report = deepen(run_audit(layout.open(tensors))).report
     assert "(11, 2)" in report.findings[0].message
+    tensors = spoiled(layout, "gate", "weight_scale", put(0xB8, 11, 2))
+    [item] = deepen(run_audit(layout.open(tensors))).report.findings
+    assert "1 block scale has the sign bit set" in item.message
     assert report.verdict == "error"
 
 

@@ -183,3 +183,22 @@ def test_deepseeks_own(id):
     assert canonical(layout.open(tensors)).draft_layers == (1,)
     audited = run_audit(layout.open(tensors))
     assert {(row.layer, row.draft) for row in audited.rows()} == {(0, False), (1, True)}
+
+
+def test_every_command_names_a_draft_layer_in_one_way(tmp_path, capsys):
+    block = "model.layers.1.mlp.experts"
+    write_checkpoint(tmp_path / "model", drafted(block), config=TWO, hf_quant_config=QUANT)
+    folder = str(tmp_path / "model")
+
+    def told(*words):
+        main([*words])
+        return capsys.readouterr().out
+
+    assert "layer D1, expert 2, up" in told("show", folder, f"{block}.2.up_proj.weight_scale_2")
+    assert "layer D1, expert 2, up" in told("repair", folder, str(tmp_path / "out"), "--policy", "peer-max")
+    assert "   D1  input_scale" in told("coverage", folder)
+    # The model's own layers as ever.
+    assert "layer 0, expert 2, up" in told("show", folder, f"{OWN}.mlp.experts.2.up_proj.weight_scale_2")
+    main(["repair", folder, str(tmp_path / "out"), "--policy", "peer-max", "--apply"])
+    [slot] = json.loads((tmp_path / "out" / "nvfp4viz-repair.json").read_text())["slots"]
+    assert (slot["layer"], slot["draft"]) == (1, True)

@@ -68,7 +68,6 @@ HEALTHY = {
         },
         two(),
     ),
-    "no configuration at all": lambda: opened(base(), None, None),
     "one element, shape [1]": lambda: opened(base(scalar_shape=(1,))),
     "input scales over three decades": lambda: scaled(1e-4, 1e-1 / 2, 1),
     "input scales from BF16 amax": lambda: scaled(1e-3, 3e-2, 2, bf16=True),

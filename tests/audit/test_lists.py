@@ -403,3 +403,23 @@ def test_three_formats_whose_list_forgets_a_layer_name_that_layer():
         report = audit(layout.open(**with_section(layout, inner, expert_dtype="fp4")))
         assert codes(report) == [("config.conflict", "error")] * alarms
         assert all("MXFP4" in item.message and "NVFP4" in item.message for item in report.findings)
+
+
+@pytest.mark.parametrize("id", ["modelopt", "compressed-tensors", "fused"])
+def test_every_excluded_module_is_counted(id):
+    """One of each kind is asked for its name; all experts of the layer are stored quantised."""
+    layout = LAYOUTS[id]
+    quant = layout.quant and {
+        **layout.quant,
+        "quantization": {**layout.quant["quantization"], "exclude_modules": ["*"]},
+    }
+    config = layout.config
+    if quant is None:
+        config = {**config, "quantization_config": {**config["quantization_config"], "ignore": ["re:.*experts.*"]}}
+    [item] = [
+        one for one in audit(layout.open(config=config, quant=quant)).findings
+        if one.code == "config.excluded-but-quantised"
+    ]  # fmt: skip
+    whole = layout.arrangement != "expert"
+    assert item.count == len(layout.kinds) * (1 if whole else EXPERTS)
+    assert str(item.count) in item.message
