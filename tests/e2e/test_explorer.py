@@ -112,6 +112,24 @@ def test_mxfp4_has_a_map(visit):
     page.get_by_text("one scale for every").first.wait_for()
 
 
+def test_no_words_lie_over_a_typed_address(browser, server):
+    """Streamlit's hint to press Enter, which the button beside the field says as well."""
+    context = browser.new_context(viewport={"width": 390, "height": 800}, reduced_motion="reduce")
+    try:
+        page = context.new_page()
+        page.goto(f"{server.url}/explorer?lang=zh")
+        page.get_by_text("网址或 hub 仓库").first.click()
+        field = page.locator('input[placeholder^="hf://"]')
+        field.wait_for()
+        field.click()
+        field.type("https://example.org/some/long/model/address/folder")
+        hint = page.locator("[data-testid=stForm] [data-testid=InputInstructions]")
+        hint.wait_for(state="attached")
+        assert not hint.is_visible()
+    finally:
+        context.close()
+
+
 def test_a_mended_copy_lands_beside_its_source(browser, tmp_path, monkeypatch):
     import shutil
 

@@ -13,8 +13,9 @@ from nvfp4viz.audit import audit, run_audit
 from nvfp4viz.audit.diff import diff, diff_to_json
 from nvfp4viz.audit.parallel import expert_ranks, width_ranks
 from nvfp4viz.audit.repair import POLICIES, RECORD, plan_repair, repaired_files
+from nvfp4viz.audit.texts import report_words
 from nvfp4viz.checkpoint import MemorySource, open_checkpoint
-from nvfp4viz.errors import CheckpointError, InputError
+from nvfp4viz.errors import CheckpointError, InputError, content_words
 from nvfp4viz.serving.remedies import MARGIN, run_remedy
 from nvfp4viz.ui import caches, explorer_repair, explorer_roots, i18n
 from nvfp4viz.ui.explorer_diff import diff_rows, filtered
@@ -467,3 +468,11 @@ def test_the_code_for_an_upload_runs_on_the_upload(open_page, lang):
     assert output == run(source.replace("FOLDER", ensure(HOLES).as_posix()))
     count = audit(ensure(HOLES)).coverage["input_scale"]
     assert f"input_scale expected {count.expected} missing {count.missing}" in output
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_a_plan_is_told_in_whole_sentences(language):
+    """The part about shards begins without a capital, and so after no full stop."""
+    shards = report_words(language, "repair.shards", count=1, bytes="148")
+    told = content_words("pages/explorer.toml", language, "repair.plan", what="2 slots", shards=shards, guess="X")
+    assert not (shards[0].islower() and told[: told.index(shards)].rstrip().endswith("."))

@@ -330,6 +330,12 @@ class CoverageMap {
     g.clip();
     this.cells(g);
     if (this.routes) (this.airy ? this.curves(g) : this.marks(g));
+    g.restore();
+    // A frame stands around its cell, at the first expert too.
+    g.save();
+    g.beginPath();
+    g.rect(this.plot.x - 4, 0, this.plot.width + 8, this.plot.y + this.plot.height + 4);
+    g.clip();
     this.frameCursor(g);
     g.restore();
   }
