@@ -269,7 +269,9 @@ def shared_size(layout: Layout) -> Built:
 def shared(layout: Layout, name: str, rows: int, columns: int) -> dict[str, Tensor]:
     """One ordinary module in the layout's own format, or in the one that its family keeps around the experts."""
     if layout.dialect in ("deepseek-v4", "mixed"):
-        return {f"{name}.weight": typed(np.full((rows, columns), 0x38, np.uint8), "F8_E4M3")}
+        scale = np.full((-(-rows // 128), -(-columns // 128)), 120, np.uint8)
+        weight = typed(np.full((rows, columns), 0x38, np.uint8), "F8_E4M3")
+        return {f"{name}.weight": weight, f"{name}.scale": typed(scale, "F8_E8M0")}
     if layout.block == "MXFP4":
         return {f"{name}.weight": bf16(rows, columns)}
     tensors = ct_linear(name, rows, columns) if layout.divisors else linear(name, rows, columns)
