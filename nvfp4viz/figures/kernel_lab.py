@@ -151,6 +151,17 @@ def _list(names: Sequence[str], lang: str) -> str:
     return listed(lang, (f"`{name}`" for name in names))
 
 
+def _targets_axis(presence: Presence, ink: str) -> dict[str, Any]:
+    """Every target in its own order, its name slanted."""
+    return {
+        "type": "category",
+        "categoryorder": "array",
+        "categoryarray": list(presence.targets),
+        "tickangle": -60,
+        "tickfont": {"family": MONO, "size": 12, "color": ink},
+    }
+
+
 def presence_figure(presence: Presence, *, theme: Theme, lang: str, picked: str | None = None) -> go.Figure:
     """Targets against instructions: a filled square with its count, an open circle for software, a dot for neither."""
     import plotly.graph_objects as go
@@ -188,14 +199,7 @@ def presence_figure(presence: Presence, *, theme: Theme, lang: str, picked: str 
     figure.layout = base_layout(
         theme,
         height=120 + 30 * len(names),
-        xaxis={
-            "type": "category",
-            "categoryorder": "array",
-            "categoryarray": list(presence.targets),
-            "tickangle": -60,
-            "tickfont": {"family": MONO, "size": 12, "color": ink.ink},
-            "range": [-0.6, len(presence.targets) - 0.4],
-        },
+        xaxis=_targets_axis(presence, ink.ink) | {"range": [-0.6, len(presence.targets) - 0.4]},
         yaxis={
             "type": "category",
             "categoryorder": "array",
@@ -274,13 +278,7 @@ def sizes_figure(presence: Presence, feature_id: str, *, theme: Theme, lang: str
         theme,
         height=300,
         barmode="overlay",
-        xaxis={
-            "type": "category",
-            "categoryorder": "array",
-            "categoryarray": list(presence.targets),
-            "tickangle": -60,
-            "tickfont": {"family": MONO, "size": 12, "color": ink.ink},
-        },
+        xaxis=_targets_axis(presence, ink.ink),
         yaxis={"title": words(lang, "kernels.sizes.axis"), "range": [0, 1.15 * top]},
     )
     return figure
