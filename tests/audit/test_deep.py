@@ -248,20 +248,20 @@ def test_the_same_sums_are_not_the_same_codes():
     assert found(layout.open({**tensors, layout.name(1, "up", "weight"): turned})) == []
 
 
-def test_a_weight_of_zeros_may_have_the_smallest_scales():
-    layout = LAYOUTS["DeepSeek V4"]
+def zeros(layout):
+    """One projection whose codes and block scales are all zero."""
     tensors = spoiled(layout, "down", "weight", put(0))
     scale = layout.name(BAD, "down", "weight_scale")
     tensors[scale] = Tensor(tensors[scale].dtype, tensors[scale].shape, bytes(len(tensors[scale].tobytes())))
-    assert [item[0] for item in found(layout.open(tensors))] == ["weight.all-zero"]
+    return layout.open(tensors)
+
+
+def test_a_weight_of_zeros_may_have_the_smallest_scales():
+    assert [item[0] for item in found(zeros(LAYOUTS["DeepSeek V4"]))] == ["weight.all-zero"]
 
 
 def test_zero_codes_with_zero_scales_are_one_finding():
-    layout = LAYOUTS["modelopt"]
-    tensors = spoiled(layout, "down", "weight", put(0))
-    scale = layout.name(BAD, "down", "weight_scale")
-    tensors[scale] = Tensor(tensors[scale].dtype, tensors[scale].shape, bytes(len(tensors[scale].tobytes())))
-    assert [item[0] for item in found(layout.open(tensors))] == ["weight.all-zero"]
+    assert [item[0] for item in found(zeros(LAYOUTS["modelopt"]))] == ["weight.all-zero"]
 
 
 def test_zero_scales_are_told_from_zero_codes_and_forecast_like_them():
