@@ -131,7 +131,8 @@ def _against_excludes(
     excluded = [entry.name for entry in telling if lists.is_excluded(entry.name.rpartition(".")[0])]
     if excluded:
         layers = [at for at in view.moe_layers if view.dialects[at] is not None and lists.is_excluded(view.blocks[at])]
-        count = sum(_modules_like(name, view, _named_experts(quant)) for name in excluded)
+        singled = _named_experts(lists)
+        count = sum(_modules_like(name, view, singled) for name in excluded)
         # Of ordinary modules it was not read what a load does with them.
         stops = {"engines": ASK_FOR_LAYERS} if layers else {}
         severity = "backend" if layers else "warn"

@@ -214,6 +214,16 @@ def test_a_packed_layer_that_one_list_leaves_out(of_config):
     assert set(stopped(both)) == {*VLLM, "tensorrt-llm"}
 
 
+def test_the_modules_that_one_list_leaves_out_are_counted_by_that_list():
+    """What the other file singles out changes no number."""
+
+    def of_layer(report):
+        return [item.count for item in report.findings if item.text == "config.excluded-but-quantised"]
+
+    named = [*GATE, "model.layers.0.mlp.experts.2.down_proj"]
+    assert of_layer(listing(base(2), named, GATE + LAYER_1)) == of_layer(listing(base(2), GATE, GATE + LAYER_1)) != []
+
+
 def test_an_expert_in_bf16_that_one_list_names():
     tensors, long = plain(1, 2), [*GATE, "model.layers.1.mlp.experts.2*"]
     # vLLM packs it with its layer, list or no list; TensorRT-LLM's list does not name it.
