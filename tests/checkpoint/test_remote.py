@@ -8,6 +8,7 @@ import mmap
 import os
 import socket
 import struct
+import time
 import tomllib
 from itertools import pairwise
 from pathlib import Path
@@ -684,3 +685,15 @@ def test_a_page_of_the_hub_is_its_repository(monkeypatch):
     for page in ("", "/", "/tree/main", "/tree/refs%2Fpr%2F1"):
         open_remote(f"https://huggingface.co/owner/model{page}")
     assert asked == [("owner/model", None)] * 2 + [("owner/model", "main"), ("owner/model", "refs/pr/1")]
+
+
+def test_a_client_that_hangs_up_is_no_output_of_the_test(files, capfd):
+    """A reset connection is the client's right; tests that read stderr must not find the server's thoughts about it."""
+    with serve(Site(dict(files))) as site:
+        parts = urlsplit(site.address)
+        with socket.create_connection((parts.hostname, parts.port)) as client:
+            client.sendall(b"GET /config.json HTTP/1.1\r\nHost: here\r\n\r\n")
+            client.recv(1)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        time.sleep(0.2)
+    assert capfd.readouterr().err == ""

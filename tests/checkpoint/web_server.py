@@ -5,13 +5,15 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from socketserver import ThreadingMixIn
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -193,6 +195,18 @@ def apart(folder: Path) -> tuple[dict[str, bytes], dict[str, int]]:
     return files, begins
 
 
+class _Quiet(HTTPServer):
+    """A client may hang up whenever it likes: what the server thinks of it is no output of the code under test."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class _Threaded(ThreadingMixIn, _Quiet):
+    daemon_threads = True
+
+
 @contextmanager
 def serve(site: Site, threads: bool = True) -> Iterator[Site]:
     """The site at ``site.address``, such as ``http://127.0.0.1:40001``.
@@ -200,9 +214,7 @@ def serve(site: Site, threads: bool = True) -> Iterator[Site]:
     Without ``threads`` it serves one connection until that has been idle for a while, and only then the next.
     """
     handler = type("Handler", (_Handler,), {"site": site, "timeout": None if threads else 0.3})
-    server = (ThreadingHTTPServer if threads else HTTPServer)(("127.0.0.1", 0), handler)
-    if isinstance(server, ThreadingHTTPServer):
-        server.daemon_threads = True
+    server = (_Threaded if threads else _Quiet)(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     site.address = f"http://127.0.0.1:{server.server_address[1]}"
