@@ -22,7 +22,7 @@ $(VENV)/.app: requirements.txt | $(BIN)/python
 	$(BIN)/python -m pip install -q -r requirements.txt
 	@touch $@
 
-$(VENV)/.dev: requirements.txt requirements-dev.txt | $(BIN)/python
+$(VENV)/.dev: requirements.txt requirements-cluster.txt requirements-dev.txt | $(BIN)/python
 	$(BIN)/python -m pip install -q -r requirements-dev.txt
 	@touch $@ $(VENV)/.app
 

@@ -11,13 +11,18 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from nvfp4viz.audit.bytescan import Scan
 from nvfp4viz.audit.deep import Unit, scan_file
-from nvfp4viz.checkpoint.problems import printable
+from nvfp4viz.checkpoint.problems import NO_FILE, printable
 from nvfp4viz.checkpoint.source import open_source
 from nvfp4viz.errors import CheckpointError, InputError
 
 
-def scan_on_cluster(address: str, place: str, work: Mapping[str, Sequence[Unit]]) -> Iterator[tuple[str, list[Scan]]]:
+def scan_on_cluster(
+    address: str, place: str, work: Mapping[str, Sequence[Unit]]
+) -> Iterator[tuple[str, list[Scan] | CheckpointError]]:
     """Shards with their records, as they are finished.
+
+    In place of its records a shard may have the error that a scan of it ended with: what its source said where the
+    worker is, or ``source.worker`` where that sees no such source, or where too many workers died under it.
 
     Parameters
     ----------
@@ -30,8 +35,6 @@ def scan_on_cluster(address: str, place: str, work: Mapping[str, Sequence[Unit]]
     ------
     InputError
         ``cli.no-dask``: `distributed` is not installed; ``cli.scheduler``: nobody answers there.
-    CheckpointError
-        ``source.worker``: a shard cannot be read where the workers are, or too many of them died under it.
     """
     try:
         from distributed import Client, as_completed
@@ -55,18 +58,25 @@ def scan_on_cluster(address: str, place: str, work: Mapping[str, Sequence[Unit]]
         }
         for future in as_completed(list(files)):
             file = files[future]
+            found: list[Scan] | CheckpointError
             try:
-                scans: list[Scan] = future.result()
-            except CheckpointError:
-                raise
+                found = future.result()
+            except CheckpointError as error:
+                found = error
             except Exception as error:
                 # Whatever a cluster can do to a task: the shard's name and the kind of failure are what is known.
-                reason = type(error).__name__
-                raise CheckpointError("source.worker", name=printable(file), reason=reason) from None
+                found = CheckpointError("source.worker", name=printable(file), reason=type(error).__name__)
             future.release()
-            yield file, scans
+            yield file, found
 
 
 def scan_shard(place: str, file: str, units: list[Unit]) -> list[Scan]:
     """One task: open the source here, and read one shard's units."""
-    return scan_file(open_source(place).read_range, file, units)
+    try:
+        source = open_source(place)
+    except CheckpointError as error:
+        if error.code not in NO_FILE:
+            raise
+        # The one who asks has it open: it is this worker that does not see it.
+        raise CheckpointError("source.worker", name=printable(file), reason=error.code) from None
+    return scan_file(source.read_range, file, units)

@@ -30,7 +30,9 @@ READ, AHEAD, GAP = 8 << 20, 2, 1 << 16
 # Told of a stage's name, how many MiB are done, and of how many.
 Progress = Callable[[str, int, int], None]
 Read = Callable[[str, int, int], bytes]
-Elsewhere = Callable[["dict[str, list[Unit]]"], "Iterator[tuple[str, list[Scan]]]"]
+# Shards with their records, or with why they have none.
+Scanned = Iterator[tuple[str, list[Scan] | CheckpointError]]
+Elsewhere = Callable[["dict[str, list[Unit]]"], Scanned]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,14 +207,15 @@ def deep_scan(
     state
         Where the records are kept until the scan is complete; by default below the user's cache folder.
     elsewhere
-        Scans shards in another place, such as a cluster, and gives their records as they are finished.
+        Scans shards in another place, such as a cluster, and gives their records as they are finished, or the error
+        that a shard's scan ended with.
 
     Raises
     ------
     InputError
         ``deep.cannot-resume``.
     CheckpointError
-        What ``elsewhere`` raises.  A file that cannot be read here is `Checkpoint.lost`, and no unit of it is scanned.
+        What ``elsewhere`` raises.  A file that cannot be read is `Checkpoint.lost`, and no unit of it is scanned.
     """
     work = {file: units for file, units in plan(checkpoint, view, linears).items() if file not in checkpoint.lost}
     lasting = can_resume(checkpoint)
@@ -236,7 +239,11 @@ def deep_scan(
             told(_size(units))
     left = {file: units for file, units in work.items() if file not in scans}
     resumed = len(scans)
+    failed: dict[str, CheckpointError] = {}
     for file, found in _scan_here(checkpoint, left, told) if elsewhere is None else elsewhere(left):
+        if isinstance(found, CheckpointError):
+            failed[file] = found
+            continue
         scans[file] = found
         fresh += sum(scan.nbytes for scan in found)
         kept.add(file, found)
@@ -244,6 +251,9 @@ def deep_scan(
             told(_size(left[file]))
             # As here: what lies between neighbours comes along.
             there += sum(end - begin for begin, end, _ in _cuts(left[file]))
+    # In the order of the files, whichever ended first.
+    for file in [file for file in left if file in failed]:
+        checkpoint.lose(file, failed[file])
     flat_units = tuple(unit for file, units in work.items() if file in scans for unit in units)
     flat_scans = tuple(scan for file in work if file in scans for scan in scans[file])
     twins = _twins(checkpoint, flat_units, flat_scans)
@@ -252,15 +262,13 @@ def deep_scan(
     return DeepScan(flat_units, flat_scans, twins, resumed, fresh, there)
 
 
-def _scan_here(
-    checkpoint: Checkpoint, left: dict[str, list[Unit]], told: Callable[[int], None]
-) -> Iterator[tuple[str, list[Scan]]]:
-    """File by file, without those that cannot be read to their end."""
+def _scan_here(checkpoint: Checkpoint, left: dict[str, list[Unit]], told: Callable[[int], None]) -> Scanned:
+    """File by file; those that cannot be read to their end have the error."""
     for file, units in left.items():
         try:
             yield file, scan_file(checkpoint.read_range, file, units, told)
         except CheckpointError as error:
-            checkpoint.lose(file, error)
+            yield file, error
 
 
 def _size(units: Sequence[Unit]) -> int:

@@ -1,16 +1,19 @@
 """A deep scan on a Dask cluster gives the report of a scan at home, also when a worker is killed under it."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from nvfp4viz import cli
-from nvfp4viz.audit import run_audit
+from nvfp4viz.audit import run_audit, to_json
 from nvfp4viz.audit.cluster import scan_on_cluster, scan_shard
 from nvfp4viz.audit.deep import plan
 from nvfp4viz.audit.deep_findings import deepen
@@ -32,7 +35,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def cluster():
-    distributed = pytest.importorskip("distributed", reason="an optional extra: requirements-cluster.txt")
+    distributed = pytest.importorskip("distributed", reason="requirements-dev.txt has it")
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50
     ) as running:
@@ -78,24 +81,99 @@ def test_the_command_line_reaches_a_cluster(folder, cluster, capsys):
     assert str(folder.parent) not in out
 
 
+def cut(folder):
+    """The shard of the faulty block scales now ends before them, and another ends early too."""
+    checkpoint = inspect(folder)
+    names = [f"model.layers.{layer}.mlp.experts.2.down_proj.weight" for layer in (3, 0)]
+    files = [checkpoint.tensors[name].file for name in names]
+    for file in files:
+        header = next(header for header in checkpoint.files if header.file == file)
+        os.truncate(folder / file, header.size - 8)
+    return files
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [1, -1])
+def test_shards_that_fail_on_workers_make_a_partial_report_as_here(folder, cluster, order):
+    """Shards that became shorter since the audit: whichever fails first, the report is that of a scan here."""
+    here, there = run_audit(folder), run_audit(folder)
+    files = cut(folder)
+
+    def elsewhere(work):
+        done = list(scan_on_cluster(cluster.scheduler_address, str(folder), work))
+        assert sorted(file for file, found in done if isinstance(found, CheckpointError)) == sorted(files)
+        return iter(sorted(done, reverse=order < 0))
+
+    report = deepen(there, elsewhere=elsewhere).report
+    expected = deepen(here).report
+    # What a worker had read of a shard before it failed nobody tells.
+    assert report.container.bytes_read <= expected.container.bytes_read
+    assert msgspec.structs.replace(report, container=expected.container) == expected
+    assert [(item.code, item.params["file"]) for item in report.findings] == [
+        *(("container.unreadable", file) for file in sorted(files)), ("audit.partial", sorted(files)[0]),
+    ]  # fmt: skip
+    assert report.backends == ()
+    assert there.checkpoint.lost.keys() == set(files)
+
+
+def failing_shard(place, file, units):
+    """A worker whose disk does not answer for one shard, as long as there is a file that says so."""
+    if (Path(place).parent / "fails").exists() and any(".layers.3." in unit.name for unit in units):
+        raise CheckpointError("source.unreadable", name=file, reason="Input/output error")
+    return scan_shard(place, file, units)
+
+
+@pytest.mark.slow
+def test_the_command_line_goes_on_after_shards_that_fail(folder, cluster, capsys, monkeypatch):
+    """Exit 2 and a report of the rest; with --resume only what failed is scanned again."""
+    monkeypatch.setattr("nvfp4viz.audit.cluster.scan_shard", failing_shard)
+    asked = []
+
+    def scanned(address, place, work):
+        asked.append(list(work))
+        return scan_on_cluster(address, place, work)
+
+    monkeypatch.setattr("nvfp4viz.audit.cluster.scan_on_cluster", scanned)
+    options = ["audit", str(folder), "--deep", "--scheduler", cluster.scheduler_address, "--format", "json"]
+    (folder.parent / "fails").touch()
+    assert cli.main(options) == 2
+    report = json.loads(capsys.readouterr().out)
+    assert {item["code"] for item in report["findings"]} == {"container.unreadable", "audit.partial"}
+    (folder.parent / "fails").unlink()
+    assert cli.main([*options, "--resume"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert [item["code"] for item in report["findings"]] == ["block-scale.nan"]
+    view = run_audit(folder)
+    units = plan(view.checkpoint, view.view, ())
+    assert asked[0] == list(units)
+    assert asked[1] == [file for file in units if any(".layers.3." in unit.name for unit in units[file])]
+    assert 0 < len(asked[1]) < len(asked[0])
+
+
 @pytest.mark.slow
 def test_a_folder_that_the_workers_do_not_have(folder, cluster):
-    checkpoint = inspect(folder)
-    work = plan(checkpoint, run_audit(checkpoint).view, ())
-    with pytest.raises(CheckpointError) as caught:
-        list(scan_on_cluster(cluster.scheduler_address, str(folder) + "-elsewhere", work))
-    assert caught.value.code == "source.not-found"
+    """It has not changed: the report says that the workers cannot scan it."""
+    done = run_audit(folder)
+    files = sorted(plan(done.checkpoint, done.view, ()))
+    place = f"{folder}-elsewhere"
+    report = deepen(done, elsewhere=lambda work: scan_on_cluster(cluster.scheduler_address, place, work)).report
+    assert {item.text for item in report.findings} == {"source.worker", "audit.partial.unread.codes"}
+    assert sorted(done.checkpoint.lost) == files
+    assert str(folder.parent) not in to_json(report)
 
 
 class Dead:
     """Stands in for a task whose workers all died."""
+
+    def release(self):
+        pass
 
     def result(self):
         raise RuntimeError("KilledWorker at tcp://10.1.2.3:4567")
 
 
 def test_a_shard_under_which_all_workers_died(monkeypatch):
-    distributed = pytest.importorskip("distributed", reason="an optional extra: requirements-cluster.txt")
+    distributed = pytest.importorskip("distributed", reason="requirements-dev.txt has it")
 
     class Client:
         def __init__(self, *_, **__):
@@ -115,10 +193,9 @@ def test_a_shard_under_which_all_workers_died(monkeypatch):
 
     monkeypatch.setattr(distributed, "Client", Client)
     monkeypatch.setattr(distributed, "as_completed", list)
-    with pytest.raises(CheckpointError) as caught:
-        next(scan_on_cluster("tcp://127.0.0.1:1", "here", {"a.safetensors": []}))
-    assert caught.value.code == "source.worker"
-    assert "10.1.2.3" not in str(caught.value)
+    [(file, found)] = scan_on_cluster("tcp://127.0.0.1:1", "here", {"a.safetensors": []})
+    assert (file, found.code, found.params["reason"]) == ("a.safetensors", "source.worker", "RuntimeError")
+    assert "10.1.2.3" not in str(found)
 
 
 def test_a_task_is_a_scan_of_one_shard(folder):
@@ -145,7 +222,7 @@ def test_bytes_that_others_read_are_counted_as_here(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("address", ["nonsense://x", "nonsense", "tcp://nonsense"])
 def test_nobody_at_the_address(monkeypatch, address):
-    distributed = pytest.importorskip("distributed", reason="an optional extra: requirements-cluster.txt")
+    distributed = pytest.importorskip("distributed", reason="requirements-dev.txt has it")
     # A client that fails at an address prints a traceback later.
     monkeypatch.setattr(distributed, "Client", None)
     with pytest.raises(InputError) as caught:

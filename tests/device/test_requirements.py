@@ -23,7 +23,9 @@ def test_cuda_13_differs_in_cupy_and_nvrtc_alone():
     assert differing[0][0].replace("12x", "13x") == differing[0][1], "both CuPys are of one version"
 
 
-@pytest.mark.parametrize("name", ["requirements.txt", "requirements-cuda13.txt", "requirements-dev.txt"])
+@pytest.mark.parametrize(
+    "name", ["requirements.txt", "requirements-cuda13.txt", "requirements-cluster.txt", "requirements-dev.txt"]
+)
 def test_every_requirement_is_pinned(name):
     assert all("==" in pin for pin in pins(name))
 
