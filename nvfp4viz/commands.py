@@ -237,7 +237,7 @@ def compare(options: argparse.Namespace) -> int:
     _deliver(text, options.output, read_by_programs=options.format == "json")
     if not all(any(header.readable for header in side.files) for side in sides):
         return UNREADABLE
-    return OK if found.same else FOUND
+    return FOUND if found.differs else OK if found.same else UNREADABLE
 
 
 RUN: dict[str, Callable[[argparse.Namespace], int]] = {

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from nvfp4viz.audit.containers import fingerprint
 from nvfp4viz.audit.report import Value, json_values
-from nvfp4viz.checkpoint import CanonicalView, Checkpoint, canonical, inspect
+from nvfp4viz.checkpoint import CanonicalView, Checkpoint, canonical, inspect, printable
 from nvfp4viz.checkpoint.dtypes import SCALE_BYTES
 from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG
 
@@ -53,6 +53,8 @@ class ChangedValue(msgspec.Struct, frozen=True):
         The slot of a routed expert; None where it is none.  ``expert`` is None too where all experts share the number.
     ratio
         b / a where both are finite and a is not zero, else None.
+    draft
+        The layer is a draft (MTP) layer, whose number comes after the model's own.
     """
 
     tensor: str
@@ -63,6 +65,7 @@ class ChangedValue(msgspec.Struct, frozen=True):
     a: Value
     b: Value
     ratio: float | None
+    draft: bool = False
 
 
 class ChangedSetting(msgspec.Struct, frozen=True):
@@ -79,8 +82,12 @@ class Diff(msgspec.Struct, frozen=True):
 
     Attributes
     ----------
+    same
+        Nothing differs, and everything was read.
     only_a, only_b
         Names of tensors that one of the two has.
+    unread_a, unread_b
+        Files that a source did not give, or no further than their headers: what was not read is not compared.
     """
 
     schema: str
@@ -92,6 +99,13 @@ class Diff(msgspec.Struct, frozen=True):
     types: tuple[Retyped, ...]
     values: tuple[ChangedValue, ...]
     config: tuple[ChangedSetting, ...]
+    unread_a: tuple[str, ...] = ()
+    unread_b: tuple[str, ...] = ()
+
+    @property
+    def differs(self) -> bool:
+        """Is there a difference, whatever else may not have been read?"""
+        return bool(self.only_a or self.only_b or self.types or self.values or self.config)
 
 
 def diff(
@@ -101,24 +115,26 @@ def diff(
 ) -> Diff:
     """Compare two checkpoints; sources as for `nvfp4viz.audit.audit`.
 
-    ``views`` are the two's, where somebody has them already.
+    ``views`` are the two's, where somebody has them already.  A file that fails after its header was read is
+    `Diff.unread_a` or ``unread_b``, and its numbers are not compared.
 
     Raises
     ------
     CheckpointError
-        ``source.*``, and ``checkpoint.unreadable`` where a shard ends before a scale that its header promises.
+        ``source.*``: one of the two cannot be opened.
     """
-    first, second = (item if isinstance(item, Checkpoint) else inspect(item) for item in (a, b))
+    # What this comparison cannot read, another may.
+    first, second = (item.reopened() if isinstance(item, Checkpoint) else inspect(item) for item in (a, b))
     views = views or (canonical(first), canonical(second))
-    only_a = tuple(name for name in first.tensors.names if name not in second.tensors)
-    only_b = tuple(name for name in second.tensors.names if name not in first.tensors)
+    only_a, only_b = _only(first, second), _only(second, first)
     types = tuple(_types(first, second))
     with np.errstate(all="ignore"):
         values = tuple(_values(first, second, views))
     config = tuple(_config(first, second))
+    unread = tuple(tuple(map(printable, side.unread)) for side in (first, second))
     return Diff(
         schema=SCHEMA,
-        same=not (only_a or only_b or types or values or config),
+        same=not (only_a or only_b or types or values or config or any(unread)),
         a=_side(first, views[0]),
         b=_side(second, views[1]),
         only_a=only_a,
@@ -126,6 +142,8 @@ def diff(
         types=types,
         values=values,
         config=config,
+        unread_a=unread[0],
+        unread_b=unread[1],
     )
 
 
@@ -136,6 +154,16 @@ def diff_to_json(found: Diff) -> str:
 
 def _side(checkpoint: Checkpoint, view: CanonicalView) -> Side:
     return Side(checkpoint.name, fingerprint(checkpoint.tensors), view.dialect, view.scheme, len(checkpoint.tensors))
+
+
+def _only(one: Checkpoint, other: Checkpoint) -> tuple[str, ...]:
+    """Tensors of one that the other does not have; of files without a list that it could not read nobody knows."""
+    unread = set(other.unread)
+    if unread & set(other.blind_files):
+        return ()
+    return tuple(
+        name for name in one.tensors.names if name not in other.tensors and other.unreadable.get(name) not in unread
+    )
 
 
 def _types(a: Checkpoint, b: Checkpoint) -> Iterator[Retyped]:
@@ -151,22 +179,35 @@ def _values(a: Checkpoint, b: Checkpoint, views: tuple[CanonicalView, CanonicalV
     names = _scalar_names(a)
     there = set(_scalar_names(b))
     shared = [name for name in names if name in there]
-    old, new = a.scalars(shared), b.scalars(shared)
-    changed = np.flatnonzero(old.view(np.uint32) != new.view(np.uint32))
+    old, new = a.scalars(shared, partly=True), b.scalars(shared, partly=True)
+    changed = np.flatnonzero((old.view(np.uint32) != new.view(np.uint32)) & _read(a, shared) & _read(b, shared))
     for at, numbers in zip(changed.tolist(), _numbers(old[changed], new[changed]), strict=True):
         slot = views[0].locate(shared[at])
-        whole = slot is not None and views[0].is_whole(slot.layer)
-        where = (
-            (None,) * 4 if slot is None else (slot.layer, None if whole else slot.expert, slot.projection, slot.role)
-        )
-        yield ChangedValue(shared[at], *where, *numbers)
+        if slot is None:
+            yield ChangedValue(shared[at], None, None, None, None, *numbers)
+            continue
+        expert = None if views[0].is_whole(slot.layer) else slot.expert
+        where = (slot.layer, expert, slot.projection, slot.role)
+        yield ChangedValue(shared[at], *where, *numbers, draft=views[0].is_draft(slot.layer))
     vectors, others = _vectors(views[0]), _vectors(views[1])
     both = [name for name in vectors if name in others and a.tensors[name].shape == b.tensors[name].shape]
-    for name, before, after in zip(both, a.vectors(both), b.vectors(both), strict=True):
+    numbers_of = (a.vectors(both, partly=True), b.vectors(both, partly=True))
+    read = _read(a, both) & _read(b, both)
+    for name, before, after, known in zip(both, *numbers_of, read.tolist(), strict=True):
+        if not known:
+            continue
         changed = np.flatnonzero(before.view(np.uint32) != after.view(np.uint32))
         layer, projection, role = vectors[name]
         for expert, numbers in zip(changed.tolist(), _numbers(before[changed], after[changed]), strict=True):
-            yield ChangedValue(name, layer, expert, projection, role, *numbers)
+            draft = views[0].is_draft(layer)
+            yield ChangedValue(name, layer, expert, projection, role, *numbers, draft=draft)
+
+
+def _read(checkpoint: Checkpoint, names: list[str]) -> npt.NDArray[np.bool_]:
+    """Whether the numbers of these tensors were read: (len(names),)."""
+    table = checkpoint.tensors
+    gone = np.array([file in checkpoint.lost for file in table.files] or [False])
+    return ~gone[table.file[np.array([table.rows[name] for name in names], np.int64)]]
 
 
 def _scalar_names(checkpoint: Checkpoint) -> list[str]:

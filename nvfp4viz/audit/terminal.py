@@ -136,6 +136,9 @@ def diff_to_text(found: Diff, language: str = "en") -> str:
     ]
     if found.same:
         return "\n".join([*lines, word("diff.same")]) + "\n"
+    unread = (("a", found.unread_a), ("b", found.unread_b))
+    if not found.differs:
+        lines.append(word("diff.same_so_far"))
 
     def section(title: str, rows: Sequence[str]) -> None:
         if rows:
@@ -144,6 +147,8 @@ def diff_to_text(found: Diff, language: str = "en") -> str:
             if len(rows) > _SHOWN:
                 lines.append(word("diff.more", count=len(rows) - _SHOWN))
 
+    for side, files in unread:
+        section(word("diff.unread", count=len(files), side=side), files)
     for side, names in (("a", found.only_a), ("b", found.only_b)):
         section(word("diff.only", count=len(names), side=side), names)
     types = [f"{i.tensor}: {i.a[0]} {list(i.a[1])} → {i.b[0]} {list(i.b[1])}" for i in found.types]
@@ -161,6 +166,6 @@ def _value_line(item: ChangedValue, word: Callable[..., str]) -> str:
     if item.layer is not None:
         expert = "" if item.expert is None else word("diff.expert", expert=item.expert)
         at = {"layer": item.layer, "projection": item.projection, "role": item.role}
-        place = word("diff.slot", expert=expert, **at)
+        place = word("diff.slot_draft" if item.draft else "diff.slot", expert=expert, **at)
     ratio = "" if item.ratio is None else f"  {word('diff.ratio', ratio=f'{item.ratio:.4g}')}"
     return f"{place}: {item.a} → {item.b}{ratio}"

@@ -41,8 +41,11 @@ def compare(page: Lesson, opened: Opened) -> None:
         return
     page.table(("side", "name", "layout", ">tensors"), [_side("A", found.a), _side("B", found.b)])
     counts = {kind: len(getattr(found, kind)) for kind in KINDS}
-    if found.same:
-        page.finding("compare.same")
+    for side, files in (("A", found.unread_a), ("B", found.unread_b)):
+        if files:
+            page.finding("compare.unread", side=side, count=len(files), file=errors.escape(files[0]))
+    if not found.differs:
+        page.finding("compare.same" if found.same else "compare.same_so_far")
     else:
         named = [page.t(f"compare.count.{kind}", count=f"{counts[kind]:,}") for kind in KINDS if counts[kind]]
         page.finding("compare.differ", what=page.t("findings.separator").join(named))

@@ -10,10 +10,13 @@ from nvfp4viz.audit import audit
 from nvfp4viz.audit.diff import diff, diff_to_json
 from nvfp4viz.audit.report import json_value, json_values
 from nvfp4viz.audit.terminal import diff_to_text
-from nvfp4viz.checkpoint import FAULTS, inject_tensors, tensor
+from nvfp4viz.checkpoint import FAULTS, inject_tensors, inspect, tensor, write_checkpoint
 from nvfp4viz.ui.explorer_diff import said
 from tests.audit.layouts import LAYOUTS, bf16
+from tests.audit.test_drafts import TWO, drafted
+from tests.audit.test_lost import cut
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, opened, scalar, without
+from tests.checkpoint.web_server import Site, apart, serve
 
 E = "model.layers.0.mlp.experts"
 NUMBERS = [fault.id for fault in FAULTS.values() if "input_scale" in fault.roles and fault.id != "missing"]
@@ -147,3 +150,88 @@ def test_a_number_of_experts_that_is_none_is_quoted_as_it_stands(value):
     found = [item for item in audit(opened(base(), config, QUANT)).findings if item.text == "config.invalid.experts"]
     assert [item.params["value"] for item in found] == [json.dumps(value, separators=(",", ":"))]
     assert f"num_experts {json.dumps(value, separators=(',', ':'))}," in found[0].message
+
+
+def halves(tmp_path, layout, **more):
+    """The same checkpoint twice, in several shards."""
+    sides = []
+    for name in ("a", "b"):
+        folder = tmp_path / name
+        write_checkpoint(
+            folder, layout.tensors(), config=layout.config, hf_quant_config=layout.quant, max_shard_bytes=6000, **more
+        )
+        sides.append(folder)
+    return sides
+
+
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("id", ["modelopt", "stacked", "compressed-tensors"])
+def test_a_file_that_fails_after_its_header_is_not_compared(tmp_path, id, side):
+    """The rest is; nothing that only the lost file has is called a difference, and neither is the pair called same."""
+    layout = LAYOUTS[id]
+    folders = halves(tmp_path, layout)
+    compared = 0
+    for file in [header.file for header in inspect(folders[side]).files]:
+        # Once the same, and once with a number changed in every shard.
+        for value in (None, 0.125):
+            pair = [inspect(folder) for folder in folders]
+            names = {name: pair[side].tensors[name].file for name in layout.tensors()
+                     if pair[side].tensors[name].dtype == "F32"}  # fmt: skip
+            kept = (folders[side] / file).read_bytes()
+            other = folders[1 - side]
+            before = {path: path.read_bytes() for path in other.glob("*.safetensors")}
+            for name in names if value is not None else ():
+                entry = pair[1 - side].tensors[name]
+                data = bytearray((other / entry.file).read_bytes())
+                data[entry.begin : entry.begin + 4] = np.float32(value).tobytes()
+                (other / entry.file).write_bytes(bytes(data))
+            cut(folders[side], file)
+            found = diff(*pair)
+            (folders[side] / file).write_bytes(kept)
+            for path, data in before.items():
+                path.write_bytes(data)
+            expected = {name for name, at in names.items() if at != file} if value is not None else set()
+            assert {item.tensor for item in found.values} == expected
+            assert (found.only_a, found.only_b, found.types, found.config) == ((), (), (), ())
+            lost = file in names.values()
+            assert (found.unread_a, found.unread_b)[side] == ((file,) if lost else ())
+            assert (found.unread_a, found.unread_b)[1 - side] == ()
+            assert found.same == (not lost and value is None)
+            compared += len(expected)
+            # It is no news to the checkpoint itself, which others go on reading.
+            assert not pair[side].lost
+    assert compared
+
+
+def test_a_shard_that_is_not_given_has_no_only(tmp_path, capsys):
+    """A server that gives one header too few: its tensors are in neither list."""
+    layout = LAYOUTS["modelopt"]
+    folders = halves(tmp_path, layout)
+    files, _ = apart(folders[1])
+    with serve(Site(files, lists=True, tagged=True)) as site:
+        site.status = {next(name for name in files if name.startswith("model-00002-of")): 403}
+        assert cli.main(["diff", str(folders[0]), site.address, "--format", "json"]) == 2
+        found = json.loads(capsys.readouterr().out)
+        assert found["only_a"] == found["only_b"] == found["values"] == []
+        assert [name.partition("-of")[0] for name in found["unread_b"]] == ["model-00002"]
+        assert found["same"] is False
+        for language, words in (("en", "no difference in what could be read"), ("zh", "在读到的内容里没有差别")):
+            assert cli.main(["diff", str(folders[0]), site.address, "--language", language]) == 2
+            out = capsys.readouterr().out
+            assert words in out
+            assert "model-00002-of" in out
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_a_draft_layer_is_called_one(language):
+    name = "mtp.0.mlp.experts.2.up_proj.input_scale"
+    old = drafted("mtp.0.mlp.experts", lost=())
+    new = {**old, name: scalar(0.5), f"{E}.1.up_proj.input_scale": scalar(0.25)}
+    found = diff(*(opened(each, TWO, QUANT) for each in (old, new)))
+    assert [(item.layer, item.draft) for item in sorted(found.values, key=lambda item: item.layer)] == [
+        (0, False), (1, True),
+    ]  # fmt: skip
+    text = diff_to_text(found, language)
+    assert {"en": "draft layer 1, expert 2, up", "zh": "草稿层 1，专家 2，up"}[language] in text
+    assert {"en": "\n  layer 0, expert 1", "zh": "第 0 层，专家 1"}[language] in text
+    assert text.count({"en": "draft", "zh": "草稿"}[language]) == 1
