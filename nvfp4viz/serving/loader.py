@@ -229,7 +229,7 @@ def _fill(
         target = slot_view(parts, slot)
         if slot.name in values:
             value = values[slot.name]
-            with np.errstate(divide="ignore"):
+            with np.errstate(all="ignore"):
                 target[...] = np.float32(1) / value if view.divisors else value
         else:
             data = checkpoint.read(slot.name)
@@ -278,7 +278,7 @@ def _hold_memory(layers: list[LayerParameters], allocator: str, seed: int, divis
             held = _bits(parameter, allocator, donor, rng)
             if divisors and role in ("weight_scale_2", "input_scale") and allocator != "neighbour":
                 # The server inverts what it finds in the slot, whoever put it there.
-                with np.errstate(divide="ignore"):
+                with np.errstate(all="ignore"):
                     held = np.float32(1) / held
             for expert in np.flatnonzero(~written).tolist():
                 _shard(parameter, name, role, shard, expert)[...] = _shard(held, name, role, shard, expert)

@@ -101,20 +101,39 @@ def test_a_role_that_the_scheme_does_not_read_is_not_expected(make_checkpoint, n
     assert report.complete
 
 
-def test_compressed_tensors_divisors_become_multipliers():
-    """2688/amax in the file; an empty slot holding zero inverts to Inf, as vLLM's loader makes it."""
+def with_divisors(input_scale, experts=2):
+    """compressed-tensors, of which the last expert's down has no activation scale."""
     rng = np.random.default_rng(2)
     tensors = {}
-    for expert in range(2):
+    for expert in range(experts):
         for projection, rows, columns in (("gate", 32, 64), ("up", 32, 64), ("down", 64, 32)):
             name = f"model.layers.0.mlp.experts.{expert}.{projection}_proj"
             tensors[f"{name}.weight_packed"] = tensor(rng.integers(0, 256, (rows, columns // 2), np.uint8))
             scales = rng.integers(0x30, 0x7F, (rows, columns // 16), np.uint8)
             tensors[f"{name}.weight_scale"] = tensor(scales, "F8_E4M3")
             tensors[f"{name}.weight_global_scale"] = tensor(np.float32([4096.0]))
-            if (expert, projection) != (1, "down"):
-                tensors[f"{name}.input_global_scale"] = tensor(np.float32([512.0]))
-    parameters, report = load(memory_checkpoint(tensors, name="divisors"))
+            if (expert, projection) != (experts - 1, "down"):
+                tensors[f"{name}.input_global_scale"] = tensor(input_scale)
+    return memory_checkpoint(tensors, name="divisors")
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("bits", [0, 1, 0x80000000, 0x807FFFFF, 0x7F800000, 0x7F800001, 0xFF800001, 0x7FC00000])
+def test_a_divisor_of_any_bits_is_inverted_without_a_word(bits):
+    """Stored, and left in the memory of an empty slot: a signalling NaN and a small number are numbers like others."""
+    stored = np.array([bits], np.uint32).view(np.float32)
+    parameters, _ = load(with_divisors(stored))
+    with np.errstate(all="ignore"):
+        inverse = np.float32(1) / stored
+    np.testing.assert_array_equal(parameters[0].w2_input_scale[:1], inverse)
+    # What a block of random memory holds: numbers too small to invert and signalling NaN among them.
+    for seed in range(4):
+        load(with_divisors(np.float32([512.0]), experts=16), allocator="random", seed=seed)
+
+
+def test_compressed_tensors_divisors_become_multipliers():
+    """2688/amax in the file; an empty slot holding zero inverts to Inf, as vLLM's loader makes it."""
+    parameters, report = load(with_divisors(np.float32([512.0])))
     assert (parameters[0].w13_weight_scale_2 == 1 / 4096).all()
     assert parameters[0].w2_input_scale[0] == np.float32(1 / 512)
     assert np.isinf(parameters[0].w2_input_scale[1])
