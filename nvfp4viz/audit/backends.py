@@ -165,7 +165,7 @@ def outcome_of_bytes(backend: str, code: str, projection: str | None) -> tuple[s
 
 
 def automatic_backend(gpu: str, activation: str, weight_only: bool, mxfp4: str | None = None) -> str | None:
-    """What vLLM 0.33 picks by itself on one GPU, with FlashInfer installed, and with Humming where it comes first.
+    """What vLLM 0.33.0 picks by itself on one GPU, with FlashInfer installed, and with Humming where it comes first.
 
     Parameters
     ----------

@@ -22,8 +22,8 @@ from nvfp4viz.checkpoint.canonical import config_number
 EXPERT_PARALLEL = "expert-parallel"
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 ALIGNMENTS = (64, 128)
-# vLLM 0.33's CUTLASS path for W4A4 experts steps over block scales as if rows were a multiple of this; of a gated first
-# GEMM it refuses others (``NotImplementedError``), of the second it does not look (vllm#35497, closed unmerged).
+# vLLM 0.33.0's CUTLASS path for W4A4 experts steps over block scales as if rows were a multiple of this; of a gated
+# first GEMM it refuses others (``NotImplementedError``), of the second it does not look (vllm#35497, closed unmerged).
 CUTLASS = 128
 
 

@@ -14,7 +14,7 @@ recipe                block scale before E4M3          floor, zero           ele
 ``compressed-…``      ``G · (m / 6)``, /6 in x.dtype   0 → 0.125 afterwards  ``x / (s / G)``              ``G``
 ====================  ===============================  ====================  ===========================  ============
 
-``rcp`` is ``rcp.approx.ftz.f32`` as an H200 computes it; ``R(0) = 1e-8``, else ``1/x``.  Sources: vLLM 0.33
+``rcp`` is ``rcp.approx.ftz.f32`` as an H200 computes it; ``R(0) = 1e-8``, else ``1/x``.  Sources: vLLM 0.33.0
 ``csrc/quantization/fp4/nvfp4_utils.cuh`` and ``nvfp4_emulation_utils.py``, and the packages named in
 ``tests/golden/README.md``.  MXFP4: `nvfp4viz.quant.mxfp4`.
 """

@@ -43,7 +43,7 @@ class BackendInfo:
     per_token
         Offers ``nvfp4_per_token``.
     flag
-        What a user passes to vLLM 0.33.
+        What a user passes to vLLM 0.33.0.
     """
 
     id: str

@@ -114,7 +114,7 @@ def moved(
     Parameters
     ----------
     scales_move
-        Whether activation scales follow their experts.  In vLLM 0.33 they do not: ``input_scale`` is left out of the
+        Whether activation scales follow their experts.  In vLLM 0.33.0 they do not: ``input_scale`` is left out of the
         tensors that EPLB exchanges, while ``g1_alphas`` and ``g2_alphas``, with ``input_scale`` as a factor, move.
     """
     layers = {

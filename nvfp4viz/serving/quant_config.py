@@ -32,7 +32,7 @@ MODELOPT_ALGOS = (
     "MXFP8",
     "MIXED_PRECISION",
 )
-"""What vLLM 0.33 accepts as ``quant_algo``."""
+"""What vLLM 0.33.0 accepts as ``quant_algo``."""
 NESTED_FIELDS = ("group_size", "kv_cache_quant_algo", "exclude_modules")
 """Required beside ``quant_algo`` in the nested shape."""
 SCHEMES = {"NVFP4": "W4A4", "W4A16_NVFP4": "W4A16", "MIXED_PRECISION": "MIXED", "FP8": "W8A8"}

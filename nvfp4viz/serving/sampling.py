@@ -1,7 +1,7 @@
 """From logits to a token, in particular from NaN logits (`serving-vllm.md` section 11, `corrections.md`).
 
 *V1* is ``torch.argmax``, which counts a NaN as the greatest value and returns the first: all-NaN logits give id 0,
-Gemma's and tiny-moe's ``<pad>``.  *V2*, the default runner of vLLM 0.33, reduces blocks of 1024 logits by
+Gemma's and tiny-moe's ``<pad>``.  *V2*, the default runner of vLLM 0.33.0, reduces blocks of 1024 logits by
 comparisons, and a comparison with NaN is false: which index survives follows from the layout of the reduction, so
 only "some id in 0 to 1023" can be said of a real server.  `argmax_v2` computes what two plain layouts give.
 """

@@ -41,6 +41,14 @@ def test_no_text_calls_one_expert_several(text):
         )
 
 
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_what_is_said_of_a_server_has_the_version_that_was_read(language):
+    texts = finding_texts(language)
+    named = {key: part for key, parts in texts.items() for part in parts.values() if re.search(r"vLLM \d", part)}
+    assert len(named) > 5
+    assert [key for key, part in named.items() if re.search(r"vLLM (?!0\.33\.0\b)\d", part)] == []
+
+
 @pytest.mark.parametrize("name", ["layers", "unseen"])
 def test_one_layer_or_several(name):
     texts = [key for key, parts in EN.items() if re.search(rf"[Ll]ayers? {{{name}}}", parts["message"])]
