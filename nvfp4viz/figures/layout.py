@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from nvfp4viz.figures.palette import MONO, SANS, Theme, surface
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 
 def base_layout(theme: Theme, *, height: int, **more: Any) -> dict[str, Any]:
@@ -65,3 +71,28 @@ def _room(layout: dict[str, Any]) -> dict[str, int]:
         return max((titled if axis["title"].get("text") else labelled for axis in shown), default=8)
 
     return {"l": most("y", 53, 8), "b": most("x", 48, 30)}
+
+
+def drawn_once(figure: go.Figure) -> go.Figure:
+    """The same figure, changed in place, in a form that Streamlit's page draws once.
+
+    Streamlit 1.67 mounts a chart, copies what it was given, and hands the copy to ``Plotly.react``, which draws all
+    anew if anything *may* have changed: a template or a typed array (NumPy's form on the wire) because it is another
+    object, a list because nobody numbered it.  So: no template, plain lists, one number.  A number that never changes
+    is right, because a chart with other content is another chart to Streamlit (its id holds the figure's text).
+    """
+    figure.layout.template = None
+    figure.layout.datarevision = 1
+    for trace in figure.data:
+        for path, values in _arrays(trace.to_plotly_json()):
+            trace[path] = None  # else Plotly keeps the array: to its comparison the list is nothing new
+            trace[path] = values.tolist()
+    return figure
+
+
+def _arrays(properties: dict[str, Any], path: str = "") -> Iterator[tuple[str, np.ndarray]]:
+    for name, value in properties.items():
+        if isinstance(value, np.ndarray):
+            yield path + name, value
+        elif isinstance(value, dict):
+            yield from _arrays(value, f"{path}{name}.")

@@ -22,6 +22,7 @@ from urllib.parse import urlencode
 
 import streamlit as st
 
+from nvfp4viz.figures.layout import drawn_once
 from nvfp4viz.figures.words import LANGUAGES
 from nvfp4viz.ui import export, i18n, registry, snippets, state
 from nvfp4viz.ui.components import load
@@ -152,7 +153,7 @@ class Lesson:
         """A Plotly figure with its short name, the sentence that states its finding, and its data as a table."""
         key = self._key("figure")
         st.plotly_chart(
-            figure,
+            drawn_once(figure),
             theme=None,
             key=key,
             alt=alt,
@@ -210,7 +211,8 @@ class Lesson:
         """Show me the code, Sources, Download data, Copy link, what computes; the address bar is brought up to date.
 
         ``code`` fills the page's snippet ``content/code/<id>.py`` (or ``<snippet>.py``), which ``run`` runs; ``data``
-        maps a file's stem to its rows (or a function that computes them when somebody downloads).
+        maps a file's stem to its rows (or a function that computes them when somebody downloads); where there is none
+        yet, the place of the files says so.
         Rows say themselves which settings they come from: `export.about`.
         """
         # What the page itself has settled on arrival is no step of the reader's: the browser corrects the address
@@ -235,11 +237,7 @@ class Lesson:
             if sources.open:
                 sources.markdown("\n".join(self._sources()))
             downloads = st.popover(
-                t("ui.download"),
-                icon=":material/download:",
-                key=f"{self.id}.download",
-                on_change="rerun",
-                disabled=not data,
+                t("ui.download"), icon=":material/download:", key=f"{self.id}.download", on_change="rerun"
             )
             if downloads.open:
                 with downloads:
@@ -268,6 +266,8 @@ class Lesson:
         st.session_state["_link"] = st.query_params.to_dict()
 
     def _downloads(self, data: Mapping[str, Rows | Callable[[], Rows]]) -> None:
+        if not data:
+            st.markdown(t("ui.no_data"))
         for stem, rows in data.items():
             for kind, convert, mime in export.KINDS:
                 st.download_button(
