@@ -69,13 +69,21 @@ def forecast(
             effects += [effect for layer in scales for effect in of_activations(family, layer)]
         effects += [effect for layer in weights for effect in of_weights(family, layer)]
         effects += of_linears(family, found, weight_only=as_w4a16)
-        return _forecast(
-            facts,
-            name,
-            _merged(effects, "why.safe.mxfp4" if only_mxfp4 else "why.safe.weight-only" if as_w4a16 else "why.safe"),
-        )
+        return _forecast(facts, name, _merged(effects, _why_safe(facts, only_mxfp4, as_w4a16)))
 
     return tuple(of_backend(name, family) for name, family in FAMILIES.items())
+
+
+def _why_safe(facts: Facts, only_mxfp4: bool, as_w4a16: bool) -> str:
+    """What there is to say where nothing is wrong."""
+    if only_mxfp4:
+        # Some have stored activation scales of FP8 too.
+        static = any("input_scale" in facts.needs[layer] for layer in facts.layers)
+        return "why.safe" if static else "why.safe.mxfp4"
+    if as_w4a16:
+        return "why.safe.weight-only"
+    guessed = any((own := facts.view.dialects[at]) and not own.names_activations for at in facts.layers)
+    return "why.safe.guessed" if guessed and not facts.view.activation_blocks else "why.safe"
 
 
 def _merged(effects: list[Effect], safe: str) -> Effect:

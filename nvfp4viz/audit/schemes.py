@@ -62,10 +62,17 @@ def rank_holes(facts: Facts) -> dict[int, tuple[int, ...]]:
 
 
 def is_weight_only(facts: Facts) -> bool:
-    """No activation scale anywhere among quantised NVFP4 experts, as far as the files can be read."""
+    """No activation scale anywhere among quantised NVFP4 experts, as far as the files can be read.
+
+    Nothing is said of layouts that may have them under a name that is not public (Inkling).
+    """
     if "NVFP4" in facts.view.activation_blocks:
         return False
-    layers = [layer for layer in facts.layers if facts.block(layer) == "NVFP4"]
+    dialects = facts.view.dialects
+    layers = [
+        layer for layer in facts.layers
+        if (own := dialects[layer]) is not None and own.block == "NVFP4" and own.names_activations
+    ]  # fmt: skip
     states = [facts.states["input_scale", layer, kind] for layer in layers for kind in facts.view.projections]
     return bool(states) and not any((state == OK).any() or (state == UNREADABLE).any() for state in states)
 

@@ -145,7 +145,7 @@ def _algorithms(
         labels = expert_labels(checkpoint, view)
         # It asks for activation scales, and there is none: the same KeyError as with this file alone.
         asks = bool(second.algo and second.algo.startswith(CLAIMS))
-        certain = certain or (asks and not view.activation_blocks and not checkpoint.unreadable and _has_nvfp4(view))
+        certain = certain or (asks and not view.activation_blocks and not checkpoint.unreadable and _lacks_inputs(view))
         said = first.algo if first.explicit else next((label for label in labels if label), first.algo)
         yield _conflict("quant_algo", said, second.algo, certain=certain)
 
@@ -166,8 +166,10 @@ def _conflict(key: str, first: Any, second: Any, *, certain: bool) -> Finding:
     return make("config.conflict", "backend", text="config.conflict.files", count=1, fill=fill)
 
 
-def _has_nvfp4(view: CanonicalView) -> bool:
-    return any((found := view.dialects[layer]) is not None and found.block == "NVFP4" for layer in view.moe_layers)
+def _lacks_inputs(view: CanonicalView) -> bool:
+    """NVFP4 experts in a layout whose activation scales would be known by name."""
+    dialects = (view.dialects[layer] for layer in view.moe_layers)
+    return any(own is not None and own.block == "NVFP4" and own.names_activations for own in dialects)
 
 
 def _exclude_lists(linears: Sequence[Linear], first: SourceConfig, second: SourceConfig) -> Iterator[Finding]:

@@ -250,7 +250,8 @@ def canonical_of(
             read.experts_in[layer] = most
     quantised = [layer for layer in (*blocks, *drafts) if read.dialects[layer] is not None]
     kinds = {(d.id, d.block) for layer in quantised if (d := read.dialects[layer])}
-    name, scheme = _summary(kinds, read, quant_config, table)
+    labels = [quant_config.algo_of(blocks[at], *_names_in(read, at)) or "" for at in blocks if read.dialects[at]]
+    name, scheme = _summary(kinds, read, quant_config, labels, table)
     claimed = config_number(config, EXPERT_KEYS)
     group = quant_config.group_size
     return CanonicalView(
@@ -277,10 +278,19 @@ def canonical_of(
     )
 
 
+def _names_in(read: ModuleReader, layer: int) -> list[str]:
+    """Names of the first expert's modules, by which a configuration may speak of its layer."""
+    return [found.name for kind in PROJECTION_ORDER if (found := read.modules.get((layer, 0, kind))) is not None]
+
+
 def _summary(
-    kinds: set[tuple[str, str]], read: ModuleReader, quant_config: QuantConfig, tensors: TensorTable
+    kinds: set[tuple[str, str]],
+    read: ModuleReader,
+    quant_config: QuantConfig,
+    labels: Collection[str],
+    tensors: TensorTable,
 ) -> tuple[str, str]:
-    """Dialect and scheme of the whole checkpoint."""
+    """Dialect and scheme of the whole checkpoint; ``labels`` are what the configuration calls each layer's experts."""
     if len(kinds) > 1:
         return "mixed", "MIXED"
     if kinds:
@@ -289,8 +299,14 @@ def _summary(
             return name, "MXFP4"
         if quant_config.algo and quant_config.algo.startswith("W4A8"):
             return name, "W4A8"
-        # By what is stored: one activation scale anywhere means that the experts are meant to have them.
-        return name, "W4A4" if block in read.activation_blocks else "W4A16"
+        if labels and all(label.startswith("W4A16") for label in labels):
+            # Servers go by it, and read no activation scale that is stored all the same.
+            return name, "W4A16"
+        # By what is stored: one activation scale anywhere means that the experts are meant to have them.  Where nobody
+        # knows what theirs would be called, by the name of the algorithm.
+        unknown = not any(dialect.names_activations for dialect in read.dialects.values() if dialect)
+        with_activations = block in read.activation_blocks or (unknown and any(labels))
+        return name, "W4A4" if with_activations else "W4A16"
     if _is_quantised_elsewhere(tensors):
         return _dense(tensors)
     plain = all(dtype in FLOATS or dtype in ("I64", "I32", "BOOL") for dtype, _ in tensors.kinds)

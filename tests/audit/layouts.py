@@ -369,7 +369,7 @@ LAYOUTS: dict[str, Layout] = {
             "Inkling", "modelopt-stacked", "W4A16", CONFIG, modelopt("W4A16_NVFP4", exclude=("*gate",)),
             prefix="model.layers.0.mlp.experts", disk={"gate_up": "w13_weight", "down": "w2_weight"},
             suffixes={"weight": "", "weight_scale": "scale", "weight_scale_2": "scale2", "input_scale": "input_scale"},
-            arrangement="stacked", roles=NO_INPUT, notes=("audit.partial", "scheme.weight-only"),
+            arrangement="stacked", roles=NO_INPUT, notes=("audit.partial",),
         ),
         Layout(
             "gpt-oss", "gpt-oss", "MXFP4", with_quant({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}),

@@ -65,6 +65,11 @@ class Dialect:
         """Element types of block scales."""
         return E8M0 if self.block == "MXFP4" else ("F8_E4M3",)
 
+    @property
+    def names_activations(self) -> bool:
+        """Is it known what an activation scale would be called, so that none under that name means none?"""
+        return "input_scale" in self.certain
+
     def name(self, module: str, role: str) -> str:
         """A tensor's name, from its module's.
 
