@@ -62,8 +62,10 @@ page.foot(
         "twin": view["twin"],
         "most": parts.MOST,
     },
-    data={
-        "dataflow_routes": lambda: about(of, facts.route_rows(twins)) if twins else [],
-        "dataflow_experts": lambda: about(of, facts.expert_rows(twins)) if twins else [],
+    data={}
+    if twins is None
+    else {
+        "dataflow_routes": lambda: about(of, facts.route_rows(twins)),
+        "dataflow_experts": lambda: about(of, facts.expert_rows(twins)),
     },
 )

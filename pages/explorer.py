@@ -81,5 +81,7 @@ if opened is not None:
                 draw(page, opened)
     explorer_report.report_buttons(page, opened)
 
-slots = (lambda: explorer.slot_rows(opened)) if opened is not None else list
-page.foot(**explorer_code.shown(opened, page.view["checkpoint"]), data={"slots": slots})
+page.foot(
+    **explorer_code.shown(opened, page.view["checkpoint"]),
+    data={} if opened is None else {"slots": lambda: explorer.slot_rows(opened)},
+)

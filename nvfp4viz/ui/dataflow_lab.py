@@ -33,18 +33,23 @@ _COMPONENT = load("dataflow", "steps")
 _PAGE = "dataflow"
 # Marks of a row at a step, the gravest first.
 SAME, DIFFERS, ZERO, NAN = ".", "≠", "0", "N"
+OPENING = STEPS.index("permute") + 1
+"""The step, from 1, that the covered picture opens at: rows lie by expert, and no scale has been read."""
+_SCALE = {"quantize_1": "÷", "gemm_1": "×", "quantize_2": "÷", "gemm_2": "×"}
+"""What a step does with its expert's ``input_scale``: the encode scale is one over it, alpha has it as a factor."""
 
 
 def dataflow_lab(view: View, twins: LayerTwins, *, covered: bool) -> None:
-    """Draw the layer; while `covered`, the faulty run is neither shown nor sent."""
-    # Gone when the page is started over, and then another: the component goes back to the first step.
+    """Draw the layer; while `covered`, the faulty run is neither shown nor sent; the healthy one has both boards."""
+    # Gone when the page is started over, and then another: the component goes back to where it opens.
     epoch = st.session_state.setdefault(f"{_PAGE}.epoch", time.monotonic_ns())
     _COMPONENT(
         key="dataflow_lab",
         data={
             "picture": picture(twins, covered=covered),
-            "text": table(lang(), f"{_PAGE}.lab"),
+            "text": table(lang(), f"{_PAGE}.lab") | {"comma": t("ui.comma")},
             "epoch": str(epoch),
+            "opening": OPENING,
             "step": view["step"],
             "route": view["route"],
             "defaults": {"step": first_step(twins, covered=covered), "route": facts.first_bad_route(twins)},
@@ -54,7 +59,7 @@ def dataflow_lab(view: View, twins: LayerTwins, *, covered: bool) -> None:
 
 def first_step(twins: LayerTwins, *, covered: bool) -> int:
     """The step, from 1, that is shown until the reader chooses one: once uncovered, where the runs part."""
-    return 1 if covered else twins.comparison.first_difference or 1
+    return OPENING if covered else twins.comparison.first_difference or OPENING
 
 
 def picture(twins: LayerTwins, *, covered: bool) -> dict[str, Any]:
@@ -199,6 +204,7 @@ def _steps(twins: LayerTwins, covered: bool) -> list[dict[str, str]]:
         made.append(
             {
                 "name": t(f"{name}.name"),
+                "scale": _SCALE.get(step, ""),
                 "words": t(f"{name}.words", **values),
                 "shape": t(f"{name}.shape", **values),
                 "said": t(f"{_PAGE}.said.{said}", **({} if covered else count)),

@@ -6,7 +6,9 @@ from urllib.parse import parse_qs, urlparse
 import pytest
 from playwright.sync_api import expect
 
+from nvfp4viz.figures.words import words
 from nvfp4viz.moe.steps import STEPS
+from nvfp4viz.ui.dataflow_lab import OPENING
 
 from .conftest import settle
 
@@ -110,22 +112,90 @@ def test_a_step_is_drawn_within_ten_milliseconds(opened):
     assert 0 < (spent() - before) / steps < 0.010
 
 
+def test_a_pressed_step_moves_the_keyboard_before_it_changes_the_picture(opened):
+    """A new tabindex on the pressed button has Chromium bring every style up to date: ten milliseconds, were the
+    picture's classes changed already."""
+    page, _ = opened()
+    page.locator(".flow").evaluate(
+        """flow => {
+             const { get, set } = Object.getOwnPropertyDescriptor(HTMLElement.prototype, 'tabIndex');
+             const classes = () => [...flow.querySelectorAll('.board')].map(board => board.className).join();
+             window.late = [];
+             let before = classes();
+             addEventListener('click', () => (before = classes()), true);
+             Object.defineProperty(HTMLElement.prototype, 'tabIndex', { configurable: true, get, set(value) {
+               if (this.matches('.step')) window.late.push(classes() !== before);
+               set.call(this, value);
+             } });
+           }"""
+    )
+    page.locator('.flow .step[data-step="4"]').click()
+    page.locator('.flow .step[data-step="9"]').click()
+    page.locator('.flow .step[data-step="9"][aria-selected=true]').wait_for()
+    assert page.evaluate("window.late") == [False] * 4
+
+
 @pytest.mark.parametrize("step", [1, 3, 5, 6, 9])
 def test_a_link_opens_its_step(opened, step):
     page, _ = opened(f"&step={step}")
     assert step_of(page) == step
-    assert query(page).get("step", "1") == str(step)
+    assert query(page).get("step", str(OPENING)) == str(step)
 
 
 def test_the_picture_goes_to_where_the_runs_part_once_they_are_uncovered(visit):
     page = visit(ADDRESS)
     page.locator(".flow .chip").first.wait_for()
-    assert step_of(page) == 1
-    expect(page.locator(".flow .legend .item")).to_have_count(0)  # nothing is marked yet
+    assert step_of(page) == OPENING
+    expect(page.locator(".flow .legend .item")).to_have_count(2)  # of the runs nothing is marked yet
     page.get_by_text("Show me without a guess").click()
     page.locator('.flow .step[data-step="3"][aria-selected=true]').wait_for()
     expect(page.locator('.flow .faulty .chip[data-mark="≠"]')).to_have_count(3)
-    expect(page.locator(".flow .legend .item")).to_have_count(5)
+    expect(page.locator(".flow .legend .item")).to_have_count(7)
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_before_the_guess_the_healthy_rows_stand_by_token_and_by_expert(visit, lang, width):
+    page = visit(f"/dataflow?lang={lang}", width=width)
+    page.locator(".flow .chip").first.wait_for()
+    expect(page.locator(".flow .board figcaption")).to_have_text(
+        [words(lang, f"dataflow.lab.by_{order}") for order in ("token", "expert")]
+    )
+    expect(page.locator(".flow .faulty")).to_have_count(0)
+    signs = page.locator(".flow .step").evaluate_all("tabs => tabs.map(tab => tab.querySelector('.note')?.textContent)")
+    assert signs == [None, None, "÷", "×", None, "÷", "×", None, None]
+    # A line leads from each row of the chosen token to the same row in its expert's group.
+    ends = """flow => {
+      const from = flow.querySelector('.lines').getBoundingClientRect();
+      const chips = flow.querySelectorAll('[data-only=groups] .chip');
+      const rows = [...chips].map(one => [one, one.getBoundingClientRect()]);
+      return [...flow.querySelectorAll('.lines path')].map(path => {
+        const end = path.getPointAtLength(path.getTotalLength());
+        const [x, y] = [from.left + end.x, from.top + end.y];
+        const met = rows.filter(([, box]) => Math.abs(box.left - x) < 1 && box.top < y && y < box.bottom);
+        return met.map(([row]) => Number(row.dataset.route));
+      });
+    }"""
+    assert page.locator(".flow").evaluate(ends) == [[12], [13], [14], [15]]
+    page.locator('.flow [data-only=groups] .chip[data-route="20"]').click()
+    expect(page.locator(".flow .lines path").first).to_have_class("chosen")
+    assert page.locator(".flow").evaluate(ends) == [[20], [21], [22], [23]]
+
+
+def test_before_the_guess_the_board_where_the_rows_are_has_the_keyboard(visit):
+    page = visit(ADDRESS)
+    page.locator(".flow .chip").first.wait_for()
+    reached = page.locator(".flow .chip[tabindex='0']")
+    for step, board in [(1, "lanes"), (2, "groups"), (7, "groups"), (9, "lanes")]:
+        page.locator(f'.flow .step[data-step="{step}"]').click()
+        expect(reached).to_have_count(1)
+        expect(page.locator(f".flow [data-only={board}] .chip[tabindex='0']")).to_have_count(1)
+        expect(page.locator(f".flow .away[data-only={board}]")).to_have_count(0)
+        expect(page.locator(".flow .away")).to_have_count(1)
+    reached.focus()
+    page.keyboard.press("ArrowDown")
+    expect(page.locator('.flow [data-only=lanes] .chip[aria-pressed=true][tabindex="0"]')).to_have_count(1)
+    assert page.evaluate("document.activeElement.shadowRoot.activeElement.closest('.board').dataset.only") == "lanes"
 
 
 def test_a_step_that_was_chosen_before_uncovering_stays(visit):
@@ -164,7 +234,7 @@ def test_a_copied_link_restores_step_and_row(opened, visit):
     again = visit(link[link.index("/dataflow") :])
     again.locator(".flow .chip").first.wait_for()
     assert step_of(again) == 9
-    expect(again.locator(".flow .healthy .chip[aria-pressed=true]")).to_have_attribute("data-route", "17")
+    expect(again.locator(".flow .healthy:not(.away) .chip[aria-pressed=true]")).to_have_attribute("data-route", "17")
 
 
 def test_the_step_where_the_runs_part_has_a_link_of_its_own(opened):
@@ -194,13 +264,13 @@ def test_step_and_row_outlive_another_setting(opened):
     assert step_of(page) == 6
 
 
-def test_starting_over_leads_to_the_first_step(opened):
+def test_starting_over_leads_to_where_the_page_opens(opened):
     page, _ = opened()
     page.locator(SELECTED).focus()
     page.keyboard.press("End")
     page.wait_for_url(re.compile("step=9"))
     page.get_by_role("button", name="Start this page over").click()
-    page.locator('.flow .step[data-step="1"][aria-selected=true]').wait_for()
+    page.locator(f'.flow .step[data-step="{OPENING}"][aria-selected=true]').wait_for()
     page.wait_for_url(lambda url: "step=" not in url)
 
 

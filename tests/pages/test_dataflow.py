@@ -167,6 +167,22 @@ def test_nothing_of_the_faulty_run_is_sent_before_the_guess(runs):
     assert {step["said"] for step in data["steps"]} == {words("en", f"{PAGE}.said.covered")}
 
 
+def test_steps_are_signed_as_they_use_the_input_scale(runs):
+    """The encode scale is one over it; alpha is it times weight_scale_2."""
+    twins = runs(twin="calibrated")
+    experts, stored = twins.healthy_experts, load(ensure("tiny-moe-nvfp4-full"), device="cpu").parameters[0]
+    for number, scale, weight in (
+        (1, stored.w13_input_scale.max(axis=1), stored.w13_weight_scale_2.max(axis=1)),
+        (2, stored.w2_input_scale, stored.w2_weight_scale_2),
+    ):
+        assert (getattr(experts, f"a{number}_gscale") == np.float32(1) / scale).all()
+        assert (getattr(experts, f"g{number}_alphas") == scale * weight).all()
+    signs = [step["scale"] for step in picture(twins, covered=True)["steps"]]
+    assert dict(zip(STEPS, signs, strict=True)) == dict.fromkeys(STEPS, "") | {
+        "quantize_1": "÷", "gemm_1": "×", "quantize_2": "÷", "gemm_2": "×",
+    }  # fmt: skip
+
+
 # ------------------------------------------------------------------ sentences and tables
 
 
@@ -236,6 +252,24 @@ def test_a_prompt_of_one_s_own_is_read(open_page):
     assert "28 rows" in texts(at) or "32 rows" in texts(at)
     at = open_page(PAGE, prompt="own")
     assert "Write a prompt" in texts(at)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("ask", ["", "你好"])
+def test_without_a_run_there_is_no_file_and_the_page_says_when_there_will_be(open_page, monkeypatch, lang, ask):
+    monkeypatch.setattr(i18n, "lang", lambda: lang)
+    at = open_page(PAGE, lang=lang, prompt="own", ask=ask)
+    at.session_state[f"{PAGE}.download"] = True
+    clean(at.run())
+    assert words(lang, "ui.no_data") in texts(at)
+    assert not at.get("download_button")
+    at.session_state[f"{PAGE}.ask"] = "7 + 8 ="
+    clean(at.run())
+    assert words(lang, "ui.no_data") not in texts(at)
+    assert len(at.get("download_button")) == 4
+
+
+def test_a_prompt_that_cannot_be_read_is_named(open_page):
     at = open_page(PAGE, prompt="own", ask="你好")
     assert "你" in texts(at)
 

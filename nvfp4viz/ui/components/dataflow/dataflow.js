@@ -1,10 +1,12 @@
 // A layer in nine steps: rows move between the lanes of their tokens and the groups of their experts, in a healthy run and a faulty one.
+// While the faulty one is covered, the healthy rows stand in both arrangements, and lines lead from one to the other.
 // All bits come from the library at once; this script places rows, looks numbers up, and keeps step and route in the address.  It never
 // asks the server for anything.
 const FLOWS = new WeakMap();
 const DWELL = 1500;
 const QUANTIZED = new Set([3, 6]);
 const LANES = new Set([1, 8, 9]);
+const SVG = "http://www.w3.org/2000/svg";
 
 class Flow {
   constructor(root) {
@@ -68,6 +70,7 @@ class Flow {
     this.own &&= !over;
     this.epoch = data.epoch;
     this.defaults = data.defaults;
+    this.opening = data.opening;
   }
 
   within(text, low, high) {
@@ -92,43 +95,45 @@ class Flow {
         tab.dataset.step = index + 1;
         tab.append(box("b", "", index + 1), box("span", "label", step.name));
         const notes = [];
+        if (step.scale) notes.push([step.scale, { "÷": text.divides, "×": text.multiplies }[step.scale]]);
         if (picture.first === index + 1) notes.push(["≠", text.first_difference]);
         if (picture.firstNan === index + 1) notes.push(["N", text.first_nan]);
         for (const [sign, note] of notes) {
-          const mark = box("span", `note ${sign === "N" ? "nan" : ""}`, sign);
+          const mark = box("span", `note ${{ N: "nan", "÷": "scales", "×": "scales" }[sign] ?? ""}`, sign);
           mark.title = note;
           tab.append(mark);
         }
-        tab.setAttribute("aria-label", [`${index + 1} ${step.name}`, ...notes.map(([, note]) => note)].join(", "));
+        tab.setAttribute("aria-label", [`${index + 1} ${step.name}`, ...notes.map(([, note]) => note)].join(text.comma));
         return tab;
       }),
     );
-    this.find(".boards").replaceChildren(...["healthy", "faulty"].map((side) => this.board(side)));
+    const boards = picture.covered
+      ? [this.board("healthy", text.by_token, "lanes"), this.board("healthy", text.by_expert, "groups")]
+      : [this.board("healthy", text.healthy), this.board("faulty", text.faulty)];
+    this.find(".boards").replaceChildren(...boards, ...(picture.covered ? [this.lines()] : []));
     this.legend();
     this.find(".inspector").setAttribute("aria-label", text.inspector);
     this.place();
   }
 
-  board(side) {
+  // `only` is the one arrangement that a board of the covered picture shows; otherwise the step decides.
+  board(side, caption, only) {
     const { text, picture } = this;
     const figure = box("figure", `board ${side}`);
+    if (only) figure.dataset.only = only;
     const field = box("div", "field");
-    figure.append(box("figcaption", "", text[side]), field);
-    if (side === "faulty" && picture.covered) {
-      field.append(box("p", "cover", text.covered));
-      return figure;
-    }
+    figure.append(box("figcaption", "", caption), field);
     field.setAttribute("role", "group");
     if (side === "faulty") field.setAttribute("aria-hidden", "true");
-    picture.tokens.forEach((token, index) => {
+    if (only !== "groups") picture.tokens.forEach((token, index) => {
       const lane = button("lane", "", fill(text.token, { text: token.text, position: index }));
       lane.dataset.token = index;
       lane.append(this.name(token));
       field.append(lane);
     });
-    picture.experts.forEach((expert, index) => {
+    if (only !== "lanes") picture.experts.forEach((expert, index) => {
       const label = fill(text.expert_rows, { id: expert.id, first: expert.offset, last: expert.end - 1 });
-      const group = button(`group${side === "faulty" && expert.missing ? " missing" : ""}`, "", expert.missing ? `${label}, ${text.expert_missing}` : label);
+      const group = button(`group${side === "faulty" && expert.missing ? " missing" : ""}`, "", expert.missing ? label + text.comma + text.expert_missing : label);
       group.dataset.expert = index;
       group.append(box("span", "head", `E${expert.id}${side === "faulty" && expert.missing ? " ∅" : ""}`));
       field.append(group);
@@ -145,6 +150,15 @@ class Flow {
     return figure;
   }
 
+  // Where the rows of the chosen token go.
+  lines() {
+    const made = document.createElementNS(SVG, "svg");
+    made.setAttribute("class", "lines");
+    made.setAttribute("aria-hidden", "true");
+    for (let rank = 0; rank < this.picture.topK; rank++) made.append(document.createElementNS(SVG, "path"));
+    return made;
+  }
+
   name(token) {
     return box("span", "token", token.text.length > 1 ? token.text : token.text + token.sub);
   }
@@ -152,7 +166,7 @@ class Flow {
   legend() {
     const { text, picture } = this;
     const marks = [["", text.legend_same], ["≠ differs", text.legend_differs], ["0 zero", text.legend_zero], ["N nan", text.legend_nan], ["∅ missing", text.legend_missing]];
-    const parts = picture.covered ? [] : marks;
+    const parts = [["÷ scales", text.divides], ["× scales", text.multiplies], ...(picture.covered ? [] : marks)];
     this.find(".legend").replaceChildren(
       ...parts.map(([kind, words]) => {
         const [sign, name = ""] = kind.split(" ");
@@ -176,6 +190,8 @@ class Flow {
     for (const part of this.root.querySelectorAll(".field")) part.style.height = `${height}px`;
     for (const part of this.root.querySelectorAll(".lane")) this.put(part, this.lanes.lanes[part.dataset.token]);
     for (const part of this.root.querySelectorAll(".group")) this.put(part, this.groups.groups[part.dataset.expert]);
+    const [first, second] = this.root.querySelectorAll(".field");
+    this.fields = [first, second].map((part) => ({ x: part.offsetLeft, y: part.offsetTop }));
     // A new width is no step of the reader's, and nothing glides.
     this.flow.classList.add("at-once");
     this.move();
@@ -191,9 +207,33 @@ class Flow {
 
   move() {
     if (!this.lanes || !this.step) return;
-    const { chips } = LANES.has(this.step) ? this.lanes : this.groups;
-    const at = this.step === this.picture.steps.length ? this.lanes.sums : chips;
-    for (const chip of this.root.querySelectorAll(".chip")) this.put(chip, at[chip.dataset.route]);
+    for (const board of this.root.querySelectorAll(".board")) {
+      const at = this.places(this.arrangement(board));
+      for (const chip of board.querySelectorAll(".chip")) this.put(chip, at[chip.dataset.route]);
+    }
+    this.drawLines();
+  }
+
+  // Lanes, groups, or the sums at the end of the lanes.
+  arrangement(board) {
+    const now = board.dataset.only ?? (LANES.has(this.step) ? "lanes" : "groups");
+    return now === "lanes" && this.step === this.picture.steps.length ? "sum" : now;
+  }
+
+  places(arrangement) {
+    return { lanes: this.lanes.chips, groups: this.groups.chips, sum: this.lanes.sums }[arrangement];
+  }
+
+  drawLines() {
+    const paths = this.root.querySelectorAll(".lines path");
+    if (!paths.length) return;
+    const { routes } = this.picture;
+    const from = this.places(this.arrangement(this.find(".board")));
+    const rows = routes.map((_, number) => number).filter((number) => routes[number].token === routes[this.route].token);
+    rows.forEach((number, rank) => {
+      paths[rank].setAttribute("d", lineBetween(from[number], this.groups.chips[number], this.lanes.chip, this.fields));
+      paths[rank].classList.toggle("chosen", number === this.route);
+    });
   }
 
   // ---- what a step shows
@@ -211,8 +251,8 @@ class Flow {
     this.pending = 0;
     if (!this.root.isConnected || window.location.pathname !== this.path) return;
     const address = new URL(window.location.href);
-    // Whoever opens the link has guessed nothing yet and would begin at the first step.
-    const usual = { ...this.defaults, step: 1 };
+    // Whoever opens the link has guessed nothing yet and would begin where the covered picture does.
+    const usual = { ...this.defaults, step: this.opening };
     for (const name of ["step", "route"]) {
       if (this[name] === usual[name]) address.searchParams.delete(name);
       else address.searchParams.set(name, this[name]);
@@ -223,12 +263,20 @@ class Flow {
   draw() {
     const { text, picture } = this;
     const step = picture.steps[this.step - 1];
-    this.flow.classList.toggle("in-lanes", LANES.has(this.step));
-    this.flow.classList.toggle("quantized", QUANTIZED.has(this.step));
+    // First, and only the two that change: a new tabindex on the button that has just been pressed makes Chromium work out every style that
+    // is out of date, and after the classes below those are all.
     for (const tab of this.find(".steps").children) {
       const chosen = Number(tab.dataset.step) === this.step;
+      if (tab.getAttribute("aria-selected") === String(chosen)) continue;
       tab.setAttribute("aria-selected", chosen);
       tab.tabIndex = chosen ? 0 : -1;
+    }
+    for (const board of this.root.querySelectorAll(".board")) {
+      const lanes = this.arrangement(board) !== "groups";
+      const here = lanes === LANES.has(this.step);
+      board.classList.toggle("in-lanes", lanes);
+      board.classList.toggle("away", !here);
+      board.classList.toggle("quantized", here && QUANTIZED.has(this.step));
     }
     const scrub = this.find(".scrub");
     scrub.value = this.step;
@@ -260,9 +308,11 @@ class Flow {
   drawRows() {
     const { text, picture } = this;
     const marks = picture.marks?.[this.step - 1];
-    const mode = this.step === picture.steps.length ? "sum" : LANES.has(this.step) ? "lanes" : "groups";
     for (const figure of this.root.querySelectorAll(".board")) {
       const faulty = figure.classList.contains("faulty");
+      const mode = this.arrangement(figure);
+      // One board has the keyboard: the healthy one, or the one where the rows are.
+      const lead = !faulty && !figure.classList.contains("away");
       figure.querySelector(".field").setAttribute("aria-label", fill(text.board, { twin: text[faulty ? "faulty" : "healthy"], step: picture.steps[this.step - 1].name }));
       for (const chip of figure.querySelectorAll(".chip")) {
         const number = Number(chip.dataset.route);
@@ -271,10 +321,9 @@ class Flow {
         const name = this.nameOf(picture.routes[number], mode);
         if (chip.firstChild.textContent !== name) chip.firstChild.textContent = name;
         const chosen = number === this.route;
-        if (chip.classList.contains("chosen") !== chosen) {
-          chip.classList.toggle("chosen", chosen);
-          if (!faulty) chip.tabIndex = chosen ? 0 : -1;
-        }
+        if (chip.classList.contains("chosen") !== chosen) chip.classList.toggle("chosen", chosen);
+        const tab = lead && chosen ? 0 : -1;
+        if (chip.tabIndex !== tab) chip.tabIndex = tab;
         if (!faulty && chip.getAttribute("aria-pressed") !== String(chosen)) chip.setAttribute("aria-pressed", chosen);
       }
     }
@@ -350,7 +399,7 @@ class Flow {
       if (!LANES.has(this.step)) order.sort((a, b) => this.picture.routes[a].row - this.picture.routes[b].row);
       const at = order.indexOf(this.route);
       this.choose({ route: order[(at + along + order.length) % order.length] });
-      this.find(`.healthy .chip[data-route="${this.route}"]`).focus({ preventScroll: true });
+      this.find(`.healthy:not(.away) .chip[data-route="${this.route}"]`).focus({ preventScroll: true });
     } else return;
     event.preventDefault();
     event.stopPropagation();

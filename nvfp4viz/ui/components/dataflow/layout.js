@@ -55,3 +55,12 @@ function groupPlaces(picture, whole) {
   });
   return { chips, groups, height: y + tall };
 }
+
+// From the right of a row in its lane to the left of the same row in its group, on another board; `fields` are the corners of both.
+function lineBetween(from, to, chip, fields) {
+  const middle = (at, field) => field.y + at.y + CHIP.height / 2;
+  const [x, end] = [fields[0].x + from.x + chip, fields[1].x + to.x];
+  const [y, low] = [middle(from, fields[0]), middle(to, fields[1])];
+  const bend = (x + end) / 2;
+  return `M${x} ${y}C${bend} ${y} ${bend} ${low} ${end} ${low}`;
+}
