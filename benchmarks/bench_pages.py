@@ -32,7 +32,6 @@ MAIN_FIGURES = {
     "tensor_core": ".lab .chart",
     "dataflow": ".lab .board",
     "backends": ".ladder",
-    "loading": "table",
     "mega_kernel": ".map .cell",
     "explorer": ".field canvas",
     "kernel_lab": ".kernel-lab .machine",

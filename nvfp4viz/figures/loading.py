@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nvfp4viz.figures.layout import base_layout
-from nvfp4viz.figures.palette import MARKS, Theme, role, surface
+from nvfp4viz.figures.palette import MARKS, MONO, Theme, role, surface
 from nvfp4viz.figures.words import words
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 DARK_BELOW = -1.6
 """Decimal logarithm of the error at which white and black stand out alike on Cividis, by 4.5 : 1."""
+PITCH, CELL = 62, 34
+"""Pixels from row to row of the fates, and of a row's cells; its reply stands in the rest."""
+PAD = "<pad>"
 SIDE = 8
 """Experts in a row of a backend's square; tiny-moe has 64 in all."""
 BANDS: tuple[tuple[str, ...], ...] = (("expert", "first", "open"), ("layer",), ("unread", "dynamic", "token", "ones"))
@@ -40,35 +44,36 @@ SHORT = {
 }
 
 
-def fates_figure(fates: Sequence[Fate], *, theme: Theme, lang: str) -> go.Figure:
-    """A row for each fate, a column for each layer: equal bits, an error, or a share of NaN."""
+def fates_figure(fates: Sequence[Fate], *, covered: Sequence[str] = (), theme: Theme, lang: str) -> go.Figure:
+    """A row for the complete twin and one for each fate, a column for each layer: equal bits, an error, or a share of
+    NaN; under each row the reply.  Rows of ``covered`` allocators hold question marks."""
     import plotly.graph_objects as go
 
     ink, nan_role = surface(theme), role("sign", theme)
-    names = [words(lang, f"figures.loading.fate.{fate.allocator}") for fate in fates]
     layers = len(fates[0].effect.layer_error)
-    error = np.array([fate.effect.layer_error for fate in fates], np.float64)
-    share = np.array([fate.effect.layer_nan for fate in fates], np.float64)
+    whole, hidden = np.zeros((1, layers)), np.full((len(covered), layers), np.nan)
+    error = np.concatenate([whole, [fate.effect.layer_error for fate in fates], hidden])
+    share = np.concatenate([whole, [fate.effect.layer_nan for fate in fates], hidden])
     drawn = np.where((error > 0) & (share == 0), np.log10(np.where(error > 0, error, 1)), np.nan)
-    nans = np.argwhere(share > 0)
+    rows = len(error)
     columns = [f"L{layer}" for layer in range(layers)]
     heat: dict[str, Any] = {
         "type": "heatmap",
         "x": list(range(layers)),
-        "y": list(range(len(fates))),
+        "y": list(range(rows)),
         "z": drawn,
         "zmin": -3,
         "zmax": 0,
         "colorscale": "Cividis",
         "xgap": 3,
-        "ygap": 3,
+        "ygap": PITCH - CELL,
         "hoverinfo": "skip",
         "colorbar": {
             "title": {"text": words(lang, "figures.loading.error"), "side": "top"},
             # Below, where it takes no width from the cells of a phone.
             "orientation": "h",
             "len": 0.88,
-            "y": -0.12,
+            "y": -36 / (PITCH * rows),
             "yanchor": "top",
             "tickvals": [-3, -2, -1, 0],
             "ticktext": ["0.1 %", "1 %", "10 %", "100 %"],
@@ -76,26 +81,12 @@ def fates_figure(fates: Sequence[Fate], *, theme: Theme, lang: str) -> go.Figure
             "outlinewidth": 0,
         },
     }
-    hatched: dict[str, Any] = {
-        "type": "bar",
-        "orientation": "h",
-        "base": [int(layer) - 0.48 for _, layer in nans],
-        "x": [0.96] * len(nans),
-        "y": [int(row) for row, _ in nans],
-        "width": 0.92,
-        "marker": {
-            "color": ink.panel,
-            "line": {"color": nan_role.text, "width": 1.5},
-            "pattern": {"shape": "/", "fgcolor": ink.line, "size": 8},
-        },
-        "hoverinfo": "skip",
-    }
     text: dict[str, Any] = {
         "type": "scatter",
         "mode": "text",
-        "x": [layer for _ in fates for layer in range(layers)],
-        "y": [row for row in range(len(fates)) for _ in range(layers)],
-        "text": [_cell(error[row, k], share[row, k]) for row in range(len(fates)) for k in range(layers)],
+        "x": [layer for _ in range(rows) for layer in range(layers)],
+        "y": [row for row in range(rows) for _ in range(layers)],
+        "text": [_cell(error[row, k], share[row, k]) for row in range(rows) for k in range(layers)],
         "textfont": {
             "size": 13,
             # Cividis is dark below and light above its middle; empty and hatched cells show the page.
@@ -106,23 +97,77 @@ def fates_figure(fates: Sequence[Fate], *, theme: Theme, lang: str) -> go.Figure
         },
         "hoverinfo": "skip",
     }
+    replies: dict[str, Any] = {
+        "type": "scatter",
+        "mode": "text",
+        "x": [-0.5] * rows,
+        "y": [row + 0.5 for row in range(rows)],
+        "text": _replies(fates) + [words(lang, "figures.loading.covered")] * len(covered),
+        "textposition": "middle right",
+        "textfont": {"size": 12, "family": MONO, "color": [ink.ink] * (1 + len(fates)) + [ink.muted] * len(covered)},
+        "hoverinfo": "skip",
+    }
+    nans = _boxes(share > 0, ink.panel, nan_role.text)
+    nans["marker"]["pattern"] = {"shape": "/", "fgcolor": ink.line, "size": 8}
+    names = ["complete", *(fate.allocator for fate in fates), *covered]
     layout = base_layout(
         theme,
-        height=130 + 54 * len(fates),
+        height=112 + PITCH * rows,
         showlegend=False,
+        barmode="overlay",
         xaxis={"tickvals": list(range(layers)), "ticktext": columns, "showgrid": False, "zeroline": False},
         yaxis={
-            "tickvals": list(range(len(fates))),
-            "ticktext": names,
-            "autorange": "reversed",
+            "tickvals": list(range(rows)),
+            "ticktext": [words(lang, f"figures.loading.fate.{name}") for name in names],
+            # From above the first row's cells to below the last row's reply.
+            "range": [rows - 0.3, -0.35],
             "showgrid": False,
             "zeroline": False,
         },
     )
-    return go.Figure([heat, hatched, text], layout)
+    same = _boxes((error == 0) & (share == 0), ink.panel, ink.panel)
+    unknown = _boxes(np.isnan(share), ink.page, ink.line)
+    return go.Figure([heat, same, nans, unknown, text, replies], layout)
+
+
+def _boxes(where: np.ndarray, fill: str, line: str) -> dict[str, Any]:
+    """A bar over each cell that has no colour of the scale."""
+    cells = np.argwhere(where)
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "base": [int(layer) - 0.48 for _, layer in cells],
+        "x": [0.96] * len(cells),
+        "y": [int(row) for row, _ in cells],
+        "width": CELL / PITCH,
+        "marker": {"color": fill, "line": {"color": line, "width": 1.5}},
+        "hoverinfo": "skip",
+    }
+
+
+def _replies(fates: Sequence[Fate]) -> list[str]:
+    """The twin's reply, then each fate's behind the sign of whether it is the same, for Plotly, which reads HTML."""
+    said = [("", *one_line(fates[0].effect.healthy.text))]
+    said += [("=" if fate.same_text else "≠", *one_line(fate.text)) for fate in fates]
+    return [f"{sign} {html.escape(line)}{f' × {count}' if count > 1 else ''}".lstrip() for sign, line, count in said]
+
+
+def one_line(text: str, most: int = 40) -> tuple[str, int]:
+    """A reply on one line, and how often it says that: padding is counted.
+
+    >>> one_line("<pad><pad><pad>"), one_line("two\\nlines")
+    (('<pad>', 3), ('two⏎lines', 1))
+    """
+    padding = text.count(PAD)
+    if padding and text == PAD * padding:
+        return PAD, padding
+    line = text.replace("\n", "⏎")
+    return f"{line[:most]}{'…' if len(line) > most else ''}", 1
 
 
 def _cell(error: float, share: float) -> str:
+    if np.isnan(share):
+        return "?"
     if share > 0:
         return f"<b>{MARKS['nan']}</b> {100 * share:.0f} %"
     return "=" if error == 0 else f"{100 * error:.2g} %"

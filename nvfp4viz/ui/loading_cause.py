@@ -17,6 +17,8 @@ from nvfp4viz.ui.loading_parts import BACKENDS, HOLED, PAGE, PROMPT, TOKENS, fat
 from nvfp4viz.ui.numbers import percent
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from nvfp4viz.serving.bisect import Bisection
     from nvfp4viz.serving.fates import Fate, MeasureResult
     from nvfp4viz.ui.lesson import Lesson
@@ -41,6 +43,7 @@ def bisection_of(page: Lesson) -> Bisection:
 def cause_part(page: Lesson) -> None:
     """Three instruments, in the order in which they narrow it down."""
     if not _how_many_runs(page):
+        _harness(page)
         return
     view = page.view
     left, middle, right = st.columns(3)
@@ -204,20 +207,9 @@ def guard_rows(page: Lesson) -> list[dict[str, object]]:
 def guard_part(page: Lesson) -> None:
     """Three measures compared, the function, and what it says."""
     if not _values_alone(page):
+        _found_slots(page, shown=ALLOCATORS[:1])
         return
-    found = measures_of(page.view["seed"])
-    by = {(result.measure, result.allocator): result for result in found}
-    names = tuple(dict.fromkeys(result.measure for result in found))
-    page.table(
-        ("memory", *(f">{name}" for name in names)),
-        [
-            (
-                page.t(f"memory.{allocator}"),
-                *(f"{by[name, allocator].found} / {by[name, allocator].expected}" for name in names),
-            )
-            for allocator in ALLOCATORS
-        ],
-    )
+    _found_slots(page)
     page.prose("guard.measures", vllm=VLLM)
     page.heading("guard.function")
     page.prose("guard.use")
@@ -236,6 +228,20 @@ def guard_part(page: Lesson) -> None:
         errors.show(error)
         return
     page.finding("guard.passes", file=view["file"], backend=view["b"])
+
+
+def _found_slots(page: Lesson, shown: Sequence[str] = ALLOCATORS) -> None:
+    """What each measure finds, by what memory held; a question mark where it is not `shown`."""
+    found = measures_of(page.view["seed"])
+    counts = {(result.measure, result.allocator): f"{result.found} / {result.expected}" for result in found}
+    names = tuple(dict.fromkeys(result.measure for result in found))
+    page.table(
+        ("memory", *(f">{name}" for name in names)),
+        [
+            (page.t(f"memory.{allocator}"), *(counts[name, allocator] if allocator in shown else "?" for name in names))
+            for allocator in ALLOCATORS
+        ],
+    )
 
 
 def _guarded(sample: str, backend: str) -> None:

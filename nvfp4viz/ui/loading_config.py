@@ -53,6 +53,8 @@ EXAMPLES: dict[str, tuple[Mapping[str, Any], Mapping[str, Any] | None]] = {
     "w4a16": (_flat({"group_0": {"weights": BITS}}, "W4A16_NVFP4"), None),
 }
 """``config.json`` and ``hf_quant_config.json``; the second to the fifth are the cases of public report vllm#54189."""
+WEIGHT_ONLY = "null"
+"""The example that the rule is made for."""
 CASES = ("absent", "two_groups", "sidecar", "empty")
 FILES = ("config", "sidecar")
 
@@ -88,9 +90,16 @@ def decision_of(page: Lesson) -> Decision | None:
 
 def promotion_part(page: Lesson) -> None:
     """The rule on an editable config: what the server believes, and which line decided."""
-    if not _which_case(page):
-        return
     stage, side = page.stage()
+    with side:
+        revealed = _which_case(page)
+    if not revealed:
+        text, _ = example_texts(WEIGHT_ONLY)
+        with stage:
+            st.code(text, language="json")
+        with side:
+            _verdict(page, read_configs(text, ""))
+        return
     with side:
         st.selectbox(
             page.t("promotion.example"),
@@ -229,21 +238,24 @@ def stage_rows(page: Lesson) -> list[dict[str, object]]:
 
 def chain_part(page: Lesson) -> None:
     """BF16 → PTQ → export → load → backend, with one expert's numbers and each stage's flags."""
+    columns = ("stage", "happens", "holds_now")
     if not _whose_flag(page):
+        life = life_of(page)
+        page.table(columns, [_stage_row(page, stage, life)[: len(columns)] for stage in STAGES])
         return
     from nvfp4viz.serving.loader import ALLOCATORS
 
     view = page.view
-    columns = st.columns(5)
-    pick_expert(page, places=columns[:2])
-    columns[2].selectbox(page.t("pick.projection"), ("gate", "up", "down"), **view.widget("projection"))
-    columns[3].selectbox(
+    places = st.columns(5)
+    pick_expert(page, places=places[:2])
+    places[2].selectbox(page.t("pick.projection"), ("gate", "up", "down"), **view.widget("projection"))
+    places[3].selectbox(
         page.t("chain.memory"), ALLOCATORS, format_func=lambda name: page.t(f"memory.{name}"), **view.widget("a")
     )
-    columns[4].selectbox(page.t("fates.backend"), BACKENDS, **view.widget("b"))
+    places[4].selectbox(page.t("fates.backend"), BACKENDS, **view.widget("b"))
     life = life_of(page)
     page.finding("chain.seen_hole" if life.stored is None else "chain.seen", tokens=life.tokens, slot=exact(life.slot))
-    page.table(("stage", "happens", "holds_now", "flags"), [_stage_row(page, stage, life) for stage in STAGES])
+    page.table((*columns, "flags"), [_stage_row(page, stage, life) for stage in STAGES])
     page.prose("chain.text")
     page.glossary("calibration", "amax", "input_scale")
 

@@ -36,7 +36,6 @@ BACKENDS = ("vllm-cutlass", "vllm-flashinfer-cutlass", "vllm-marlin")
 PROMPTS = tuple(DEMO_PROMPTS)
 PROMPT = "logs"
 TOKENS = 16
-PAD = "<pad>"
 SLOTS = ("gate", "up", "down")
 VALUES = ("zero", "nan", "inf", "one", "huge", "thousand", "thousandth", "negative", "own")
 _FIXED = {"zero": 0.0, "nan": float("nan"), "inf": float("inf"), "one": 1.0, "huge": 1e38}
@@ -104,25 +103,24 @@ def shown_fates(page: Lesson) -> tuple[Fate, ...]:
 def quoted(text: str, most: int = 40) -> str:
     """An answer as a cell of a table: one line in the mono face, padding counted.
 
-    >>> quoted("<pad><pad><pad>"), quoted("two\\nlines")
+    >>> quoted("<pad><pad><pad>"), quoted("two\nlines")
     ('`<pad>` × 3', '`two⏎lines`')
     """
-    padding = text.count(PAD)
-    if padding and text == PAD * padding:
-        return f"`{PAD}` × {padding}"
-    line = text.replace("\n", "⏎").replace("`", "ˋ")
-    return f"`{line[:most]}{'…' if len(line) > most else ''}`"
+    line, count = figures.one_line(text.replace("`", "ˋ"), most)
+    return f"`{line}`" + (f" × {count}" if count > 1 else "")
 
 
 def fates_part(page: Lesson) -> None:
     """The same file loaded five times: what its empty slots held decides the answer."""
     opening = fates(PROMPT, BACKENDS[0], 0)
-    if not _which_fates(page, opening):
-        page.prose("fates.opening", prompt=DEMO_PROMPTS[PROMPT], slots=len(opening[0].unwritten))
-        page.table(("memory", "answer"), [row[:2] for row in _answers(page, opening[:1])])
+    stage, side = page.stage()
+    with side:
+        revealed = _which_fates(page, opening)
+    if not revealed:
+        with stage:
+            _first_fate(page, opening[0])
         return
     view = page.view
-    stage, side = page.stage()
     with side:
         st.selectbox(
             page.t("fates.prompt"), PROMPTS, format_func=lambda name: page.t(f"prompt.{name}"), **view.widget("p")
@@ -151,6 +149,24 @@ def fates_part(page: Lesson) -> None:
     first = found[0].unwritten[0]
     ones = next(fate for fate in found if fate.allocator == "ones")
     page.prose("fates.text", name=first.name, error=percent(round(float(ones.effect.layer_error[-1]), 4)))
+
+
+def _first_fate(page: Lesson, fate: Fate) -> None:
+    """The complete twin and one fate, while the others wait for the reader's guess."""
+    others = [name for name in ALLOCATORS if name != fate.allocator]
+    page.figure(
+        figures.fates_figure([fate], covered=others, theme=theme(), lang=lang()),
+        alt=page.t("fates.alt"),
+        finding=page.t(
+            "fates.opening",
+            prompt=DEMO_PROMPTS[PROMPT],
+            whole=quoted(fate.effect.healthy.text),
+            slots=len(fate.unwritten),
+            answer=quoted(fate.text),
+            nan=percent(round(fate.nan_share, 4)),
+        ),
+        rows=lambda: figures.fate_rows([fate]),
+    )
 
 
 def _answers(page: Lesson, found: Sequence[Fate]) -> list[tuple[str, ...]]:
@@ -223,10 +239,14 @@ def slot_of(page: Lesson) -> dict[str, object]:
 
 def maxima_part(page: Lesson) -> None:
     """One slot's value, and the experts that compute with another scale because of it."""
-    if not _who_notices(page):
+    stage, side = page.stage()
+    with side:
+        revealed = _who_notices(page)
+    if not revealed:
+        with stage:
+            _as_stored(page)
         return
     view = page.view
-    stage, side = page.stage()
     with side:
         pick_expert(page)
         st.segmented_control(page.t("pick.projection"), SLOTS, required=True, **view.widget("projection"))
@@ -255,6 +275,18 @@ def maxima_part(page: Lesson) -> None:
     assert trtllm.scale_c is not None
     page.prose("maxima.text", expert=expert, scale_c=four(trtllm.scale_c[expert]))
     page.prose("maxima.open", version=VLLM)
+
+
+def _as_stored(page: Lesson) -> None:
+    """The layer as its file has it: what each backend reads before any slot is changed."""
+    layer = parameters_of(0)
+    found = spread_value(layer, "down", 0, float(layer.values("input_scale", "down")[0]))
+    page.figure(
+        figures.spread_figure(found, theme=theme(), lang=lang()),
+        alt=page.t("maxima.alt"),
+        finding=page.t("maxima.stored", experts=layer.experts),
+        rows=lambda: figures.spread_rows(found),
+    )
 
 
 def _spread_table(page: Lesson, found: Sequence[Spread], expert: int) -> list[tuple[str, ...]]:

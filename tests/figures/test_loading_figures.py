@@ -1,5 +1,6 @@
 """Figures about loading show their records: cells, marks, sentences and rows."""
 
+import html
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ from plotly.colors import sample_colorscale
 from nvfp4viz.checkpoint import open_checkpoint
 from nvfp4viz.figures import loading as figures
 from nvfp4viz.figures.palette import contrast
+from nvfp4viz.figures.words import words
 from nvfp4viz.model.corpus import DEMO_PROMPTS
 from nvfp4viz.serving import load
 from nvfp4viz.serving.fates import complete_with, run_fates
@@ -33,26 +35,55 @@ def test_numbers_can_be_read_on_every_colour(fates):
     for exponent in np.linspace(-3, 0, 61):
         even = [replace(fate, effect=replace(fate.effect, layer_error=np.full(4, 10.0**exponent),
                                              layer_nan=np.zeros(4))) for fate in fates]  # fmt: skip
-        heat, _, text = figures.fates_figure(even, theme="light", lang="en").data
-        rgb = sample_colorscale("Cividis", [(heat.z[0][0] - heat.zmin) / (heat.zmax - heat.zmin)], colortype="tuple")[0]
+        heat, *_, text, _ = figures.fates_figure(even, theme="light", lang="en").data
+        rgb = sample_colorscale("Cividis", [(heat.z[1][0] - heat.zmin) / (heat.zmax - heat.zmin)], colortype="tuple")[0]
         behind = "#" + "".join(f"{round(255 * part):02X}" for part in rgb)
-        assert contrast(text.textfont.color[0], behind) >= 4.5, exponent
+        assert contrast(text.textfont.color[4], behind) >= 4.5, exponent
 
 
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_every_cell_of_every_fate_is_drawn(fates, theme, lang):
-    heat, hatched, text = figures.fates_figure(fates, theme=theme, lang=lang).data
+    heat, same, hatched, unknown, text, _ = figures.fates_figure(fates, theme=theme, lang=lang).data
+    # The complete twin's row comes first.
+    assert text.text[:4] == ("=",) * 4
+    assert np.isnan(heat.z[0]).all()
     cells = [(fate, k) for fate in fates for k in range(4)]
-    assert len(text.text) == len(cells)
-    for (fate, k), shown, colour in zip(cells, text.text, np.ravel(heat.z), strict=True):
+    assert len(text.text) == 4 + len(cells)
+    for (fate, k), shown, colour in zip(cells, text.text[4:], np.ravel(heat.z[1:]), strict=True):
         error, share = fate.effect.layer_error[k], fate.effect.layer_nan[k]
         assert shown.startswith("<b>N</b>") == (share > 0)
         assert (shown == "=") == (share == 0 and error == 0)
         # Only finite errors stand on the colour scale.
         assert np.isfinite(colour) == (share == 0 and error > 0)
     assert len(hatched.y) == sum(fate.effect.layer_nan[k] > 0 for fate, k in cells)
-    assert "=" in text.text
+    assert len(same.y) == text.text.count("=") > 4
+    assert not unknown.y
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_under_each_row_stands_its_reply(fates, lang):
+    *_, replies = figures.fates_figure(fates, theme="light", lang=lang).data
+    whole, *others = replies.text
+    assert html.unescape(whole) == figures.one_line(fates[0].effect.healthy.text)[0].lstrip()
+    for fate, shown in zip(fates, others, strict=True):
+        line, count = figures.one_line(fate.text)
+        assert html.unescape(shown) == f"{'=' if fate.same_text else '≠'} {line}" + (f" × {count}" if count > 1 else "")
+        assert "<" not in shown  # Plotly would take a token for a tag
+    assert {shown[0] for shown in others} == {"=", "≠"}
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_a_covered_fate_shows_nothing_of_itself(fates, theme, lang):
+    names = [fate.allocator for fate in fates[1:]]
+    figure = figures.fates_figure(fates[:1], covered=names, theme=theme, lang=lang)
+    heat, _, _, unknown, text, replies = figure.data
+    assert text.text[8:] == ("?",) * (4 * len(names))
+    assert len(unknown.y) == 4 * len(names)
+    assert np.isnan(heat.z[2:]).all()
+    assert set(replies.text[2:]) == {words(lang, "figures.loading.covered")}
+    assert figure.layout.yaxis.ticktext == figures.fates_figure(fates, theme=theme, lang=lang).layout.yaxis.ticktext
 
 
 def test_the_sentence_counts_what_the_records_hold(fates):

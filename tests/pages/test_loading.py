@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 
+from nvfp4viz.figures.words import words
 from nvfp4viz.ui.export import to_csv, to_json
 from nvfp4viz.ui.loading_config import CASES, EXAMPLES
 from nvfp4viz.ui.loading_parts import PARTS
@@ -28,10 +29,36 @@ def revealed(open_page, part, lang="en", **query):
 def test_every_part_asks_first_and_then_shows(open_page, lang, part):
     at = open_page(PAGE, lang=lang, part=part)
     assert at.title[0].value == TITLES[lang]
-    assert not at.get("plotly_chart")
-    at = revealed(open_page, part, lang)
+    key = f"{PAGE}.predict.{QUESTIONS[part]}"
+    assert words(lang, "ui.predict.skip") in [button.label for button in at.button]
+    before = texts(at)
+    at = skipped(at, key)
     assert len(at.get("plotly_chart")) <= 1
     assert "| " in texts(at)
+    assert len(texts(at)) > len(before)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize(
+    ("part", "figures", "shown", "later"),
+    [
+        ("fates", 1, ["` api#9 GET /v1/s`", "`<pad>` × 16", "159", "96.88 %"], ["auth#9"]),
+        ("maxima", 1, ["64"], ["| cutlass |"]),
+        ("promotion", 0, ['"input_activations": null', "**W4A16**", "`config.json`"], ["54189"]),
+        ("chain", 0, ["weight_scale_2", "down_proj.input_scale"], ["--quantization"]),
+        ("cause", 0, ["`<pad>` × 16", "` api#9 GET /v1/s`"], ["PYTORCH_NO_CUDA_MEMORY_CACHING", "0–1"]),
+        ("guard", 0, ["| 159 / 159 | 159 / 159 | 159 / 159 |", *["| ? | ? | ? |"] * 4], ["| 0 / 159 |", "check_slots"]),
+    ],
+)
+def test_before_a_guess_the_sound_case_or_the_first_fate_stands_there(open_page, lang, part, figures, shown, later):
+    at = open_page(PAGE, lang=lang, part=part)
+    assert len(at.get("plotly_chart")) == figures
+    seen = texts(at)
+    for text in shown:
+        assert seen.count(text) >= shown.count(text), text
+    assert not [text for text in later if text in seen]
+    after = texts(skipped(at, f"{PAGE}.predict.{QUESTIONS[part]}"))
+    assert all(text in after for text in later)
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
@@ -67,12 +94,6 @@ def test_five_fates_of_one_file(open_page):
     assert "the complete twin's came 1 of 5 times." in seen
     assert "` auth#9 C:\\tmpri`" in seen
     assert seen.count("`<pad>` × 16") == 3
-
-
-def test_before_a_guess_the_prompt_and_two_of_its_answers_stand_there(open_page):
-    seen = texts(open_page(PAGE))
-    assert "Asked to go on from `[08:15:42] INFO`" in seen
-    assert "| complete twin | ` api#9 GET /v1/s` |\n| zeros: fresh pages | `<pad>` × 16 |" in seen
 
 
 def test_a_prompt_that_visits_no_hole_says_so(open_page):
