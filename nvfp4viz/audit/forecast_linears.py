@@ -36,6 +36,8 @@ def of_linears(family: Family, findings: Iterable[Finding], *, weight_only: bool
                 yield _effect(item, _weight(family, item), "weight")
         elif item.text == "scale.missing.linear":
             yield _missing(family, item, weight_only)
+        elif item.text in ("scale.missing.linear.fp8", "scale.missing.experts.fp8"):
+            yield _missing_in_fp8(family, item)
         elif item.code in ("kv.zero", "kv.invalid") and "kind" in item.params:
             yield _of_cache(item)
         elif item.code == "kv.invalid":
@@ -81,6 +83,21 @@ def _missing(family: Family, item: Finding, weight_only: bool) -> Effect:
     return _effect(item, ("undefined", tuple(sorted(outcomes))), "missing")
 
 
+def _missing_in_fp8(family: Family, item: Finding) -> Effect:
+    """What stands in for a stored activation scale of FP8 (`nvfp4viz.audit.fp8_inputs`): known of vLLM alone."""
+    if family.engine == "transformers":
+        return _ignored(item)
+    if family.engine != "vllm":
+        possible = ("degraded", "load-error", "safe", "zero")
+        return Effect("undefined", possible, _scope(item), _layers(item), "why.fp8-input.unread", _fill(item))
+    if item.text == "scale.missing.experts.fp8":
+        return Effect("degraded", MILD, "layer", _layers(item), "why.fp8-input.experts", _fill(item))
+    if not item.params["open"]:
+        return Effect("safe", (), "none", _layers(item), "why.linear-masked", _fill(item))
+    # Which kernel an FP8 layer gets is another matter than that of the experts; some are weight-only.
+    return Effect("zero", ("ignored", "zero"), _scope(item), _layers(item), "why.fp8-input", _fill(item))
+
+
 def _of_cache(item: Finding) -> Effect:
     """Keys or values are divided by the scale on the way into the cache and multiplied on the way out.
 
@@ -103,8 +120,11 @@ def _ignored(item: Finding) -> Effect:
 def _effect(item: Finding, result: _Outcome, cause: str) -> Effect:
     outcome, possible = result
     text = f"why.linear-{cause}" if cause in ("missing", "cache") else f"why.linear-{outcome}"
-    layers = _layers(item)
-    return Effect(outcome, possible, "layer" if layers else "model", layers, text, _fill(item))
+    return Effect(outcome, possible, _scope(item), _layers(item), text, _fill(item))
+
+
+def _scope(item: Finding) -> str:
+    return "layer" if _layers(item) else "model"
 
 
 def _layers(item: Finding) -> set[int]:
@@ -114,5 +134,5 @@ def _layers(item: Finding) -> set[int]:
 def _fill(item: Finding) -> dict[str, Any]:
     return {
         "tensor": "".join(item.tensors[:1]), "slots": item.count, "role": item.role or "",
-        "kind": item.params.get("kind", ""),
+        "kind": item.params.get("kind", ""), "layer": item.layer,
     }  # fmt: skip

@@ -43,7 +43,7 @@ def fp8_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterable[
 
     One finding a cause for ordinary modules, one a layer, projection and cause for routed experts.
     """
-    said = _Said(checkpoint.quant_config, four_bit=any(view.dialects.values()))
+    said = Said(checkpoint.quant_config, four_bit=any(view.dialects.values()))
     linears = tuple(linears)
     groups: dict[_Misfit, list[str]] = {}
     for linear in linears:
@@ -64,7 +64,7 @@ def fp8_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterable[
         yield from _absent(checkpoint, view)
 
 
-def _missing(checkpoint: Checkpoint, view: CanonicalView, said: _Said, linears: Iterable[Linear]) -> Iterator[Finding]:
+def _missing(checkpoint: Checkpoint, view: CanonicalView, said: Said, linears: Iterable[Linear]) -> Iterator[Finding]:
     """FP8 modules without the scale that the configuration promises, or their namesakes in other layers have.
 
     FP8 without scales is a format too (values cast as they are), so that nothing else tells.
@@ -76,12 +76,12 @@ def _missing(checkpoint: Checkpoint, view: CanonicalView, said: _Said, linears: 
     for linear in linears:
         scale = fp8_scale(linear)
         if scale is not None:
-            kinds.setdefault(_without_numbers(linear.name), scale.name.rpartition(".")[2])
+            kinds.setdefault(without_numbers(linear.name), scale.name.rpartition(".")[2])
         elif "weight" in linear.tensors:
             bare.append(linear)
     lost = []
     for linear in bare:
-        kind = kinds.get(_without_numbers(linear.name))
+        kind = kinds.get(without_numbers(linear.name))
         if kind is not None or said.promises(linear.name):
             lost.append(f"{linear.name}.{kind or next(iter(kinds.values()), said.suffix)}")
     lost = [name for name in lost if name not in checkpoint.unreadable]
@@ -89,16 +89,16 @@ def _missing(checkpoint: Checkpoint, view: CanonicalView, said: _Said, linears: 
         yield missing_finding("weight_scale", lost, view)
 
 
-def _without_numbers(name: str) -> str:
+def without_numbers(name: str) -> str:
     """What a module is in every layer.
 
-    >>> _without_numbers("layers.12.attn.wkv")
+    >>> without_numbers("layers.12.attn.wkv")
     'layers.#.attn.wkv'
     """
     return ".".join("#" if part.isdecimal() else part for part in name.split("."))
 
 
-def _of_experts(checkpoint: Checkpoint, view: CanonicalView, said: _Said) -> Iterator[Finding]:
+def _of_experts(checkpoint: Checkpoint, view: CanonicalView, said: Said) -> Iterator[Finding]:
     """The same for the experts of layers that are FP8 throughout; one among others has a finding of its own."""
     layers = {layer for layer, dialect in view.dialects.items() if dialect is None}
     if not layers:
@@ -194,7 +194,7 @@ def partial_text(view: CanonicalView) -> str | None:
 _SCALES = ("weight_scale", "scale", "weight_scale_inv", "scale_inv", "weight_quantizer.scale")
 
 
-def _misfit(said: _Said, weight: TensorEntry, scale: TensorEntry, *modules: str) -> _Misfit | None:
+def _misfit(said: Said, weight: TensorEntry, scale: TensorEntry, *modules: str) -> _Misfit | None:
     """What is wrong with a module's scales (given at several depths, its own name last), or None."""
     shape = weight.shape
     if 0 in shape:
@@ -236,7 +236,7 @@ _NAMED: dict[str, tuple[Grain, ...]] = {
 }  # fmt: skip
 
 
-class _Said(NamedTuple):
+class Said(NamedTuple):
     """What the configuration says of FP8 modules.
 
     Attributes
@@ -271,9 +271,38 @@ class _Said(NamedTuple):
             return listed in _NAMED
         if quant.used is None or quant.lists(module):
             return False
-        if quant.eight_bit_grains(module):
+        if quant.eight_bit(module):
             return True
         return is_quantised_by_all(module) and bool(self.grains(module))
+
+    def inputs(self, *modules: str) -> str:
+        """What it says of a module's activations (given at several depths).
+
+        ``"stored"``: scales of theirs are in the file; ``"label"``: that is what ModelOpt's plain FP8 means;
+        ``"none"``: there are none; ``""``: it says nothing.
+        """
+        quant = self.quant
+        listed = quant.listed_algo(*modules)
+        if listed is not None:
+            return "none" if listed in _NAMED and listed != "FP8" else "label" if self._is_plain(listed) else ""
+        if quant.used is None or quant.lists(*modules):
+            return ""
+        said = {each.static for each in quant.eight_bit(*modules)}
+        if said:
+            return {True: "stored", False: "none"}.get(said.pop(), "") if len(said) == 1 else ""
+        # What is said of the whole file, of the layers that every server quantises.
+        if "experts" not in modules[-1].split(".") and not is_quantised_by_all(modules[-1]):
+            return ""
+        if quant.used.method == "fp8":
+            static = quant.used.activation_scheme == "static" and self.block is None
+            return "stored" if static else "none"
+        if not self.four_bit and quant.used.explicit and quant.algo in _NAMED:
+            return "label" if self._is_plain(quant.algo) else "none"
+        return ""
+
+    def _is_plain(self, algo: str) -> bool:
+        """Plain FP8, of ModelOpt's and not of DeepSeek's method, which quantises activations as they come."""
+        return algo == "FP8" and self.block is None
 
     def grains(self, *modules: str) -> tuple[Grain, ...]:
         """The blocks that the configuration gives a module (given at several depths); none where it says none."""
@@ -289,7 +318,7 @@ class _Said(NamedTuple):
             return (self.block,)
         if not self.four_bit and quant.used.explicit and quant.algo in _NAMED:
             return _NAMED[quant.algo]
-        grains = quant.eight_bit_grains(*modules)
+        grains = tuple(each.grain for each in quant.eight_bit(*modules))
         # Of several groups that mean it any may be asked, also one that cuts it in a way that is not known here.
         return tuple(grain for grain in grains if grain is not None) if None not in grains else ()
 

@@ -172,7 +172,7 @@ def _classes(view: CanonicalView, values: list[Scalar], siblings: Iterable[tuple
             text="scale.value.linear.input" if role == "input_scale" else "scale.value.linear",
             tensors=names, value=found[0][3],
             fill={
-                "kind": kind_name, "numbers": _layers(names, view),
+                "kind": kind_name, "numbers": layers_of(names, view),
                 "open": sorted({PROJECTIONS.get(linear.name.rpartition(".")[2], "") for linear in bare}),
                 "fp8": any(linear.format == "FP8" for linear in bare),
             },
@@ -222,7 +222,7 @@ def missing_finding(role: str, names: Sequence[str], view: CanonicalView) -> Fin
     text = "scale.missing.linear" if role == "input_scale" else "scale.missing.linear.weight"
     return make(
         "scale.missing", severity_of(role), text=text, role=role, layer=layer_of(names, view), tensors=names,
-        fill={"numbers": _layers(names, view)},
+        fill={"numbers": layers_of(names, view)},
     )  # fmt: skip
 
 
@@ -339,7 +339,7 @@ def layer_of(names: Iterable[str], view: CanonicalView) -> int | None:
     return layers.pop() if len(layers) == 1 else None
 
 
-def _layers(names: Iterable[str], view: CanonicalView) -> list[int]:
+def layers_of(names: Iterable[str], view: CanonicalView) -> list[int]:
     """All layers that these names are of."""
     return sorted({layer for name in names if (layer := _layer(name, view)) is not None})
 

@@ -20,6 +20,7 @@ from nvfp4viz.audit.facts import Facts, collect
 from nvfp4viz.audit.findings import make, ordered, with_drafts_named
 from nvfp4viz.audit.forecast import forecast
 from nvfp4viz.audit.fp8 import fp8_findings, partial_text
+from nvfp4viz.audit.fp8_inputs import fp8_input_findings
 from nvfp4viz.audit.kv import kv_findings
 from nvfp4viz.audit.layers import layer_findings
 from nvfp4viz.audit.linears import SIBLINGS, collect_linears, linear_findings
@@ -197,6 +198,7 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
         findings += _partial(view, in_full)
         findings += linear_findings(checkpoint, facts, linears, siblings)
         findings += fp8_findings(checkpoint, view, linears)
+        findings += fp8_input_findings(checkpoint, view, linears, siblings)
         findings += mlp_findings(checkpoint, view, linears)
         findings += absent_findings(checkpoint, view, linears) if in_full else ()
         findings += sister_findings(checkpoint, view, linears)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 # What stands before the layers varies with the version that exported: `model.`, `model.language_model.`, ….
 _PREFIX = re.compile(r"^(?:(?:model|language_model)\.)+")
@@ -49,6 +49,9 @@ class Rules(Protocol):
     def find(self, modules: Iterable[str]) -> str | None:
         """The algorithm of a module (given at several depths): ``""`` for no word, None where the section, which
         names all that it quantises, leaves the module out."""
+
+    def eight_bit(self, modules: Iterable[str]) -> tuple[EightBit, ...]:
+        """What the entries for eight-bit floats that mean a module (given at several depths) say of it."""
 
 
 Group = Mapping[str, Any]
@@ -91,6 +94,23 @@ class Groups:
             forms = [*modules, *(prefix + name for name in names for prefix in _PREFIXES)]
             named += [group for pattern, group in self.expressions if any(map(pattern.match, forms))]
         return tuple(named or (group for name, group in self.classes if name == "Linear"))
+
+    def eight_bit(self, modules: Iterable[str]) -> tuple[EightBit, ...]:
+        """As `Rules.eight_bit`."""
+        groups = (group for group in self.meaning(modules) if group_algo(group) == "8-bit float")
+        return tuple(EightBit(weight_grain(group), _static_inputs(group)) for group in groups)
+
+
+def _static_inputs(group: Group) -> bool | None:
+    """Do a group's activations have stored scales?  `dynamic` is false where it is not there (``quant_args.py``)."""
+    inputs = group.get("input_activations")
+    if not isinstance(inputs, dict):
+        return False if inputs is None else None
+    dynamic = inputs.get("dynamic") or False
+    if dynamic is not False:
+        return False
+    plain = inputs.get("num_bits") == 8 and inputs.get("type") == "float"
+    return True if plain and inputs.get("strategy") in (None, "tensor") else None
 
 
 def _kindest(algos: list[str]) -> str:
@@ -153,6 +173,21 @@ Grain = tuple[int | None, int | None]
 """Rows, and values of a row, that share one scale of a weight; None for all of them."""
 
 
+class EightBit(NamedTuple):
+    """What a section says of a module in eight-bit floats; None where it does not say, or in a way not known here.
+
+    Attributes
+    ----------
+    grain
+        How the weight is cut for its scales.
+    static
+        Its activations have stored scales.
+    """
+
+    grain: Grain | None
+    static: bool | None
+
+
 def weight_grain(group: Group) -> Grain | None:
     """How a group of compressed-tensors cuts a weight for its scales; None where it does not say, or in another way.
 
@@ -185,17 +220,25 @@ def weight_grain(group: Group) -> Grain | None:
 
 @dataclass(frozen=True, slots=True)
 class QuarkRules:
-    """Quark's exceptions by pattern, and what holds for everything else."""
+    """Quark's exceptions by pattern, and what holds for everything else: algorithms, and what is said beside FP8."""
 
-    layers: tuple[tuple[str, str], ...]
-    rest: str
+    layers: tuple[tuple[str, str, EightBit], ...]
+    rest: tuple[str, EightBit]
 
     def find(self, modules: Iterable[str]) -> str | None:
         """As `Rules.find`; Quark leaves nothing out."""
+        return self._entry(modules)[0]
+
+    def eight_bit(self, modules: Iterable[str]) -> tuple[EightBit, ...]:
+        """As `Rules.eight_bit`."""
+        algo, said = self._entry(modules)
+        return (said,) if algo == "FP8" else ()
+
+    def _entry(self, modules: Iterable[str]) -> tuple[str, EightBit]:
         for name in _depths(modules):
-            for pattern, algo in self.layers:
+            for pattern, algo, said in self.layers:
                 if _means(pattern, name):
-                    return algo
+                    return algo, said
         return self.rest
 
 
@@ -210,8 +253,33 @@ def quark_rules(raw: Mapping[str, Any]) -> QuarkRules:
     """Read a section of Quark's."""
     layers = raw.get("layer_quant_config")
     found = layers.items() if isinstance(layers, dict) else ()
-    rest = "" if raw.get("layer_type_quant_config") else quark_algo(raw.get("global_quant_config"))
-    return QuarkRules(tuple((str(pattern), quark_algo(entry)) for pattern, entry in found), rest)
+    whole = {} if raw.get("layer_type_quant_config") else raw.get("global_quant_config")
+    layers = tuple((str(pattern), quark_algo(entry), _quark_eight_bit(entry)) for pattern, entry in found)
+    return QuarkRules(layers, (quark_algo(whole), _quark_eight_bit(whole)))
+
+
+def _quark_eight_bit(entry: Any) -> EightBit:
+    """What one of Quark's entries says beside FP8: `qscheme` of the weight, and whether its inputs are dynamic.
+
+    >>> _quark_eight_bit({"weight": {"dtype": "fp8_e4m3", "qscheme": "per_channel", "ch_axis": 0}})
+    EightBit(grain=(1, None), static=False)
+    """
+    weight, inputs = (entry.get(key) if isinstance(entry, dict) else None for key in ("weight", "input_tensors"))
+    static: bool | None = False if inputs is None else None
+    if isinstance(inputs, dict) and isinstance(inputs.get("is_dynamic"), bool):
+        one = str(inputs.get("dtype")).startswith("fp8") and inputs.get("qscheme") in (None, "per_tensor")
+        static = False if inputs["is_dynamic"] else (True if one else None)
+    if not isinstance(weight, dict):
+        return EightBit(None, static)
+    kind, size = weight.get("qscheme"), weight.get("group_size")
+    grain: Grain | None = None
+    if kind == "per_tensor":
+        grain = (None, None)
+    elif kind == "per_channel" and weight.get("ch_axis") in (None, 0):
+        grain = (1, None)
+    elif kind == "per_group" and isinstance(size, int) and not isinstance(size, bool) and size > 0:
+        grain = (1, size)
+    return EightBit(grain, static)
 
 
 def quark_algo(entry: Any) -> str:

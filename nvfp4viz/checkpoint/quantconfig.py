@@ -15,8 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from nvfp4viz.checkpoint.module_rules import (
-    Grain,
-    Groups,
+    EightBit,
     Rules,
     bare,
     compiled,
@@ -25,7 +24,6 @@ from nvfp4viz.checkpoint.module_rules import (
     quark_algo,
     quark_rules,
     quark_static_inputs,
-    weight_grain,
 )
 from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG
 
@@ -70,6 +68,8 @@ class SourceConfig:
         What `moe_quant_algo` says.
     packing
         `format` of compressed-tensors: how codes are packed.
+    activation_scheme
+        Of the method ``fp8``: ``"static"`` or ``"dynamic"``.
     """
 
     file: str
@@ -87,6 +87,7 @@ class SourceConfig:
     weight_block: tuple[int, int] | None = None
     moe_algo: str | None = None
     packing: str | None = None
+    activation_scheme: str | None = None
     _allowed: _AllowList | None = None
     _rules: Rules | None = None
 
@@ -150,11 +151,10 @@ class QuantConfig:
         used = self.used
         return used is not None and used._rules is not None and used._rules.find(modules) is None
 
-    def eight_bit_grains(self, *modules: str) -> tuple[Grain | None, ...]:
-        """How compressed-tensors' groups of eight-bit floats that mean a module (given at several depths) cut it."""
+    def eight_bit(self, *modules: str) -> tuple[EightBit, ...]:
+        """What entries of compressed-tensors or Quark for FP8 say of a module (given at several depths)."""
         rules = self.used._rules if self.used is not None else None
-        groups = rules.meaning(modules) if isinstance(rules, Groups) else ()
-        return tuple(weight_grain(group) for group in groups if group_algo(group) == "8-bit float")
+        return rules.eight_bit(modules) if rules is not None else ()
 
     def is_excluded(self, module: str) -> bool:
         """Does any section leave this module unquantised?
@@ -253,6 +253,7 @@ def _read(file: str, raw: Mapping[str, Any], around: Mapping[str, Any] | None = 
         weight_block=_weight_block(raw),
         moe_algo=_moe_algo(around or {}, raw, body),
         packing=str(raw["format"]) if method == "compressed-tensors" and isinstance(raw.get("format"), str) else None,
+        activation_scheme=str(raw["activation_scheme"]) if isinstance(raw.get("activation_scheme"), str) else None,
         _allowed=_AllowList(layers) if isinstance(layers, dict) and layers else None,
         _rules=rules,
     )

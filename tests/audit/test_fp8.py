@@ -410,3 +410,56 @@ def test_strategy_of_experts_in_fp8(says, good, bad):
             tensors |= fp8(f"{prefix}.{expert}.{name}", (256, 384), shape)
         wrong = [("block-scale.group", "error", 0, "up", (0, 1, 2, 3))]
         assert found(audit(memory_checkpoint(tensors, config=config))) == ([] if shape in good else wrong)
+
+
+# Quark: `qscheme` of an entry.
+
+SCHEMES = [
+    ({"qscheme": "per_tensor"}, [(), (1,), (1, 1)], [(256, 1), (2, 3), (256,)]),
+    ({"qscheme": "per_channel", "ch_axis": 0}, [(256, 1), (256,)], [(), (1,), (384,), (2, 3)]),
+    ({"qscheme": "per_channel"}, [(256, 1), (256,)], [(), (384,)]),
+    ({"qscheme": "per_group", "group_size": 32}, [(256, 12)], [(256, 24), (256, 1)]),
+    # Whatever is not known here says nothing.
+    ({"qscheme": "per_channel", "ch_axis": 1}, [(1,), (256,), (2, 3)], [(7, 5)]),
+    ({"qscheme": "per_group", "group_size": "32"}, [(1,), (256, 12)], [(7, 5)]),
+    ({"qscheme": "per_block"}, [(1,), (256,), (2, 3)], [(7, 5)]),
+    ({"qscheme": 7}, [(1,), (256,), (2, 3)], [(7, 5)]),
+    ({}, [(1,), (256,), (2, 3)], [(7, 5)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("says", "good", "bad"), SCHEMES)
+def test_qscheme_of_an_entry(says, good, bad):
+    layout, name = LAYOUTS["Quark"], "model.layers.0.self_attn.o_proj"
+    entry = {"weight": {"dtype": "fp8_e4m3", **says}, "input_tensors": {"dtype": "fp8_e4m3", "is_dynamic": True}}
+    base = section_of(layout)
+    section = {**base, "layer_quant_config": {**base.get("layer_quant_config", {}), "*self_attn*": entry}}
+    for shape in (*good, *bad):
+        report = beside("Quark", name, (256, 384), shape, **with_section(layout, section))
+        assert found(report) == ([] if shape in good else [("block-scale.group", "error", 0, None, None)])
+        assert refused(report) == (shape in bad)
+    # What it leaves out is of another origin.
+    section["exclude"] = [*base.get("exclude", []), name]
+    for shape in (*good, *bad):
+        report = beside("Quark", name, (256, 384), shape, **with_section(layout, section))
+        wrong = shape == (7, 5) or shape == (384,)
+        assert ("block-scale.group" in {item.code for item in report.findings}) == wrong
+
+
+@pytest.mark.parametrize(("says", "good", "bad"), SCHEMES[:4])
+def test_qscheme_of_experts_in_fp8(says, good, bad):
+    prefix = "model.layers.0.mlp.experts"
+    entry = {"weight": {"dtype": "fp8_e4m3", **says}, "input_tensors": {"dtype": "fp8_e4m3", "is_dynamic": True}}
+    config = {**WIDE, "moe_intermediate_size": 256}
+    config["quantization_config"] = {"quant_method": "quark", "global_quant_config": entry, "exclude": ["lm_head"]}
+    for shape in (*good, *bad):
+        tensors = {}
+        for expert in range(4):
+            for kind, (rows, columns) in {"gate": (256, 384), "up": (256, 384), "down": (384, 256)}.items():
+                grain = shape if kind == "up" else good[0]
+                if kind == "down":
+                    grain = (384, *good[0][1:]) if len(good[0]) == 2 and good[0][0] == 256 else good[0]
+                    grain = (384, 8) if grain == (384, 12) else grain
+                tensors |= fp8(f"{prefix}.{expert}.{NAMED[prefix][1][kind]}", (rows, columns), grain)
+        wrong = [("block-scale.group", "error", 0, "up", (0, 1, 2, 3))]
+        assert found(audit(memory_checkpoint(tensors, config=config))) == ([] if shape in good else wrong)
