@@ -1,4 +1,4 @@
-"""A first look into one tensor: where it lies, and its first block decoded, reading no more than that block."""
+"""A first look into one tensor: where it lies, and its first block decoded, reading little more than that block."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class TensorPreview:
 
 
 def preview_tensor(checkpoint: Checkpoint, name: str) -> TensorPreview:
-    """Look at a tensor's first 16 values.
+    """Look at a tensor's first values: a whole block of a packed weight (16 of NVFP4, 32 of MXFP4), else 16.
 
     Packed codes are shown with their block scale and second-level scale where the checkpoint has them; the product of
-    the three is the weight.
+    the three is the weight.  Where a fused weight is stored transposed (Llama 4), a block runs down a column.
 
     Raises
     ------
@@ -52,22 +52,31 @@ def preview_tensor(checkpoint: Checkpoint, name: str) -> TensorPreview:
     view = canonical(checkpoint)
     slot = view.locate(name)
     bits = DTYPES[entry.dtype].bits
-    is_packed = slot is not None and slot.role == "weight" and entry.dtype in ("U8", "I8")
-    data = checkpoint.read_first(name, BLOCK // 2 if is_packed else max(1, BLOCK * bits // 8))
-    if is_packed:
-        assert slot is not None
-        return TensorPreview(entry, slot, _packed_rows(checkpoint, view, slot, data), view.is_draft(slot.layer))
+    if slot is not None and slot.role == "weight" and entry.dtype in ("U8", "I8", "F4"):
+        return TensorPreview(entry, slot, _packed_rows(checkpoint, view, slot, entry), view.is_draft(slot.layer))
+    data = checkpoint.read_first(name, max(1, BLOCK * bits // 8))
     rows: list[tuple[str, str]] = []
     if bits <= 8 or entry.dtype == "BF16":
         rows.append(("bytes", " ".join(f"{byte:02x}" for byte in data[:BLOCK])))
-    values = _decoded(entry, data)
+    dialect = view.dialects.get(slot.layer) if slot is not None and slot.role == "weight_scale" else None
+    if dialect is not None and dialect.block == "MXFP4" and entry.dtype in dialect.scale_types:
+        values: npt.NDArray[Any] | None = decode_ue8m0(np.frombuffer(data, np.uint8))  # U8 as often as F8_E8M0
+    else:
+        values = _decoded(entry, data)
     if values is not None:
         rows.append(("values" if values.size != 1 else "value", _numbers(values)))
     return TensorPreview(entry, slot, tuple(rows), slot is not None and view.is_draft(slot.layer))
 
 
-def _packed_rows(checkpoint: Checkpoint, view: CanonicalView, slot: Slot, data: bytes) -> tuple[tuple[str, str], ...]:
+def _packed_rows(
+    checkpoint: Checkpoint, view: CanonicalView, slot: Slot, weight: TensorEntry
+) -> tuple[tuple[str, str], ...]:
     """First block of a packed weight, its scales, and the weights themselves."""
+    dialect = view.dialects.get(slot.layer)
+    scale = view.slot(slot.layer, slot.expert, slot.projection, "weight_scale")
+    count = (BLOCK if dialect is None else dialect.group) // 2
+    step = 1 if scale.entry is None or not _is_transposed(weight, scale.entry) else weight.shape[-1]
+    data = checkpoint.read_first(weight.name, (count - 1) * step + 1)[::step]
     codes = unpack_nibbles(np.frombuffer(data, np.uint8))
     values = decode_e2m1(codes)
     rows = [
@@ -75,8 +84,6 @@ def _packed_rows(checkpoint: Checkpoint, view: CanonicalView, slot: Slot, data: 
         ("codes", " ".join(f"{code:x}" for code in codes.tolist())),
         ("E2M1", _numbers(values)),
     ]
-    scale = view.slot(slot.layer, slot.expert, slot.projection, "weight_scale")
-    dialect = view.dialects.get(slot.layer)
     if scale.entry is None or dialect is None or scale.entry.dtype not in dialect.scale_types or not scale.entry.nbytes:
         return tuple(rows)
     byte = np.frombuffer(checkpoint.read_first(scale.name, 1), np.uint8)
@@ -99,6 +106,17 @@ def _packed_rows(checkpoint: Checkpoint, view: CanonicalView, slot: Slot, data: 
         rows.append(("scale", f"block {block:g} × second level {level:g}"))
         rows.append(("weights", _numbers(values * block * level)))
     return tuple(rows)
+
+
+def _is_transposed(weight: TensorEntry, scale: TensorEntry) -> bool:
+    """Two codes a byte along the last axis but one: [E, in/2, out] beside scales [E, in/16, out] or [E, out, in/16]."""
+    packed, scales = weight.shape, scale.shape
+    return (
+        weight.dtype != "F4"
+        and len(packed) == len(scales) == 3
+        and packed[-2] != scales[-2]
+        and packed[-1] in scales[-2:]
+    )
 
 
 def _decoded(entry: TensorEntry, data: bytes) -> npt.NDArray[Any] | None:

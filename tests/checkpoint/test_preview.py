@@ -18,7 +18,8 @@ def test_the_first_weights_are_codes_times_scales(layout):
     preview = preview_tensor(checkpoint, layout.name(0, kind, "weight"))
     assert (preview.slot.layer, preview.slot.expert, preview.slot.projection) == (0, 0, kind)
     rows = dict(preview.rows)
-    data = layout.tensors()[layout.name(0, kind, "weight")].tobytes()[:8]
+    size = 16 if layout.block == "MXFP4" else 8
+    data = layout.tensors()[layout.name(0, kind, "weight")].tobytes()[:size]
     codes = np.array([code for byte in data for code in (byte & 15, byte >> 4)])
     scale = np.frombuffer(layout.tensors()[layout.name(0, kind, "weight_scale")].tobytes()[:1], np.uint8)
     if layout.block == "MXFP4":
@@ -29,6 +30,45 @@ def test_the_first_weights_are_codes_times_scales(layout):
         expected = E2M1[codes] * scale.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * level
     shown = np.array(rows["weights"].split(), np.float64)
     np.testing.assert_allclose(shown, expected, rtol=1e-5)  # six digits are shown
+
+
+@pytest.mark.parametrize("axes", [(0, 1, 2), (0, 2, 1)], ids=["[E, in/16, out]", "[E, out, in/16]"])
+def test_a_block_of_a_transposed_weight_runs_down_a_column(axes):
+    """Llama 4: two codes of the input a byte, [E, in/2, out]; neighbours in the file belong to other outputs."""
+    layout, rng = LAYOUTS["fused"], np.random.default_rng(5)
+    tensors, weight, scales = layout.tensors(), {}, {}
+    for kind, (rows, columns) in {"gate_up": (64, 64), "down": (64, 32)}.items():
+        weight[kind] = rng.integers(0, 256, (4, columns // 2, rows), np.uint8)
+        scales[kind] = rng.integers(0x30, 0x40, (4, columns // 16, rows), np.uint8)
+        tensors[layout.name(0, kind, "weight")] = tensor(weight[kind])
+        stored = np.ascontiguousarray(scales[kind].transpose(axes))
+        tensors[layout.name(0, kind, "weight_scale")] = tensor(stored.view(ml_dtypes.float8_e4m3fn))
+    rows = dict(preview_tensor(layout.open(tensors), layout.name(0, "down", "weight")).rows)
+    column = weight["down"][0, :8, 0]
+    assert rows["bytes"] == " ".join(f"{byte:02x}" for byte in column)
+    second = layout.get(tensors, 0, "down", "weight_scale_2")
+    block = scales["down"][0, :1, 0].view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    expected = E2M1[np.stack([column & 15, column >> 4], axis=1).ravel()] * block * second
+    np.testing.assert_allclose(np.array(rows["weights"].split(), np.float64), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name, layout in LAYOUTS.items() if layout.block == "MXFP4"])
+def test_power_of_two_scales_are_decoded_whatever_their_type_is_called(name):
+    layout = LAYOUTS[name]
+    name, tensors = layout.name(0, layout.kinds[0], "weight_scale"), layout.tensors()
+    shown = dict(preview_tensor(layout.open(), name).rows)
+    stored = np.frombuffer(tensors[name].tobytes()[:16], np.uint8)
+    expected = stored.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
+    assert np.float32(shown.get("values", shown.get("value")).split()).tolist() == expected.tolist()
+
+
+def test_a_weight_of_the_four_bit_type_is_decoded_as_one_of_bytes():
+    layout = LAYOUTS["modelopt"]
+    tensors, name = layout.tensors(), layout.name(0, "gate", "weight")
+    packed = tensors[name]
+    of_bytes = preview_tensor(layout.open(tensors), name).rows
+    tensors[name] = type(packed)("F4", (packed.shape[0], packed.shape[1] * 2), packed.data)
+    assert preview_tensor(layout.open(tensors), name).rows == of_bytes
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
