@@ -9,7 +9,9 @@ TensorRT-LLM ``fused_moe/quantization.py`` (sections 4 and 5 of `serving-vllm.md
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +35,10 @@ class Family:
         The second GEMM's input scale is read; FlashInfer's B12X replaces it by 1.0.
     gate_rules
         Gate's `weight_scale_2` is used for up as well.
+    activations
+        Activation functions that its class takes; None where it takes all, or no condition was read.
+    clamps
+        It applies ``swiglu_limit``.
     mxfp4
         It also has a path for MXFP4 experts (``oracle/mxfp4.py`` for vLLM; others as their model lists say).
     """
@@ -43,6 +49,8 @@ class Family:
     reads_down: bool = True
     gate_rules: bool = True
     mxfp4: bool = True
+    activations: tuple[str, ...] | None = None
+    clamps: bool = True
 
 
 BOTH = ("W4A4", "W4A16")
@@ -51,7 +59,9 @@ _MXFP4 = {row.id for row in MXFP4.values()}
 
 def _of_vllm(name: str) -> Family:
     row = next(row for row in MOE if row.id == name)
-    return Family(row.reach, "vllm", row.serves, row.reads_down, row.gate_rules, row.id in _MXFP4)
+    return Family(
+        row.reach, "vllm", row.serves, row.reads_down, row.gate_rules, row.id in _MXFP4, row.activations, row.clamps
+    )
 
 
 _VLLM = (
@@ -164,7 +174,35 @@ def outcome_of_bytes(backend: str, code: str, projection: str | None) -> tuple[s
     return "degraded", ("degraded", "safe", "zero") if lost else ("degraded", "safe")
 
 
-def automatic_backend(gpu: str, activation: str, weight_only: bool, mxfp4: str | None = None) -> str | None:
+def activation_of(config: Mapping[str, Any]) -> str:
+    """The experts' activation function in the vocabulary of `nvfp4viz.serving.selection`, as far as it has a word.
+
+    >>> activation_of({"text_config": {"hidden_activation": "gelu_pytorch_tanh"}}), activation_of({})
+    ('gelu_tanh', 'silu')
+    """
+    name = _setting(config, ("hidden_activation", "hidden_act", "mlp_hidden_act"), str) or "silu"
+    return {"gelu_pytorch_tanh": "gelu_tanh", "swish": "silu", "relu2": "relu2_no_mul"}.get(name, name)
+
+
+def is_clamped(config: Mapping[str, Any]) -> bool:
+    """Do the experts clamp their gate (``swiglu_limit``)?"""
+    return _setting(config, ("swiglu_limit",), (int, float)) is not None
+
+
+def _setting(config: Mapping[str, Any], keys: tuple[str, ...], kind: Any) -> Any:
+    """The first of these keys that has a value of the kind, in the configuration or its text part."""
+    text = config.get("text_config")
+    for holder in (config, text if isinstance(text, dict) else {}):
+        for key in keys:
+            value = holder.get(key)
+            if isinstance(value, kind) and not isinstance(value, bool):
+                return value
+    return None
+
+
+def automatic_backend(
+    gpu: str, activation: str, weight_only: bool, mxfp4: str | None = None, clamped: bool = False
+) -> str | None:
     """What vLLM 0.33.0 picks by itself on one GPU, with FlashInfer installed, and with Humming where it comes first.
 
     Parameters
@@ -172,12 +210,14 @@ def automatic_backend(gpu: str, activation: str, weight_only: bool, mxfp4: str |
     gpu
         ``"sm_120"``, ``"sm120"`` or ``"120"``.
     activation
-        ``"silu"``, ``"gelu_tanh"``, ``"relu2"``, …; some backends do not have all.
+        ``"silu"``, ``"gelu_tanh"``, ``"relu2_no_mul"``, …; some backends do not have all.
     weight_only
         The checkpoint is served as W4A16.
     mxfp4
         The dialect of MXFP4 experts, which have an order of their own (5.3); None for NVFP4.  What it picks may be
         outside the vocabulary (Triton), which is None here.
+    clamped
+        The experts clamp their gate.
 
     >>> automatic_backend("sm_120", "silu", False), automatic_backend("sm_90", "silu", False)
     ('vllm-flashinfer-cutlass', 'vllm-humming')
@@ -190,8 +230,7 @@ def automatic_backend(gpu: str, activation: str, weight_only: bool, mxfp4: str |
         chosen = select_mxfp4(Mxfp4Request(known, model, humming=True))
     else:
         scheme = "W4A16" if weight_only else "W4A4"
-        named = {"relu2": "relu2_no_mul"}.get(activation, activation)
-        chosen = select_moe(MoeRequest(known, named, scheme, humming=True))
+        chosen = select_moe(MoeRequest(known, activation, scheme, humming=True, swiglu_limit=clamped))
     return getattr(chosen.winner, "id", None)
 
 

@@ -34,7 +34,7 @@ def config_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Sequen
     quant = checkpoint.quant_config
     labels = list(of_each_file(quant, lambda lists: label_findings(checkpoint, view, linears, lists)))
     yield from files_findings(checkpoint, view, linears, labels) if len(sections) == 2 else labels
-    yield from _against_tensors(checkpoint, view, told=bool(labels))
+    yield from _against_tensors(checkpoint, view, linears, told=bool(labels))
     yield from of_each_file(quant, lambda lists: _against_excludes(checkpoint, view, linears, lists))
 
 
@@ -59,7 +59,9 @@ def _no_number(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]
                 yield make("config.invalid", "warn", text="config.invalid.experts", count=1, fill=fill)
 
 
-def _against_tensors(checkpoint: Checkpoint, view: CanonicalView, *, told: bool) -> Iterator[Finding]:
+def _against_tensors(
+    checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear], *, told: bool
+) -> Iterator[Finding]:
     quant = checkpoint.quant_config
     used = quant.used
     fill: dict[str, object]
@@ -73,10 +75,8 @@ def _against_tensors(checkpoint: Checkpoint, view: CanonicalView, *, told: bool)
     if not told and claimed_size and len(sizes) == 1 and claimed_size not in sizes:
         fill = {"claimed": claimed_size, "found": sizes.pop()}
         yield make("config.conflict", "error", text="config.conflict.group", count=1, fill=fill)
-    if view.scheme == "W4A4" and all(
-        label.startswith("W4A16") for label in expert_labels(checkpoint, view) or [quant.algo or ""]
-    ):
-        yield make("config.conflict", "warn", text="config.conflict.weight-only", count=1)
+    if all(label.startswith("W4A16") for label in expert_labels(checkpoint, view) or [quant.algo or ""]):
+        yield from _unread_inputs(view, linears)
     pruned = pruned_layers(checkpoint, view)
     claims = {layer: config_experts(checkpoint.config or {}, layer) for layer in view.moe_layers}
     wide = [
@@ -91,6 +91,32 @@ def _against_tensors(checkpoint: Checkpoint, view: CanonicalView, *, told: bool)
             text = "config.conflict.experts.unused" if unused else "config.conflict.experts"
             fill = {"claimed": claimed, "found": claimed + more, "more": more}
             yield make("config.conflict", "backend" if unused else "error", text=text, count=more, fill=fill)
+
+
+def _unread_inputs(view: CanonicalView, linears: Sequence[Linear]) -> Iterator[Finding]:
+    """Activation scales under a weight-only label: the experts', or those of a model without experts."""
+    places: set[tuple[int, int, str]] = set()
+    names: dict[str, None] = {}
+    for place, module in view.modules.items():
+        dialect = view.dialects[place[0]]
+        if dialect is not None and dialect.block == "NVFP4" and place[0] in view.moe_layers:
+            entry = module.tensors.get("input_scale") if module.state == "quantised" else None
+            if entry is not None:
+                names[entry.name] = None
+                places.add(place)
+    if not view.moe_layers:
+        found = (linear.tensor("input_scale") for linear in linears if linear.format == "NVFP4")
+        names = {entry.name: None for entry in found if entry is not None}
+    if names:
+        layers, kinds = {at for at, _, _ in places}, {kind for _, _, kind in places}
+        experts = tuple(sorted({expert for _, expert, _ in places}))
+        layer = min(layers) if len(layers) == 1 else None
+        alone = layer is not None and not view.is_whole(layer)
+        yield make(
+            "config.conflict", "warn", text="config.conflict.weight-only", role="input_scale", layer=layer,
+            projection=min(kinds) if alone and len(kinds) == 1 else None, experts=experts if alone else None,
+            tensors=names,
+        )  # fmt: skip
 
 
 def _listed_groups(quant: QuantConfig) -> Iterator[int]:

@@ -9,16 +9,26 @@ the forecasts with running the arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from nvfp4viz.audit.backends import DEEP_CODES, FAMILIES, Family, outcome_of_bytes
+from nvfp4viz.audit.backends import DEEP_CODES, FAMILIES, Family, activation_of, is_clamped, outcome_of_bytes
 from nvfp4viz.audit.facts import Facts
 from nvfp4viz.audit.forecast_linears import of_linears
-from nvfp4viz.audit.forecast_scales import MILD, Effect, LayerScales, LayerWeights, of_activations, of_weights
+from nvfp4viz.audit.forecast_scales import (
+    MILD,
+    Effect,
+    LayerScales,
+    LayerWeights,
+    of_activations,
+    of_static_inputs,
+    of_weights,
+)
 from nvfp4viz.audit.labels import CONFLICTS, TWO_LABELS
 from nvfp4viz.audit.report import BackendForecast, Finding
 from nvfp4viz.audit.texts import id_list, words
 from nvfp4viz.checkpoint import printable
+from nvfp4viz.serving.selection import ACTIVATIONS
 
 # Worst first.  "ignored" is worse than "safe" only in that something is wrong that the backend does not read.
 OUTCOMES = ("load-error", "unsupported", "nan", "undefined", "zero", "degraded", "ignored", "safe")
@@ -44,8 +54,11 @@ def forecast(
     found = list(findings)
     # What is wrong is the same for all thirteen backends; only what they make of it differs.
     scales = [each for each in (LayerScales(facts, layer) for layer in facts.layers) if each.wrong]
+    by_block = {block: [each for each in scales if facts.block(each.layer) == block] for block in ("NVFP4", "MXFP4")}
     only_mxfp4 = all(facts.block(layer) != "NVFP4" for layer in facts.view.moe_layers)
     weights = [each for each in (LayerWeights(facts, layer) for layer in facts.layers) if each.wrong]
+
+    config = facts.checkpoint.config or {}
 
     def of_backend(name: str, family: Family) -> BackendForecast:
         as_w4a16 = weight_only or (promoted and family.engine == "vllm")
@@ -64,9 +77,13 @@ def forecast(
         elif as_w4a16 and "W4A16" not in family.schemes:
             # The label is that of the file that the others read; what its own one does to it is said already.
             if not any(effect.fill.get("key") == "quant_algo" for effect in effects):
-                effects.append(Effect("unsupported", (), "model", set(facts.layers), "why.unsupported"))
+                text = "why.unsupported" if family.engine == "vllm" else "why.unsupported.elsewhere"
+                effects.append(Effect("unsupported", (), "model", set(facts.layers), text))
         elif not as_w4a16:
-            effects += [effect for layer in scales for effect in of_activations(family, layer)]
+            effects += [effect for layer in by_block["NVFP4"] for effect in of_activations(family, layer)]
+        if not only_mxfp4:
+            effects += _functions(family, config, set(facts.layers))
+        effects += [effect for layer in by_block["MXFP4"] for effect in of_static_inputs(family, layer)]
         effects += [effect for layer in weights for effect in of_weights(family, layer)]
         effects += of_linears(family, found, weight_only=as_w4a16)
         return _forecast(facts, name, _merged(effects, _why_safe(facts, only_mxfp4, as_w4a16)))
@@ -234,6 +251,16 @@ def _structure(family: Family, findings: list[Finding]) -> Iterable[Effect]:
             yield Effect("load-error", (), "model", layers, "why.layout", fill)
         elif item.code == "scale.convention":
             yield Effect("degraded", (), "layer", layers, "why.convention")
+
+
+def _functions(family: Family, config: Mapping[str, Any], layers: set[int]) -> Iterable[Effect]:
+    """What the class refuses by the experts' activation function, whatever their scales are (5.1)."""
+    activation = activation_of(config)
+    # Of a name that is in nobody's list it was not read what vLLM takes it for.
+    if family.activations is not None and activation in ACTIVATIONS and activation not in family.activations:
+        yield Effect("unsupported", (), "model", layers, "why.unsupported.activation", {"activation": activation})
+    elif not family.clamps and is_clamped(config):
+        yield Effect("unsupported", (), "model", layers, "why.unsupported.clamp")
 
 
 def _alignment(name: str, findings: list[Finding]) -> Iterable[Effect]:

@@ -47,13 +47,42 @@ def of_activations(family: Family, scales: LayerScales) -> Iterable[Effect]:
         yield _one_maximum(scales, layer, family)
 
 
+def of_static_inputs(family: Family, scales: LayerScales) -> Iterable[Effect]:
+    """What one layer's stored FP8 activation scales do beside MXFP4 weights (Quark's ``is_dynamic: false``).
+
+    Which backends read them, and how far one reaches there, was not read: one that does divides by the scale and
+    multiplies with it, as for NVFP4, so that each unusable slot is judged by itself; one that does not quantises by
+    block or leaves activations in BF16.
+    """
+    layer, bad = scales.layer, scales.unusable()
+    slots = sum(int(mask.sum()) for mask in bad.values())
+    if not slots:
+        return
+    if family.reach == "none":
+        yield Effect("ignored", (), "none", {layer}, "why.ignored", {"slots": slots})
+        return
+    ids = tuple(np.flatnonzero(np.logical_or.reduce(list(bad.values()))).tolist())
+    fill = {"experts": "" if scales.shared else id_list(ids), "layer": layer, "slots": slots}
+    scope = "layer" if scales.shared else "experts"
+    ends: dict[str, set[str]] = {}
+    for kind, mask in bad.items():
+        healthy = scales.healthy[kind == "down"]
+        for expert in np.flatnonzero(mask).tolist():
+            absent = bool(scales.absent[kind][expert])
+            for value in FATES if absent else (scales.values[kind][expert],):
+                outcome, possible = outcome_of_scales(value, healthy, (healthy, healthy))
+                ends.setdefault("undefined" if absent else outcome, {"ignored"}).update((outcome, *possible))
+    for outcome, possible in ends.items():
+        yield Effect(outcome, tuple(sorted(possible)), scope, {layer}, "why.static-input", fill)
+
+
 class LayerScales:
     """One layer's activation scales, as the loaders' ``(E, S)`` and ``(E,)`` parameters: NaN stands for no value."""
 
     def __init__(self, facts: Facts, layer: int) -> None:
         kinds = facts.view.projections
         self._facts, self.layer = facts, layer
-        tables = {kind: facts.tables["input_scale", layer, kind] for kind in kinds}
+        tables = self._tables = {kind: facts.tables["input_scale", layer, kind] for kind in kinds}
         self.first = [kind for kind in kinds if kind != "down"]
         self.absent = {kind: table.state == MISSING for kind, table in tables.items()}
         self.values = {kind: table.values.astype(np.float64) for kind, table in tables.items()}
@@ -84,6 +113,10 @@ class LayerScales:
     def experts(self) -> tuple[int, ...]:
         """Experts with something wrong."""
         return tuple(np.flatnonzero(np.logical_or.reduce(list(self.bad.values()))).tolist())
+
+    def unusable(self) -> dict[str, Any]:
+        """By projection: slots without a number that could be used, however far from its peers."""
+        return {kind: self.absent[kind] | (table.classes() > 0) for kind, table in self._tables.items()}
 
     def pair(self, expert: int, fate: float) -> tuple[float, float]:
         """What CUTLASS makes of one expert's slots when the missing ones hold ``fate``."""

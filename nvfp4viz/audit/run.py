@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from nvfp4viz.audit.backends import automatic_backend
+from nvfp4viz.audit.backends import activation_of, automatic_backend, is_clamped
 from nvfp4viz.audit.configs import config_findings
 from nvfp4viz.audit.containers import container_findings, fingerprint, unread_findings
 from nvfp4viz.audit.coverage import SlotRow, coverage, slot_rows
@@ -145,8 +145,10 @@ def for_gpu(done: Audit, gpu: str) -> Audit:
     """The same audit with the backend that vLLM picks on a GPU (``"sm_120"``); reads nothing."""
     scheme = _served_scheme(done.facts)
     mxfp4 = done.view.dialect if done.view.scheme == "MXFP4" else None
-    activation = _activation(done.checkpoint)
-    auto = automatic_backend(gpu, activation, scheme.weight_only or scheme.promoted, mxfp4)
+    config = done.checkpoint.config or {}
+    auto = automatic_backend(
+        gpu, activation_of(config), scheme.weight_only or scheme.promoted, mxfp4, is_clamped(config)
+    )
     auto = None if vllm_refuses(done.checkpoint) else auto
     return replace(done, report=msgspec.structs.replace(done.report, auto=auto))
 
@@ -326,15 +328,3 @@ def _container(checkpoint: Checkpoint, bytes_read: int) -> ContainerInfo:
         bytes_read=bytes_read,
         side_bytes=checkpoint.side_bytes,
     )
-
-
-def _activation(checkpoint: Checkpoint) -> str:
-    """The experts' activation function, as the configuration spells it, in the vocabulary of `automatic_backend`."""
-    config = checkpoint.config or {}
-    text = config.get("text_config")
-    for holder in (config, text if isinstance(text, dict) else {}):
-        for key in ("hidden_activation", "hidden_act", "mlp_hidden_act"):
-            if isinstance(holder.get(key), str):
-                name = str(holder[key])
-                return {"gelu_pytorch_tanh": "gelu_tanh", "swish": "silu"}.get(name, name)
-    return "silu"

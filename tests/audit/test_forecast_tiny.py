@@ -95,9 +95,22 @@ def agrees(forecast, seen):
     return seen == forecast.outcome or seen in forecast.possible
 
 
-def test_the_healthy_layer_is_safe_everywhere():
+# Its class has no GELU, the experts' activation function.
+REFUSING = "vllm-flashinfer-cutedsl"
+
+
+def all_safe(report):
+    return {item.outcome for item in report.backends if item.name != REFUSING} == {"safe"}
+
+
+def test_the_healthy_layer_is_safe_wherever_it_can_be_served():
     tensors = layer()[0]
-    assert {item.outcome for item in audit(opened(tensors)).backends} == {"safe"}
+    report = audit(opened(tensors))
+    assert all_safe(report)
+    assert {item.name: item.why for item in report.backends if item.outcome == "unsupported"} == {
+        REFUSING: "Its class in vLLM 0.33.0 does not take the experts' activation function gelu_tanh: an explicit "
+        "choice of it is refused (ValueError), without a fallback."
+    }
     for backend in BACKENDS:
         for expert in (BAD, OTHER):
             assert outcome(run(parameters_of(tensors), backend, expert), expert) == "safe"
@@ -150,11 +163,14 @@ def test_every_fault_in_the_bytes_comes_out_as_forecast(fault, projection, tmp_p
     tensors = inject_tensors(
         healthy, fault, layer=LAYER, expert=BAD, projection=projection, seed=3, config=config, hf_quant_config=quant
     )
-    assert {item.outcome for item in audit(opened(tensors)).backends} == {"safe"}
+    assert all_safe(audit(opened(tensors)))
     forecasts, experts = of_bytes(tensors, tmp_path)
     loaded = parameters_of(tensors)
     for forecast in forecasts:
         assert forecast.outcome != "safe", forecast.name
+        if forecast.name == REFUSING:
+            assert forecast.outcome == "unsupported"
+            continue
         assert (forecast.scope, forecast.layers) == ("experts", (LAYER,))
         if forecast.name in BACKENDS:
             seen = outcome(run(loaded, forecast.name, BAD), BAD)

@@ -1,5 +1,7 @@
 """A configuration that calls quantised weights something else stops every load, however healthy the tensors."""
 
+import json
+
 import pytest
 
 from nvfp4viz.audit import audit
@@ -284,3 +286,34 @@ def test_the_format_of_a_dense_model():
     for form, expected in (("nvfp4-pack-quantized", []), ("pack-quantized", EITHER)):
         config = {"num_hidden_layers": 1, "quantization_config": packed(form)}
         assert found(audit(opened(tensors, config, None))) == expected
+
+
+@pytest.mark.parametrize(
+    "id", ["modelopt", "projection-major", "w1/w2/w3", "non-gated", "Gemma 4, .moe.", "stacked", "fused"]
+)
+@pytest.mark.parametrize("one", [True, False])
+def test_activation_scales_under_a_weight_only_label(id, one):
+    """Servers go by the label: the report says which scales nobody reads, and everything else in it agrees."""
+    layout = LAYOUTS[id]
+    quant = json.loads(json.dumps(layout.quant).replace('"NVFP4"', '"W4A16_NVFP4"'))
+    tensors = layout.tensors()
+    kept = layout.name(3, "up" if "up" in layout.kinds else "gate_up", "input_scale")
+    if one:
+        tensors = {name: item for name, item in tensors.items() if name == kept or "input_scale" not in name}
+    report = audit(layout.open(tensors, quant=quant))
+    [item] = [item for item in report.findings if item.severity != "info"]
+    stored = {name for name in tensors if "input_scale" in name}
+    assert (item.code, item.severity, item.role, item.layer) == ("config.conflict", "warn", "input_scale", 0)
+    assert item.count == len(stored)
+    assert set(item.tensors) <= stored
+    assert item.tensors[0] in item.message
+    alone = one and layout.arrangement == "expert"
+    assert item.projection == ("up" if alone else None)
+    assert item.experts == (None if layout.arrangement != "expert" else (3,) if one else tuple(range(8)))
+    assert report.format.scheme == "W4A16"
+    assert report.coverage["input_scale"].expected == 0
+    assert outcomes(report)["vllm-cutlass"] == "unsupported"
+    # The twin: the same file without them.
+    bare = audit(layout.open({name: item for name, item in tensors.items() if name not in stored}, quant=quant))
+    assert found(bare) == []
+    assert bare.format.scheme == "W4A16"

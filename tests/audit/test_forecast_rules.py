@@ -1,0 +1,151 @@
+"""Forecasts that rest on something else than a scale: what a backend's class takes, and what is not known of it."""
+
+import numpy as np
+import pytest
+
+from nvfp4viz.audit import audit, describe
+from nvfp4viz.audit.backends import FAMILIES
+from nvfp4viz.serving.selection import MOE, MoeRequest, select_moe
+from tests.audit.layouts import LAYOUTS
+from tests.audit.reading import found, outcomes
+
+STATIC = "Quark, static FP8 inputs"
+READING = {name for name, family in FAMILIES.items() if family.reach != "none" and family.mxfp4}
+
+
+def with_config(layout, **more):
+    """The layout's configuration with further settings where the text model's are."""
+    config = layout.config
+    if "text_config" in config:
+        return {**config, "text_config": {**config["text_config"], **more}}
+    return {**config, **more}
+
+
+def unsupported(report):
+    return {item.name: item.why for item in report.backends if item.outcome == "unsupported"}
+
+
+FUNCTIONS = {
+    "hidden_act": {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"},
+    "hidden_activation": {"gelu_pytorch_tanh": "gelu_tanh"},
+    "mlp_hidden_act": {"relu2": "relu2_no_mul"},
+}
+
+
+@pytest.mark.parametrize("id", ["modelopt", "Gemma 4, .moe.", "fused", "stacked", "compressed-tensors", "W4A16"])
+@pytest.mark.parametrize(("key", "name"), [(key, name) for key, names in FUNCTIONS.items() for name in names])
+def test_the_experts_activation_function_decides_who_serves_them(id, key, name):
+    """Section 5.1: the class's list of activations; an explicit choice of another is refused, without a fallback."""
+    layout = LAYOUTS[id]
+    report = audit(layout.open(config=with_config(layout, **{key: name})))
+    assert found(report) == []
+    function = FUNCTIONS[key][name]
+    refusing = {
+        row.id for row in MOE
+        if row.id in FAMILIES and (layout.scheme not in row.serves or function not in (row.activations or [function]))
+    }  # fmt: skip
+    # Others than vLLM's were not read.
+    assert {item for item in unsupported(report) if item.startswith("vllm")} == refusing
+    assert (function == "silu" or layout.scheme == "W4A16") or len(refusing) >= (function != "relu2_no_mul")
+    for row in MOE:
+        if row.id in refusing and row.flag:
+            gpu = "sm_100" if row.devices and row.devices[0][0] == 100 else "sm_120"
+            request = MoeRequest(gpu, function, layout.scheme, humming=True, choice=row.flag)
+            assert select_moe(request).error is not None, row.id
+
+
+def test_a_function_that_nobody_lists_refuses_nothing():
+    """What vLLM takes an unheard-of name for was not read."""
+    layout = LAYOUTS["modelopt"]
+    assert unsupported(audit(layout.open(config=with_config(layout, hidden_act="quick_gelu")))) == {}
+
+
+@pytest.mark.parametrize("limit", [7.0, 7, None])
+def test_a_clamped_gate_is_more_than_one_backend_applies(limit):
+    layout = LAYOUTS["modelopt"]
+    report = audit(layout.open(config=with_config(layout, swiglu_limit=limit)))
+    assert found(report) == []
+    assert set(unsupported(report)) == ({"vllm-flashinfer-b12x"} if limit else set())
+
+
+def test_a_bad_scale_does_not_hide_that_a_class_refuses():
+    layout = LAYOUTS["modelopt"]
+    tensors = layout.tensors()
+    layout.put(tensors, 3, "down", "input_scale", np.nan)
+    report = audit(layout.open(tensors, config=with_config(layout, hidden_act="gelu_pytorch_tanh")))
+    assert outcomes(report)["vllm-flashinfer-cutedsl"] == "unsupported"
+    assert outcomes(report)["vllm-cutlass"] == "nan"
+
+
+def test_only_vllm_s_backends_are_chosen_explicitly():
+    """A weight-only checkpoint: SGLang and TensorRT-LLM have no ``--moe-backend`` of vLLM's."""
+    refused = unsupported(audit(LAYOUTS["W4A16"].open()))
+    assert {"vllm-cutlass", "sglang-flashinfer", "sglang-generic", "tensorrt-llm"} <= set(refused)
+    for name, why in refused.items():
+        assert ("vLLM" in why) == name.startswith("vllm"), (name, why)
+
+
+# Quark's MXFP4 with one FP8 scale of activations a module.
+
+
+@pytest.mark.parametrize("id", [id for id, one in LAYOUTS.items() if one.block == "MXFP4" and one.with_input])
+@pytest.mark.parametrize("projection", ["gate", "up", "down"])
+@pytest.mark.parametrize(
+    ("value", "outcome"),
+    [(0.0, "zero"), (np.nan, "nan"), (np.inf, "nan"), (-1e-3, "degraded"), (4.4e-42, "zero"), (None, "undefined")],
+)
+def test_a_bad_static_input_scale_reaches_every_backend_that_may_read_it(id, projection, value, outcome):
+    """A finding is ``backend`` where it is wrong on some, and the report says which (`audit.md`)."""
+    layout = LAYOUTS[id]
+    tensors = layout.tensors()
+    if value is None:
+        del tensors[layout.name(3, projection, "input_scale")]
+    else:
+        layout.put(tensors, 3, projection, "input_scale", layout.stored(value))
+    report = audit(layout.open(tensors))
+    assert [row[1] for row in found(report)] == ["backend"]
+    for item in report.backends:
+        if item.name in READING:
+            assert (item.outcome, item.scope, item.layers) == (outcome, "experts", (0,)), item
+            # That it reads them at all is not known.
+            assert {"ignored", outcome} - {"undefined"} <= set(item.possible)
+            assert "expert 3" in item.why
+        else:
+            assert item.outcome in ("ignored", "unsupported")
+        for language in ("en", "zh"):
+            assert "MXFP4 has block scales only" not in describe(item, language)[0]
+
+
+def test_so_does_one_under_quark_s_other_name():
+    """``input_quantizer.scale`` (vllm#49420)."""
+    layout = LAYOUTS[STATIC]
+    names = {".weight_scale": ".weight_quantizer.scale", ".input_scale": ".input_quantizer.scale"}
+    tensors = {}
+    for name, item in layout.tensors().items():
+        for old, new in names.items():
+            name = name.removesuffix(old) + new if name.endswith(old) else name
+        tensors[name] = item
+    assert found(audit(layout.open(tensors))) == []
+    lost = f"{layout.prefix}.3.up_proj.input_quantizer.scale"
+    report = audit(layout.open({name: item for name, item in tensors.items() if name != lost}))
+    assert [item.tensors for item in report.findings] == [(lost,)]
+    assert {name for name, outcome in outcomes(report).items() if outcome == "undefined"} == READING
+
+
+@pytest.mark.parametrize("id", [id for id, one in LAYOUTS.items() if one.block == "MXFP4"])
+def test_healthy_mxfp4_says_what_it_has(id):
+    layout = LAYOUTS[id]
+    report = audit(layout.open())
+    assert found(report) == []
+    why = {item.why for item in report.backends if item.outcome == "safe"}
+    assert {"block scales only" in text for text in why} == {not layout.with_input}
+
+
+def test_a_static_scale_far_from_its_peers_is_a_warning_alone():
+    """How far one may be off was measured for NVFP4's blocks, not for FP8."""
+    layout = LAYOUTS[STATIC]
+    tensors = layout.tensors()
+    layout.put(tensors, 3, "down", "input_scale", layout.get(tensors, 3, "down", "input_scale") * 1000)
+    report = audit(layout.open(tensors))
+    assert [row[:2] for row in found(report)] == [("scale.outlier", "warn")]
+    assert set(outcomes(report).values()) <= {"safe", "unsupported"}
