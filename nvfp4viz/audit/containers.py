@@ -9,6 +9,7 @@ from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.two_files import one_file
 from nvfp4viz.checkpoint import Checkpoint, printable
+from nvfp4viz.checkpoint.module_rules import too_slow
 from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG
 from nvfp4viz.checkpoint.table import TensorTable
 
@@ -33,6 +34,14 @@ def unread_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     for text, files in (("audit.partial.unread", whole), ("audit.partial.unread.numbers", list(checkpoint.lost))):
         if files:
             yield make("audit.partial", "info", text=text, count=len(files), fill={"file": printable(files[0], 200)})
+
+
+def slow_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """``audit.partial``: expressions of the configuration that were given up, after everything was asked of them."""
+    given_up = list(dict.fromkeys(too_slow([checkpoint.config, checkpoint.hf_quant_config])))
+    if given_up:
+        fill = {"pattern": printable(given_up[0], 200)}
+        yield make("audit.partial", "info", text="audit.partial.expression", count=len(given_up), fill=fill)
 
 
 def fingerprint(tensors: TensorTable) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 # What stands before the layers varies with the version that exported: `model.`, `model.language_model.`, ….
@@ -34,13 +35,63 @@ def bare(name: str) -> str:
     return _PREFIX.sub("", name)
 
 
+class Expression:
+    """A regular expression of a configuration, which may be anybody's: it has so much time, and no more.
+
+    Attributes
+    ----------
+    too_slow
+        It was given up, and matches nothing from then on.
+    """
+
+    # What one name may cost, and what names that cost more than a usual one may cost together; in seconds.
+    ONE, USUAL, ALL = 0.25, 0.001, 1.0
+
+    def __init__(self, text: str) -> None:
+        # vLLM reads them with this package too (`import regex as re`); only few checkpoints have any.
+        import regex
+
+        self._pattern = regex.compile(text)
+        self._spent = 0.0
+        self.too_slow = False
+
+    def match(self, name: str) -> bool:
+        """Does the expression match at the name's beginning?"""
+        if self.too_slow:
+            return False
+        begun = perf_counter()
+        try:
+            found = self._pattern.match(name, timeout=self.ONE) is not None
+        except TimeoutError:
+            found, self.too_slow = False, True
+        took = perf_counter() - begun
+        if took > self.USUAL:
+            self._spent += took
+            self.too_slow |= self._spent > self.ALL
+        return found and not self.too_slow
+
+
 @lru_cache(maxsize=512)
-def compiled(expression: str) -> re.Pattern[str] | None:
+def compiled(text: str) -> Expression | None:
     """A regular expression of a configuration, or None where it is none."""
+    import regex
+
     try:
-        return re.compile(expression)
-    except (re.error, RecursionError):
+        return Expression(text)
+    except (regex.error, RecursionError):
         return None
+
+
+def too_slow(raw: object) -> Iterator[str]:
+    """Expressions anywhere in a configuration that took too long while it was asked about modules."""
+    if isinstance(raw, str):
+        if raw.startswith("re:"):
+            known = compiled(raw[3:])
+            if known is not None and known.too_slow:
+                yield raw
+    elif isinstance(raw, dict | list):
+        for part in raw.values() if isinstance(raw, dict) else raw:
+            yield from too_slow(part)
 
 
 class Rules(Protocol):
@@ -74,7 +125,7 @@ class Groups:
     """
 
     exact: Mapping[str, tuple[Group, ...]]
-    expressions: tuple[tuple[re.Pattern[str], Group], ...]
+    expressions: tuple[tuple[Expression, Group], ...]
     classes: tuple[tuple[str, Group], ...]
     open: bool
 
@@ -125,7 +176,7 @@ _ELSEWHERE = re.compile(r"Attention|Embedding|Conv\d?d|Norm|LMHead|Rotary")
 def groups_of(raw: Any) -> Groups:
     """Read ``config_groups``; what is no group is left out."""
     exact: dict[str, tuple[Group, ...]] = {}
-    expressions: list[tuple[re.Pattern[str], Group]] = []
+    expressions: list[tuple[Expression, Group]] = []
     classes: list[tuple[str, Group]] = []
     unread = False
     for group in raw.values() if isinstance(raw, dict) else ():

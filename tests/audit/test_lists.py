@@ -5,6 +5,7 @@ import pytest
 
 from nvfp4viz.audit import audit
 from nvfp4viz.checkpoint import canonical, tensor
+from nvfp4viz.checkpoint.module_rules import Expression, compiled
 from tests.audit.config_faults import excluding, section_of, with_section
 from tests.audit.layouts import (
     ALLOWED,
@@ -423,3 +424,45 @@ def test_every_excluded_module_is_counted(id):
     whole = layout.arrangement != "expert"
     assert item.count == len(layout.kinds) * (1 if whole else EXPERTS)
     assert str(item.count) in item.message
+
+
+ENDLESS = r"re:^(?:(.+?)(?!\1))+$(?<=[A-Z])"
+
+
+def targets(*expressions):
+    group = {"weights": {"num_bits": 4, "type": "float"}, "targets": ["Linear", *expressions]}
+    return {"config": {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"g": group}}}}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda expression: excluding(LAYOUTS["modelopt"], expression),
+        lambda expression: excluding(LAYOUTS["compressed-tensors"], expression),
+        lambda expression: targets(expression),
+    ],
+    ids=["exclude list", "ignore list", "targets"],
+)
+def test_an_expression_without_end_is_given_up(change, monkeypatch):
+    """One in a stranger's configuration would hang the audit and the page; what it means is then nobody's word."""
+    layout = LAYOUTS["modelopt"]
+    monkeypatch.setattr(Expression, "ONE", 0.05)
+    compiled.cache_clear()
+    report = audit(layout.open(**change(ENDLESS)))
+    [item] = [item for item in report.findings if item.text == "audit.partial.expression"]
+    assert (item.severity, item.count) == ("info", 1)
+    assert ENDLESS in item.message
+    # One that ends, and one that is no expression at all, are nothing to speak of.
+    for harmless in (r"re:.*lm_head", "re:("):
+        assert "audit.partial.expression" not in [item.text for item in audit(layout.open(**change(harmless))).findings]
+
+
+def test_many_slow_names_are_one_slow_expression(monkeypatch):
+    """Each within its time, all of them together not."""
+    monkeypatch.setattr(Expression, "USUAL", 0.0)
+    monkeypatch.setattr(Expression, "ALL", 1e-4)
+    expression = Expression("a+")
+    answers = [expression.match("aaa") for _ in range(1000)]
+    assert answers[0]
+    assert expression.too_slow
+    assert not answers[-1]
