@@ -201,7 +201,7 @@ def _singled_out(quant: QuantConfig, view: CanonicalView) -> Iterator[Finding]:
             continue
         names: dict[str, int] = {}
         for expert in sorted(numbers):
-            for kind in view.projections:
+            for kind in view.projections_in[layer]:
                 module = view.modules.get((layer, expert, kind))
                 if module is not None and module.state == "quantised" and quant.is_excluded(module.name):
                     names[module.name] = expert

@@ -53,7 +53,7 @@ def coverage(facts: Facts, findings: Iterable[Finding], *, activations: bool) ->
     out = {}
     for role in ("input_scale", "weight_scale", "weight_scale_2"):
         layers = [at for at in facts.layers if role in facts.needs[at] and (activations or role != "input_scale")]
-        keys = [(role, at, kind) for at in layers for kind in facts.view.projections]
+        keys = [(role, at, kind) for at in layers for kind in facts.view.projections_in[at]]
         states = np.concatenate([facts.states[key] for key in keys]) if keys else np.zeros(0, np.uint8)
         absent = sum(_absent(facts, key) for key in keys)
         present = (states == OK) | (states == NOT_A_SCALAR)
@@ -92,7 +92,7 @@ def slot_rows(facts: Facts, findings: Iterable[Finding] = ()) -> Iterator[SlotRo
     for layer in facts.layers:
         draft = facts.view.is_draft(layer)
         for expert in range(facts.view.experts_in[layer]):
-            for projection in facts.view.projections:
+            for projection in facts.view.projections_in[layer]:
                 absent = (layer, expert, projection) not in facts.view.modules
                 if absent and layer in facts.pruned:
                     continue

@@ -221,7 +221,7 @@ def _vectors(view: CanonicalView) -> dict[str, tuple[int, str, str]]:
         slot.name: (layer, projection, role)
         for layer in (*view.moe_layers, *view.draft_layers)
         if view.is_whole(layer)
-        for projection in view.projections
+        for projection in view.projections_in[layer]
         for role in SCALARS
         for slot in (view.slot(layer, 0, projection, role),)
         if slot.entry is not None and slot.index is not None and slot.entry.dtype in SCALE_BYTES

@@ -171,7 +171,7 @@ def collect(checkpoint: Checkpoint, view: CanonicalView) -> Facts:
     facts.unreadable = _unreadable_slots(checkpoint, view)
     facts.pruned = pruned_layers(checkpoint, view)
     for layer in facts.layers:
-        for projection in view.projections:
+        for projection in view.projections_in[layer]:
             for role in ROLES:
                 facts.states[role, layer, projection] = np.full(view.experts_in[layer], NOT_NEEDED, np.uint8)
     singles: list[tuple[Key, int, int]] = []
@@ -215,7 +215,7 @@ def pruned_layers(checkpoint: Checkpoint, view: CanonicalView) -> frozenset[int]
 
 def label_in(checkpoint: Checkpoint, view: CanonicalView, layer: int) -> str | None:
     """The algorithm that the configuration gives a layer's experts."""
-    modules = (view.module(layer, 0, kind).name for kind in view.projections)
+    modules = (view.module(layer, 0, kind).name for kind in view.projections_in[layer])
     return checkpoint.quant_config.algo_of(view.blocks[layer], *modules)
 
 

@@ -30,7 +30,7 @@ FINGERPRINTS = (
 
 def back_fills(facts: Facts, layer: int) -> dict[str, dict[str, Mask]]:
     """Which experts' activation scales of a layer were filled in: (E,) masks by projection and origin."""
-    tables = {kind: facts.tables["input_scale", layer, kind] for kind in facts.view.projections}
+    tables = {kind: facts.tables["input_scale", layer, kind] for kind in facts.view.projections_in[layer]}
     if not tables:
         return {}
     coarse = all(is_coarse(table) for table in tables.values())

@@ -80,7 +80,7 @@ class LayerScales:
     """One layer's activation scales, as the loaders' ``(E, S)`` and ``(E,)`` parameters: NaN stands for no value."""
 
     def __init__(self, facts: Facts, layer: int) -> None:
-        kinds = facts.view.projections
+        kinds = facts.view.projections_in[layer]
         self._facts, self.layer = facts, layer
         tables = self._tables = {kind: facts.tables["input_scale", layer, kind] for kind in kinds}
         self.first = [kind for kind in kinds if kind != "down"]
@@ -215,7 +215,7 @@ class LayerWeights:
 
     def __init__(self, facts: Facts, layer: int) -> None:
         self.layer = layer
-        tables = {kind: facts.tables["weight_scale_2", layer, kind] for kind in facts.view.projections}
+        tables = {kind: facts.tables["weight_scale_2", layer, kind] for kind in facts.view.projections_in[layer]}
         self.classes = {kind: table.classes() for kind, table in tables.items()}
         self.mismatched, self.ratios = mismatched_pairs(facts, layer)
         # Values far from their peers; where the whole layer is the other way up, that is said already.

@@ -112,7 +112,7 @@ def _of_experts(checkpoint: Checkpoint, view: CanonicalView, said: Said) -> Iter
             continue
         tensors = {**module.tensors, **module.extras}
         weight = tensors.get("weight", tensors.get(""))
-        suffix = next((suffix for suffix in _SCALES if suffix in tensors), None)
+        suffix = next((suffix for suffix in SCALES if suffix in tensors), None)
         if weight is None or weight.dtype not in FP8 or len(weight.shape) < 2:
             continue
         if suffix is None:
@@ -173,7 +173,8 @@ def _absent(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
         if layer in others:
             continue
         size = view.experts_in[layer]
-        present = {kind: np.isin(np.arange(size), list(stored.get((layer, kind), ()))) for kind in view.projections}
+        kinds = view.projections_in[layer]
+        present = {kind: np.isin(np.arange(size), list(stored.get((layer, kind), ()))) for kind in kinds}
         whole = np.logical_or.reduce(list(present.values()))
         yield from absent_or_gap(facts, layer, None, ~whole)
         for kind, mask in present.items():
@@ -183,15 +184,15 @@ def _absent(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
 def partial_text(view: CanonicalView) -> str | None:
     """The text of ``audit.partial`` where routed experts are in FP8: with scales whose shape is checked, or bare."""
     kinds = [
-        any(suffix in module.tensors or suffix in module.extras for suffix in _SCALES)
+        any(suffix in module.tensors or suffix in module.extras for suffix in SCALES)
         for module in view.modules.values()
         if (weight := module.tensors.get("weight", module.extras.get(""))) is not None and weight.dtype in FP8
     ]
     return f"audit.partial.fp8{'' if any(kinds) else '.bare'}" if kinds else None
 
 
-# What an FP8 expert's scale is called; fused ones lose what stands before the parameter's name.
-_SCALES = ("weight_scale", "scale", "weight_scale_inv", "scale_inv", "weight_quantizer.scale")
+# What an FP8 expert's weight scale is called; fused ones lose what stands before the parameter's name.
+SCALES = ("weight_scale", "scale", "weight_scale_inv", "scale_inv", "weight_quantizer.scale")
 
 
 def _misfit(said: Said, weight: TensorEntry, scale: TensorEntry, *modules: str) -> _Misfit | None:

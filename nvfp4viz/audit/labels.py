@@ -118,7 +118,8 @@ def _wrong_labels(checkpoint: Checkpoint, view: CanonicalView, lists: QuantConfi
         draft, found = layer in view.draft_layers, _stored_in(lists, view, layer)
         if found is None or (draft and is_native(checkpoint, found)):
             continue
-        claims = {_claim(checkpoint, view.blocks[layer], view.module(layer, 0, kind).name) for kind in view.projections}
+        names = [view.module(layer, 0, kind).name for kind in view.projections_in[layer]]
+        claims = {_claim(checkpoint, view.blocks[layer], name) for name in names}
         for claim in claims - {""}:
             named = _block_of(claim) if claim else None
             # FP8 contradicts a four-bit name and nothing else.
@@ -145,8 +146,7 @@ def _two_names(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]
             continue
         layers = [
             layer for layer, block in stored.items()
-            if _block_of(_claim(checkpoint, view.blocks[layer], view.module(layer, 0, view.projections[0]).name) or "")
-            == block
+            if _block_of(_claim(checkpoint, view.blocks[layer], _first_module(view, layer)) or "") == block
         ]  # fmt: skip
         if layers:
             fill = {
@@ -155,6 +155,10 @@ def _two_names(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]
             }  # fmt: skip
             names = [view.blocks[layer] for layer in layers]
             yield make("config.conflict", "backend", text="config.conflict.moe-algo", tensors=names, fill=fill)
+
+
+def _first_module(view: CanonicalView, layer: int) -> str:
+    return view.module(layer, 0, view.projections_in[layer][0]).name
 
 
 # compressed-tensors' names for how codes are packed.
@@ -189,7 +193,7 @@ def _stored_in(lists: QuantConfig, view: CanonicalView, layer: int) -> str | Non
     dialect = view.dialects[layer]
     if dialect is not None:
         return dialect.block
-    modules = [view.module(layer, 0, kind) for kind in view.projections]
+    modules = [view.module(layer, 0, kind) for kind in view.projections_in[layer]]
     weights = [entry for module in modules if (entry := module.tensors.get("weight")) is not None]
     fp8 = bool(weights) and all(entry.dtype in FP8 for entry in weights)
     return "FP8" if fp8 and not lists.is_excluded(view.blocks[layer]) else None

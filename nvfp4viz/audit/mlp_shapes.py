@@ -125,7 +125,7 @@ def _hidden(view: CanonicalView) -> int | None:
     found: Counter[int] = Counter()
     for layer in view.moe_layers:
         dialect = view.dialects[layer]
-        for kind in view.projections:
+        for kind in view.projections_in[layer]:
             module = view.module(layer, 0, kind)
             weight, scale = module.tensors.get("weight"), module.tensors.get("weight_scale")
             if dialect is None or module.state != "quantised" or weight is None or scale is None:

@@ -56,7 +56,7 @@ def naive_check(checkpoint: Checkpoint, view: CanonicalView | None = None) -> Na
         (layer, expert, projection)
         for layer in view.moe_layers
         for expert in range(view.experts_in[layer])
-        for projection in view.projections
+        for projection in view.projections_in[layer]
     ]
     sizes = _sizes(checkpoint, view)
     found = fitting = 0

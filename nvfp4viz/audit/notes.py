@@ -42,7 +42,7 @@ def layout_note(facts: Facts, name: str, layers: list[int], role: str) -> Iterat
     """One note over these layers, with the first tensors of a role that they have."""
     tensors: dict[str, None] = {}
     for layer in layers:
-        for projection in facts.view.projections:
+        for projection in facts.view.projections_in[layer]:
             entry = facts.view.module(layer, 0, projection).tensors.get(role)
             if entry is not None:
                 tensors[entry.name] = None
@@ -59,7 +59,7 @@ def _ambiguous(facts: Facts) -> Iterator[Finding]:
         dialect = facts.view.dialects[layer]
         if dialect not in (DEEPSEEK_V4, QUARK, QUARK_QUANTIZER) or (settled and dialect is not DEEPSEEK_V4):
             continue
-        for projection in facts.view.projections:
+        for projection in facts.view.projections_in[layer]:
             entry = facts.view.module(layer, 0, projection).tensors.get("weight_scale")
             if entry is not None and entry.dtype == "U8":
                 names.append(entry.name)

@@ -311,7 +311,7 @@ class _Places:
         if item.layer is None and item.code != "scheme.mislabelled":
             return
         for layer in self.facts.layers if item.layer is None else (item.layer,):
-            for projection in self.view.projections if item.projection is None else (item.projection,):
+            for projection in self.view.projections_in[layer] if item.projection is None else (item.projection,):
                 states = self.facts.states.get(("input_scale", layer, projection))
                 if states is None:
                     continue
@@ -383,7 +383,7 @@ def _largest(
     places: _Places, distrusted: set[tuple[int, int, str]], policy: str, layer: int, projection: str
 ) -> np.float32:
     """What the file stores for the largest effective scale of the peers (a divisor is then the smallest number)."""
-    kinds = (projection,) if policy == "peer-max" else places.view.projections
+    kinds = (projection,) if policy == "peer-max" else places.view.projections_in[layer]
     stored: list[np.float32] = []
     values: list[np.float32] = []
     for kind in kinds:

@@ -47,9 +47,9 @@ def scale_findings(facts: Facts, *, activations: bool, rank_holes: dict[int, tup
     """
     for layer in facts.layers:
         if layer in rank_holes:
-            place = facts.place(layer, facts.view.projections, "input_scale", rank_holes[layer])
+            place = facts.place(layer, facts.view.projections_in[layer], "input_scale", rank_holes[layer])
             yield make("expert.rank-hole", "backend", role="input_scale", layer=layer, **place)
-        for projection in facts.view.projections:
+        for projection in facts.view.projections_in[layer]:
             for role in ROLES:
                 if role == "input_scale" and (not activations or layer in rank_holes):
                     continue
@@ -200,7 +200,7 @@ def has_wrong_convention(table: ScaleTable) -> bool:
 def convention_findings(facts: Facts) -> Iterator[Finding]:
     """``scale.convention``: whole layers whose second-level weight scales are stored the other way up."""
     for layer in facts.layers:
-        tables = [facts.tables["weight_scale_2", layer, kind] for kind in facts.view.projections]
+        tables = [facts.tables["weight_scale_2", layer, kind] for kind in facts.view.projections_in[layer]]
         wrong = [table for table in tables if has_wrong_convention(table)]
         if wrong:
             names = dict.fromkeys(

@@ -44,7 +44,7 @@ def rank_holes(facts: Facts) -> dict[int, tuple[int, ...]]:
     for layer in facts.layers:
         if facts.view.is_whole(layer):
             continue
-        masks = [facts.states["input_scale", layer, kind] == MISSING for kind in facts.view.projections]
+        masks = [facts.states["input_scale", layer, kind] == MISSING for kind in facts.view.projections_in[layer]]
         if not masks or not all(np.array_equal(mask, masks[0]) for mask in masks):
             continue
         lost = np.flatnonzero(masks[0])
@@ -73,7 +73,7 @@ def is_weight_only(facts: Facts) -> bool:
         layer for layer in facts.layers
         if (own := dialects[layer]) is not None and own.block == "NVFP4" and own.names_activations
     ]  # fmt: skip
-    states = [facts.states["input_scale", layer, kind] for layer in layers for kind in facts.view.projections]
+    states = [facts.states["input_scale", layer, kind] for layer in layers for kind in facts.view.projections_in[layer]]
     return bool(states) and not any((state == OK).any() or (state == UNREADABLE).any() for state in states)
 
 
@@ -91,7 +91,7 @@ def _absent_experts(facts: Facts) -> Iterator[Finding]:
         stored.setdefault((layer, kind), []).append(expert)
     for layer in facts.layers:
         size = view.experts_in[layer]
-        present = {kind: np.zeros(size, np.bool_) for kind in view.projections}
+        present = {kind: np.zeros(size, np.bool_) for kind in view.projections_in[layer]}
         for kind, mask in present.items():
             readable = [facts.states[role, layer, kind] != UNREADABLE for role in ROLES]
             mask |= ~np.logical_and.reduce(readable)
@@ -122,7 +122,7 @@ def absent_or_gap(facts: Facts, layer: int, projection: str | None, lost: Mask) 
             pruned = layer in facts.pruned and projection is None
             if pruned:
                 text = "expert.gap.pruned"
-            kinds = [projection] if projection else facts.view.projections
+            kinds = [projection] if projection else facts.view.projections_in[layer]
             names = [facts.view.module(layer, expert, kind).name for expert in ids for kind in kinds]
             fill = {"expected": len(lost)}
             yield make(
@@ -181,7 +181,7 @@ def _unquantised(facts: Facts, quant: QuantConfig) -> Iterator[Finding]:
                 experts=tuple(sorted(ids)), tensors=names, fill={"engines": ("vllm",)},
             )  # fmt: skip
     for layer, ids in sorted(others.items()):
-        names = [view.module(layer, expert, kind).name for expert in sorted(ids) for kind in view.projections]
+        names = [view.module(layer, expert, kind).name for expert in sorted(ids) for kind in view.projections_in[layer]]
         yield make(
             "scheme.mixed-layer", "error", layer=layer, experts=tuple(sorted(ids)), tensors=names, count=len(ids)
         )

@@ -137,8 +137,8 @@ def _between_projections(
         fill = {"found": hidden, "expected": usual, **layer_list(where)}
         yield make(
             "weight.shape", "error", text="weight.shape.hidden", role="weight",
-            layer=where[0] if len(where) == 1 else None, tensors=_names(facts, where, facts.view.projections[0]),
-            count=len(where), fill=fill,
+            layer=where[0] if len(where) == 1 else None,
+            tensors=_names(facts, where, facts.view.projections_in[where[0]][0]), count=len(where), fill=fill,
         )  # fmt: skip
     for (name, said, value), where in against.items():
         fill: dict[str, Any] = {"key": name, "claimed": said, "found": value, **layer_list(where)}

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from nvfp4viz.checkpoint.dialects import PROJECTIONS, Dialect, parse_expert_name, parse_whole
 from nvfp4viz.checkpoint.dialects.collect import UNCOUNTED, collect, layers_of_blocks
-from nvfp4viz.checkpoint.dialects.per_expert import PROJECTION_ORDER, ROLES
-from nvfp4viz.checkpoint.modules import FLOATS, Module, ModuleReader, is_one_number, table_of
+from nvfp4viz.checkpoint.dialects.per_expert import PROJECTION_ORDER, ROLES, parse_module
+from nvfp4viz.checkpoint.modules import FLOATS, Module, ModuleReader, is_one_number, projections_due, table_of
 from nvfp4viz.checkpoint.quantconfig import QuantConfig
 from nvfp4viz.checkpoint.source import HF_QUANT_CONFIG
 from nvfp4viz.checkpoint.table import TensorEntry, TensorTable
@@ -66,7 +66,9 @@ class CanonicalView:
         The same per layer (a layer may be pruned).
     projections
         ``("gate", "up", "down")``, without the gate where no expert has one, ``("gate_up", "down")`` where the layout
-        stores both in one tensor.
+        stores both in one tensor; of all layers together, without plain draft layers.
+    projections_in
+        The same per layer: a draft layer may be of another layout.
     activation_blocks
         Kinds of blocks (``"NVFP4"``, ``"MXFP4"``) of which some expert stores an activation scale.
     table
@@ -87,6 +89,7 @@ class CanonicalView:
     experts: int
     experts_in: dict[int, int]
     projections: tuple[str, ...]
+    projections_in: dict[int, tuple[str, ...]]
     top_k: int | None
     blocks: dict[int, str]
     modules: dict[tuple[int, int, str], Module]
@@ -152,7 +155,7 @@ class CanonicalView:
         for at in self.moe_layers if layer is None else (layer,):
             roles = self.roles_in(at) if role is None else (role,)
             for number in range(self.experts_in[at]) if expert is None else (expert,):
-                for name in self.projections if projection is None else (projection,):
+                for name in self.projections_in[at] if projection is None else (projection,):
                     if self.module(at, number, name).state not in ("unquantised", "other"):
                         for kind in roles:
                             yield self.slot(at, number, name, kind)
@@ -183,11 +186,44 @@ class CanonicalView:
         return dialect is not None and dialect.arrangement != "expert"
 
     def _module_name(self, layer: int, expert: int, projection: str) -> str:
-        disk = self._disk_names.get(projection, f"{projection}_proj")
+        names, projection_major = self._own_names.get(layer, (self._disk_names, self._projection_major))
+        disk = names.get(projection) or _as_its_sisters(names, projection) or self._disk_names.get(projection)
+        disk = disk or f"{projection}_proj"
         if self.is_whole(layer):
             return f"{self.blocks[layer]}.{disk}"
-        tail = f"{disk}.{expert}" if self._projection_major else f"{expert}.{disk}"
+        tail = f"{disk}.{expert}" if projection_major else f"{expert}.{disk}"
         return f"{self.blocks[layer]}.{tail}"
+
+    @cached_property
+    def _own_names(self) -> dict[int, tuple[dict[str, str], bool]]:
+        """By layer: what its projections are called on disk, and whether they stand before the expert's number."""
+        firsts: dict[tuple[int, str], str] = {}
+        for (layer, _, projection), module in self.modules.items():
+            firsts.setdefault((layer, projection), module.name)
+        found: dict[int, tuple[dict[str, str], bool]] = {}
+        for (layer, projection), name in firsts.items():
+            parsed = parse_module(name)
+            names, major = found.get(layer, ({}, False))
+            names[projection] = name.rpartition(".")[2] if parsed is None else parsed.projection
+            found[layer] = names, major or (parsed is not None and parsed.projection_major)
+        return found
+
+
+# The projections' names that go together.
+_NAMINGS = (
+    {"gate": "gate_proj", "up": "up_proj", "down": "down_proj", "gate_up": "gate_up_proj"},
+    {"gate": "w1", "up": "w3", "down": "w2", "gate_up": "w13"},
+    {"down": "w2_weight", "gate_up": "w13_weight"},
+)
+
+
+def _as_its_sisters(names: Mapping[str, str], projection: str) -> str | None:
+    """A projection's name beside others of its layer.
+
+    >>> _as_its_sisters({"up": "w3", "down": "w2"}, "gate")
+    'w1'
+    """
+    return next((naming.get(projection) for naming in _NAMINGS if names.items() <= naming.items()), None)
 
 
 class _HasTensors(Protocol):
@@ -226,11 +262,13 @@ def canonical_of(
     config, quant_config = config or {}, quant_config or QuantConfig()
     table = tensors if isinstance(tensors, TensorTable) else table_of(tensors.values())
     found = collect(table)
+    promised: dict[str, set[str]] = {}
     if found.parts:
         for lost in unreadable:
             parsed = parse_expert_name(lost) or parse_whole(lost)
             if parsed is not None:
                 found.blocks.setdefault(parsed.block, None)
+                promised.setdefault(parsed.block, set()).add(PROJECTIONS[parsed.projection])
     if only is not None:
         found.blocks = {block: None for block in found.blocks if block in only}
         found.parts = [part for part in found.parts if part.block in only]
@@ -242,7 +280,9 @@ def canonical_of(
     # The older file is ModelOpt's own and names no method.
     method = None if used is None else used.method or ("modelopt" if used.file == HF_QUANT_CONFIG else None)
     layer_of = {block: layer for layer, block in (blocks | drafts).items()}
-    read = ModuleReader(table, found.parts, layer_of, method, lambda layer: config_experts(config, layer))
+    promises = {layer: promised[block] for block, layer in layer_of.items() if block in promised}
+    read = ModuleReader(table, found.parts, layer_of, method, lambda layer: config_experts(config, layer), promises)
+    due = projections_due(read.stored, read.dialects, drafts)
     most = max((read.experts_in[layer] for layer in blocks), default=0)
     for layer in blocks:
         # What the configuration does not say, the other layers do.
@@ -266,7 +306,8 @@ def canonical_of(
         draft_layers=tuple(sorted(drafts)),
         experts=max([claimed or 0, *(read.experts_in[layer] for layer in blocks)]),
         experts_in=read.experts_in,
-        projections=tuple(kind for kind in PROJECTION_ORDER if kind in read.projections),
+        projections=tuple(kind for kind in PROJECTION_ORDER if any(kind in due[at] for at in (*blocks, *quantised))),
+        projections_in=due,
         top_k=config_number(config, TOP_K_KEYS),
         blocks=blocks | drafts,
         modules=read.modules,

@@ -180,11 +180,11 @@ def changes(
     if not view.complete or not view.modules:
         raise InputError("fault.layout", dialect=view.dialect)
     numbers = {at for at, _, _ in view.modules}
-    if layer not in numbers or not 0 <= expert < view.experts_in[layer] or projection not in view.projections:
+    if layer not in numbers or not 0 <= expert < view.experts_in[layer] or projection not in view.projections_in[layer]:
         raise InputError(
             "fault.no-such-slot", layer=layer, expert=expert, projection=printable(projection), layers=_span(numbers)
         )
-    paired = {"gate", "up"} <= set(view.projections)
+    paired = {"gate", "up"} <= set(view.projections_in[layer])
     if (fault == "pair-mismatch" and projection not in ("gate", "up")) or (fault == "gate-up-swap" and not paired):
         raise InputError("fault.pair", projection=printable(projection))
     at = _At(view, read, layer, expert, projection, role or spec.roles[0], seed)
@@ -361,7 +361,7 @@ def _copied(at: _At, fault: str) -> Changes:
                 out |= at.copied(role, at.expert, pair[kind], kind)
         return out
     for role in roles:
-        for kind in at.view.projections:
+        for kind in at.view.projections_in[at.layer]:
             out |= at.copied(role, at.neighbour, kind, kind)
     return out
 

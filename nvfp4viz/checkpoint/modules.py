@@ -7,14 +7,14 @@ found out once a signature and layer, and a projection costs two small records.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from nvfp4viz.checkpoint.dialects import PACKED, PROJECTIONS, Dialect, recognise
 from nvfp4viz.checkpoint.dialects.collect import Parts
-from nvfp4viz.checkpoint.dialects.per_expert import ROLES
+from nvfp4viz.checkpoint.dialects.per_expert import PROJECTION_ORDER, ROLES
 from nvfp4viz.checkpoint.dtypes import SCALE_BYTES
 from nvfp4viz.checkpoint.table import TensorEntry, TensorTable
 
@@ -78,6 +78,11 @@ class ModuleReader:
     """Every projection read in its layer's dialect.
 
     A layer's dialect is that of most of its projections; one that clearly speaks another is in state ``"other"``.
+
+    Attributes
+    ----------
+    stored
+        Projections by layer of which something is stored, or promised in files that cannot be read.
     """
 
     def __init__(
@@ -87,6 +92,7 @@ class ModuleReader:
         layer_of: Mapping[str, int],
         method: str | None,
         claimed: Callable[[int], int | None],
+        promised: Mapping[int, Collection[str]],
     ) -> None:
         self._table, self._method = table, method
         kept = [(layer_of[part.block], part) for part in parts if part.block in layer_of]
@@ -106,7 +112,7 @@ class ModuleReader:
         self._speak_for_the_unread(counts)
         self.modules: dict[tuple[int, int, str], Module] = {}
         self.experts_in: dict[int, int] = dict.fromkeys(counts, 0)
-        self.projections: set[str] = set()
+        self.stored: dict[int, set[str]] = {layer: set(promised.get(layer, ())) for layer in counts}
         self.activation_blocks: set[str] = set()
         self._readings: dict[tuple[int, int], _Reading] = {}
         self._read_all(kept, numbers, claimed)
@@ -140,10 +146,10 @@ class ModuleReader:
         self, kept: list[tuple[int, Parts]], numbers: list[int], claimed: Callable[[int], int | None]
     ) -> None:
         table, modules, experts_in, readings = self._table, self.modules, self.experts_in, self._readings
-        used = self.projections
+        stored = self.stored
         for (layer, part), number in zip(kept, numbers, strict=True):
             kind = PROJECTIONS[part.projection]
-            used.add(kind)
+            stored[layer].add(kind)
             reading = readings.get((layer, number))
             if reading is None:
                 reading = readings[layer, number] = self._reading(layer, number)
@@ -203,6 +209,64 @@ class _Reading(NamedTuple):
     roles: tuple[tuple[str, str], ...] | None
     extras: tuple[str, ...]
     state: str
+
+
+def projections_due(
+    stored: Mapping[int, Collection[str]], dialects: Mapping[int, Dialect | None], drafts: Collection[int]
+) -> dict[int, tuple[str, ...]]:
+    """Projections that each layer's experts must have.
+
+    Gate and up are one tensor in some layouts and two in others, and two layers of one file may differ: a draft layer
+    above all, which an exporter copies as it was.  So only layers of one kind answer for one another, and a draft layer
+    for none but drafts.
+
+    Parameters
+    ----------
+    stored
+        What is there, by layer.
+    dialects
+        By layer; they tell of which kind a layer is that has lost both gate and up.
+
+    >>> projections_due({0: {"gate", "up", "down"}, 1: {"up", "down"}, 2: {"gate_up", "down"}}, {}, [2])[1]
+    ('gate', 'up', 'down')
+    """
+    style = {layer: _style(kinds) for layer, kinds in stored.items()}
+
+    def alike(layer: int) -> tuple[tuple[int | None, bool | None], ...]:
+        """Those who answer for a layer, the nearest first: its dialect's drafts or no drafts, its dialect's, …"""
+        dialect, draft = id(dialects.get(layer)), layer in drafts
+        return (dialect, draft), (dialect, None), (None, draft), (None, None)
+
+    votes: dict[tuple[int | None, bool | None], Counter[str]] = {}
+    for layer, found in style.items():
+        for group in alike(layer) if found else ():
+            votes.setdefault(group, Counter())[found] += 1
+    for layer in [layer for layer, found in style.items() if not found]:
+        counts = next((votes[group] for group in alike(layer) if group in votes), None)
+        style[layer] = counts.most_common(1)[0][0] if counts else ""
+    known: dict[tuple[str, bool], set[str]] = {}
+    for layer, kinds in stored.items():
+        known.setdefault((style[layer], layer in drafts), set()).update(kinds)
+    gated = any(layer not in drafts and ("gate" in kinds or "gate_up" in kinds) for layer, kinds in stored.items())
+    due = {}
+    for layer, kinds in stored.items():
+        here = set(kinds)
+        if style[layer] != "both":
+            here |= known.get((style[layer], False), set())
+            here |= known.get((style[layer], True), set()) if layer in drafts else set()
+        # A model is gated or it is not, however it is stored.
+        if style[layer] == "two" and gated:
+            here.add("gate")
+        # A gate has an up beside it, and both have a down.
+        here |= {"up", "down"} if "gate" in here else {"down"} if here else set()
+        due[layer] = tuple(kind for kind in PROJECTION_ORDER if kind in here)
+    return due
+
+
+def _style(kinds: Collection[str]) -> str:
+    """Are gate and up ``"one"`` tensor, ``"two"``, ``"both"`` at once, or (empty) neither?"""
+    one, two = "gate_up" in kinds, "gate" in kinds or "up" in kinds
+    return "both" if one and two else "one" if one else "two" if two else ""
 
 
 def _leading(tensors: Mapping[str, TensorEntry]) -> int | None:

@@ -272,7 +272,7 @@ def _slots(served: ServedModel, layer: int, expert: int) -> tuple[SlotLink, ...]
         return ()
     parameters = served.parameters_of(layer)
     found = []
-    for projection in served.view.projections:
+    for projection in served.view.projections_in[layer]:
         name = served.view.slot(layer, expert, projection, "input_scale").name
         value = np.float32(parameters.values("input_scale", projection)[expert])
         written = bool(parameters.written["input_scale", projection][expert])

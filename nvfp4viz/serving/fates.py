@@ -159,6 +159,9 @@ def measures(broken: Checkpoint, view: CanonicalView, seed: int = 0) -> tuple[Me
 def _unusable(parameters: tuple[LayerParameters, ...], view: CanonicalView) -> int:
     found = 0
     for role in SCALARS:
-        scales = {(p.layer, name): np.asarray(p.values(role, name)) for p in parameters for name in view.projections}
+        scales = {
+            (p.layer, name): np.asarray(p.values(role, name))
+            for p in parameters for name in view.projections_in[p.layer]
+        }  # fmt: skip
         found += sum(len(bad.experts) * len(bad.projections) for bad in check_slots(scales, role))
     return found

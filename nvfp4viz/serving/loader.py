@@ -174,7 +174,7 @@ def load_parameters(
         parts = _allocate(view.experts_in[layer], hidden, intermediate)
         written: dict[tuple[str, str], npt.NDArray[np.bool_]] = {}
         for role in ROLES:
-            for projection in view.projections:
+            for projection in view.projections_in[layer]:
                 written[role, projection] = np.zeros(view.experts_in[layer], np.bool_)
         _fill(checkpoint, view, layer, parts, written, roles)
         layers.append(LayerParameters(layer, **parts, written=written))
@@ -322,11 +322,11 @@ def _report(
     counts = []
     unwritten: list[UnwrittenSlot] = []
     for role in roles:
-        masks = [p.written[role, projection] for p in layers for projection in view.projections]
+        masks = [p.written[role, projection] for p in layers for projection in view.projections_in[p.layer]]
         counts.append(RoleCount(role, sum(m.size for m in masks), sum(int(m.sum()) for m in masks)))
     for parameters in layers:
         for role in roles:
-            for projection in view.projections:
+            for projection in view.projections_in[parameters.layer]:
                 for expert in np.flatnonzero(~parameters.written[role, projection]).tolist():
                     scalar = role in ("weight_scale_2", "input_scale")
                     value = float(parameters.values(role, projection)[expert]) if scalar else None

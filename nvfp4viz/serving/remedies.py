@@ -281,7 +281,7 @@ def _fills(checkpoint: Checkpoint, view: CanonicalView, change: Change) -> dict[
     """A value for every missing activation scale."""
     filled: dict[str, np.float32] = {}
     for layer in view.moe_layers:
-        for projection in view.projections:
+        for projection in view.projections_in[layer]:
             slots = list(view.slots(layer, projection=projection, role="input_scale"))
             missing = [slot.name for slot in slots if slot.entry is None]
             present = checkpoint.read_scalars([slot.name for slot in slots if slot.entry is not None])

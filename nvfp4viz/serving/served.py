@@ -265,7 +265,7 @@ def run_guard(parameters: tuple[LayerParameters, ...], view: CanonicalView, role
     for p in parameters:
         for role in roles:
             if role in ("weight_scale_2", "input_scale"):
-                for projection in view.projections:
+                for projection in view.projections_in[p.layer]:
                     guard.inspect(p.layer, projection, role, p.values(role, projection))
     guard.check()
 

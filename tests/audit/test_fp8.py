@@ -407,6 +407,8 @@ def test_strategy_of_experts_in_fp8(says, good, bad):
     for shape in (*good, *bad):
         tensors = {}
         for expert in range(4):
+            for other in ("gate_proj", "down_proj"):
+                tensors |= fp8(f"{prefix}.{expert}.{other}", (256, 384), good[0])
             tensors |= fp8(f"{prefix}.{expert}.{name}", (256, 384), shape)
         wrong = [("block-scale.group", "error", 0, "up", (0, 1, 2, 3))]
         assert found(audit(memory_checkpoint(tensors, config=config))) == ([] if shape in good else wrong)

@@ -208,7 +208,10 @@ OTHERS = {
         {f"{E}.{k}.gate_proj.weight": tensor(np.zeros((16, 32), np.float32)) for k in range(4)},
         "UNQUANTISED",
     ),
-    "unknown": ({f"{E}.{k}.gate_proj.weight": e4m3(16, 32) for k in range(4)}, "UNQUANTISED"),
+    "unknown": (
+        {f"{E}.{k}.{p}_proj.weight": e4m3(16, 32) for k in range(4) for p in ("gate", "up", "down")},
+        "UNQUANTISED",
+    ),
 }
 
 
