@@ -1,4 +1,4 @@
-"""What the bytes of packed codes and block scales show, eight at a time.
+"""What the bytes of packed codes and scales show, packed codes and E4M3 eight at a time.
 
 One pass over a tensor in pieces that fit the second-level cache; every number is exact.  Codes are E2M1 nibbles: the
 low three bits are the magnitude, 0 for zero and 7 for 6.
@@ -11,6 +11,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from nvfp4viz.audit.facts import CLASSES, classify
+from nvfp4viz.checkpoint.dtypes import DTYPES, SCALE_BYTES
 
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]
@@ -43,6 +46,10 @@ class Scan(msgspec.Struct, array_like=True, gc=False):
         Places of the first few, counted in bytes from the tensor's first.
     cast
         E8M0 bytes are what a cast of 2^(b − 127) to an integer leaves.
+    numbers
+        Of scales that are numbers by themselves (F32, BF16, …): how many there are.
+    wrong
+        By class (`nvfp4viz.audit.facts.CLASSES`): how many of those are no usable scale, and which the first few are.
     """
 
     nbytes: int = 0
@@ -55,6 +62,8 @@ class Scan(msgspec.Struct, array_like=True, gc=False):
     nan_at: tuple[int, ...] = ()
     negative_at: tuple[int, ...] = ()
     cast: bool = False
+    numbers: int = 0
+    wrong: dict[str, tuple[int, tuple[int, ...]]] = {}
 
 
 class Scanner:
@@ -63,7 +72,7 @@ class Scanner:
     Parameters
     ----------
     kind
-        ``"E2M1"`` (packed codes), ``"E4M3"`` or ``"E8M0"`` (block scales).
+        ``"E2M1"`` (packed codes), ``"E4M3"`` or ``"E8M0"`` (block scales), or a type of `SCALE_BYTES` (numbers).
 
     >>> scanner = Scanner("E4M3")
     >>> scanner.add(np.uint8([0x38, 0x7F, 0xB8]))
@@ -90,6 +99,9 @@ class Scanner:
     def _piece(self, data: Bytes) -> None:
         scan, begin = self._scan, self._scan.nbytes
         scan.nbytes += len(data)
+        if self.kind in SCALE_BYTES:
+            self._numbers(data)
+            return
         words = _words(data)
         scan.total = (scan.total + int(np.add.reduce(words))) % 2**64
         scan.parity ^= int(np.bitwise_xor.reduce(words))
@@ -126,6 +138,20 @@ class Scanner:
         scan.negatives += len(negatives)
         scan.nan_at = _first(scan.nan_at, nans, begin)
         scan.negative_at = _first(scan.negative_at, negatives, begin)
+
+    def _numbers(self, data: Bytes) -> None:
+        """Scales of FP8: as float32, which a server copies them into."""
+        scan, view = self._scan, DTYPES[self.kind].view.newbyteorder("<")
+        with np.errstate(all="ignore"):
+            values = np.frombuffer(data.tobytes(), view).astype(np.float32)
+        begin = scan.numbers
+        scan.numbers += len(values)
+        kinds = classify(values)
+        for kind in range(1, len(CLASSES)) if kinds.any() else ():
+            found = np.flatnonzero(kinds == kind)
+            if len(found):
+                count, places = scan.wrong.get(CLASSES[kind], (0, ()))
+                scan.wrong[CLASSES[kind]] = (count + len(found), _first(places, found, begin))
 
     def _e8m0(self, data: Bytes, begin: int) -> None:
         scan = self._scan

@@ -19,10 +19,9 @@ import numpy as np
 
 from nvfp4viz.audit.bytescan import Scan, Scanner
 from nvfp4viz.audit.containers import fingerprint
+from nvfp4viz.audit.deep_plan import Unit, plan
 from nvfp4viz.audit.linears import Linear
-from nvfp4viz.checkpoint import CanonicalView, Checkpoint, TensorEntry, printable
-from nvfp4viz.checkpoint.dialects import PACKED
-from nvfp4viz.checkpoint.dialects.per_expert import E8M0
+from nvfp4viz.checkpoint import CanonicalView, Checkpoint, printable
 from nvfp4viz.errors import CheckpointError, InputError
 
 # Bytes of one read, reads that wait while one is looked at, and the gap that is read over rather than skipped.
@@ -33,77 +32,6 @@ Read = Callable[[str, int, int], bytes]
 # Shards with their records, or with why they have none.
 Scanned = Iterator[tuple[str, list[Scan] | CheckpointError]]
 Elsewhere = Callable[["dict[str, list[Unit]]"], Scanned]
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """One tensor, or one expert's part of a tensor that holds all experts.
-
-    Attributes
-    ----------
-    kind
-        ``"E2M1"``, ``"E4M3"`` or ``"E8M0"``.
-    columns
-        Bytes of one row.
-    layer, expert, projection
-        None for an ordinary module.
-    role
-        ``"weight"`` or ``"weight_scale"``.
-    """
-
-    name: str
-    file: str
-    begin: int
-    end: int
-    kind: str
-    columns: int
-    role: str
-    layer: int | None = None
-    expert: int | None = None
-    projection: str | None = None
-
-
-def plan(checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear]) -> dict[str, list[Unit]]:
-    """All units, by file and in the order of their places."""
-    units: list[Unit] = []
-    whole: set[int] = set()
-    for (layer, expert, projection), module in view.modules.items():
-        if module.state != "quantised" or id(module) in whole:
-            continue
-        if module.whole:
-            whole.add(id(module))
-        for role in ("weight", "weight_scale"):
-            entry = module.tensors.get(role)
-            kind = _kind(role, entry)
-            if entry is None or not kind:
-                continue
-            parts = entry.shape[0] if module.whole and len(entry.shape) > 1 else 1
-            size = entry.nbytes // parts if parts else 0
-            for part in range(parts):
-                at, who = entry.begin + part * size, part if module.whole else expert
-                place = (entry.name, entry.file, at, at + size, kind, max(1, entry.shape[-1]))
-                units.append(Unit(*place, role, layer, who, projection))
-    for linear in linears:
-        if linear.format in ("NVFP4", "MXFP4"):
-            for role in ("weight", "weight_scale"):
-                entry = linear.tensor(role) or (linear.tensors.get("scale") if role == "weight_scale" else None)
-                kind = _kind(role, entry)
-                if entry is not None and kind:
-                    columns = max(1, entry.shape[-1])
-                    units.append(Unit(entry.name, entry.file, entry.begin, entry.end, kind, columns, role))
-    out: dict[str, list[Unit]] = {header.file: [] for header in checkpoint.files}
-    for unit in sorted(units, key=lambda unit: unit.begin):
-        out[unit.file].append(unit)
-    return {file: found for file, found in out.items() if found}
-
-
-def _kind(role: str, entry: TensorEntry | None) -> str:
-    """How its bytes are to be looked at; empty where they are of no format that is looked into."""
-    if entry is None or not entry.shape:
-        return ""
-    if role == "weight":
-        return "E2M1" if entry.dtype in PACKED else ""
-    return "E4M3" if entry.dtype == "F8_E4M3" else "E8M0" if entry.dtype in E8M0 else ""
 
 
 def scan_file(read: Read, file: str, units: Sequence[Unit], told: Callable[[int], None] = lambda _: None) -> list[Scan]:

@@ -1,4 +1,4 @@
-"""Findings about packed codes and block scales, out of a `deep_scan`.
+"""Findings about packed codes and scales, out of a `deep_scan`.
 
 Experts of one layer and projection with the same fault are one finding; ordinary modules with the same fault are one.
 """
@@ -20,6 +20,7 @@ from nvfp4viz.audit.findings import make, ordered, with_drafts_named
 from nvfp4viz.audit.linears import collect_linears
 from nvfp4viz.audit.report import Coverage, Finding, Report, worst
 from nvfp4viz.audit.run import Audit, backend_forecasts
+from nvfp4viz.audit.scales import severity_of
 from nvfp4viz.audit.texts import id_list
 from nvfp4viz.checkpoint import printable
 
@@ -63,7 +64,7 @@ def deepen(
     if now:
         fill = {"file": printable(now[0], 200)}
         found.append(make("audit.partial", "info", text="audit.partial.unread.codes", count=len(now), fill=fill))
-    findings = ordered(with_drafts_named(found, done.view))
+    findings = ordered(with_drafts_named(map(_now_read, found), done.view))
     read = report.container.bytes_read + checkpoint.bytes_read - before + scan.elsewhere
     return replace(
         done,
@@ -78,9 +79,15 @@ def deepen(
     )
 
 
+def _now_read(item: Finding) -> Finding:
+    """What was said not to be read of FP8 experts is said anew."""
+    return (
+        make(item.code, item.severity, text=f"{item.text}.deep", count=1) if item.text == "audit.partial.fp8" else item
+    )
+
+
 def _without_copies(findings: Sequence[Finding], facts: Facts, scan: DeepScan) -> list[Finding]:
     """The same findings without maxima that are shared only because one expert was written twice, scales and all."""
-    kinds = facts.view.projections
     first = {
         (layer, kind, expert): ids[0]
         for (layer, kind), groups in scan.twins.items()
@@ -95,6 +102,7 @@ def _without_copies(findings: Sequence[Finding], facts: Facts, scan: DeepScan) -
         if not item.tensors[0].startswith(facts.view.blocks[layer]):
             # Another tower's layer of that number.
             return False
+        kinds = facts.view.projections_in[layer]
         experts = {tuple(first.get((layer, kind, e), e) for kind in kinds) for e in item.experts}
         return len(experts) < least_copies(facts.tables["input_scale", layer, kind] for kind in kinds)
 
@@ -110,13 +118,14 @@ def _recounted(report: Report, kept: Sequence[Finding]) -> dict[str, Coverage]:
 
 def deep_findings(scan: DeepScan) -> Iterator[Finding]:
     """All findings of codes ``block-scale.nan``, ``.negative``, ``.exponent-cast``; ``weight.all-zero``,
-    ``.saturated``, ``.duplicate-expert``.
+    ``.saturated``, ``.duplicate-expert``; and of FP8 ``scale.zero``, ``.nan``, ``.inf``, ``.negative``, ``.subnormal``.
     """
     groups: dict[tuple[int | None, str | None], Pairs] = {}
     for unit, seen in zip(scan.units, scan.scans, strict=True):
         groups.setdefault((unit.layer, unit.projection), []).append((unit, seen))
     for (layer, projection), pairs in groups.items():
-        scales = [pair for pair in pairs if pair[0].role == "weight_scale"]
+        yield from _numbers(layer, projection, [pair for pair in pairs if pair[1].wrong])
+        scales = [pair for pair in pairs if pair[0].role == "weight_scale" and not pair[1].numbers]
         weights = [pair for pair in pairs if pair[0].role == "weight"]
         zero = [pair for pair in weights if not pair[1].nonzero and pair[1].nbytes]
         empty = {(unit.expert, unit.name.rpartition(".")[0]) for unit, _ in zero}
@@ -160,15 +169,43 @@ def _bytes(
     of: Callable[[Scan], tuple[int, tuple[int, ...]]],
 ) -> Iterator[Finding]:
     """Wrong bytes of block scales, with their number and the (row, block) of the first ones."""
-    if not pairs:
-        return
+    if pairs:
+        count = sum(of(seen)[0] for _, seen in pairs)
+        fill = {"positions": _positions(pairs, of)}
+        yield _make(layer, projection, pairs, f"block-scale.{kind}", "error", count, fill)
+
+
+def _positions(pairs: Pairs, of: Callable[[Scan], tuple[int, tuple[int, ...]]]) -> str:
     places = []
     for unit, seen in pairs[:3]:
         at = ", ".join("({}, {})".format(*divmod(place, unit.columns)) for place in of(seen)[1])
         places.append(at if unit.expert is None or len(pairs) == 1 else f"{unit.expert}: {at}")
-    fill = {"positions": "; ".join(places) + ("; …" if len(pairs) > 3 else "")}
-    count = sum(of(seen)[0] for _, seen in pairs)
-    yield _make(layer, projection, pairs, f"block-scale.{kind}", "error", count, fill)
+    return "; ".join(places) + ("; …" if len(pairs) > 3 else "")
+
+
+def _numbers(layer: int | None, projection: str | None, pairs: Pairs) -> Iterator[Finding]:
+    """Unusable numbers among the scales of FP8: one finding a role and class.
+
+    Zeros among others may be right, of rows or blocks of zeros; a tensor of nothing else is not.
+    """
+    groups: dict[tuple[str, str, bool], Pairs] = {}
+    for unit, seen in pairs:
+        for kind, (count, _) in seen.wrong.items():
+            # A subnormal scale is a zero in all but name.
+            some = kind in ("zero", "subnormal") and count < seen.numbers
+            groups.setdefault((unit.role, kind, some), []).append((unit, seen))
+    for (role, kind, some), found in sorted(groups.items(), key=lambda group: group[0]):
+        of = _of_class(kind)
+        severity = "warn" if some else severity_of(role)
+        fill = {"positions": _positions(found, of), "kind": kind}
+        text = f"scale.value.fp8{'.some' if some else ''}"
+        yield _make(
+            layer, projection, found, f"scale.{kind}", severity, sum(of(seen)[0] for _, seen in found), fill, text
+        )
+
+
+def _of_class(kind: str) -> Callable[[Scan], tuple[int, tuple[int, ...]]]:
+    return lambda seen: seen.wrong[kind]
 
 
 def _plain(

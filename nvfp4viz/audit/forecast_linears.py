@@ -38,6 +38,8 @@ def of_linears(family: Family, findings: Iterable[Finding], *, weight_only: bool
             yield _missing(family, item, weight_only)
         elif item.text in ("scale.missing.linear.fp8", "scale.missing.experts.fp8"):
             yield _missing_in_fp8(family, item)
+        elif item.text.startswith("scale.value.fp8"):
+            yield _number_of_fp8(family, item)
         elif item.code in ("kv.zero", "kv.invalid") and "kind" in item.params:
             yield _of_cache(item)
         elif item.code == "kv.invalid":
@@ -81,6 +83,20 @@ def _missing(family: Family, item: Finding, weight_only: bool) -> Effect:
         outcome, possible = outcome_of_scales(fate, _HEALTHY)
         outcomes |= {outcome, *possible}
     return _effect(item, ("undefined", tuple(sorted(outcomes))), "missing")
+
+
+def _number_of_fp8(family: Family, item: Finding) -> Effect:
+    """What unusable numbers among FP8's scales do (``--deep``): a row, a block or a whole expert of them."""
+    kind, inputs = item.params["kind"], item.role == "input_scale"
+    if inputs and family.engine == "transformers":
+        return _ignored(item)
+    outcome, possible = weight_outcome(family, item.projection or "down", kind)
+    if kind not in ("nan", "inf") and (inputs or ".some" in item.text):
+        # Of activations the largest of a layer is taken; of weights the others are as they should be.
+        outcome, possible = "degraded", MILD
+    scope = "model" if item.layer is None else "layer" if item.experts is None or inputs else "experts"
+    layers = set() if item.layer is None else {item.layer}
+    return Effect(outcome, possible, scope, layers, "why.fp8-value", _fill(item))
 
 
 def _missing_in_fp8(family: Family, item: Finding) -> Effect:

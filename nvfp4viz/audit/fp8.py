@@ -200,7 +200,7 @@ def _misfit(said: Said, weight: TensorEntry, scale: TensorEntry, *modules: str) 
     shape = weight.shape
     if 0 in shape:
         return None
-    grains, scales = said.grains(*modules), _flat(scale.shape)
+    grains, scales = said.grains(*modules), flat(scale.shape)
     fused = any(part in modules[-1].rpartition(".")[2] for part in _FUSED)
     if any(_fits(shape, scales, grain, fused) for grain in grains or _ANY):
         return None
@@ -218,10 +218,10 @@ def _misfit(said: Said, weight: TensorEntry, scale: TensorEntry, *modules: str) 
     return _Misfit(*stored, "", f"{rows} × {columns}", str(due))
 
 
-def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:
+def flat(shape: tuple[int, ...]) -> tuple[int, ...]:
     """ModelOpt leaves the axes inside a block: (out blocks, 1, in blocks, 1).
 
-    >>> _flat((2, 1, 3, 1)), _flat((2, 3))
+    >>> flat((2, 1, 3, 1)), flat((2, 3))
     ((2, 3), (2, 3))
     """
     return shape[0::2] if len(shape) == 4 and shape[1::2] == (1, 1) else shape

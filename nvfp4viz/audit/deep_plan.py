@@ -1,0 +1,114 @@
+"""What ``--deep`` reads: packed codes and block scales; of FP8 modules their scales, and not their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from nvfp4viz.audit.facts import is_scalar
+from nvfp4viz.audit.fp8 import SCALES, flat
+from nvfp4viz.audit.linears import FP8, Linear
+from nvfp4viz.checkpoint import CanonicalView, Checkpoint, TensorEntry
+from nvfp4viz.checkpoint.dialects import PACKED
+from nvfp4viz.checkpoint.dialects.per_expert import E8M0
+from nvfp4viz.checkpoint.dtypes import SCALE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One tensor, or one expert's part of a tensor that holds all experts.
+
+    Attributes
+    ----------
+    kind
+        As for `Scanner`.
+    columns
+        Bytes of one row.
+    layer, expert, projection
+        None for an ordinary module.
+    role
+        ``"weight"``, ``"weight_scale"`` or, of FP8, ``"input_scale"``.
+    """
+
+    name: str
+    file: str
+    begin: int
+    end: int
+    kind: str
+    columns: int
+    role: str
+    layer: int | None = None
+    expert: int | None = None
+    projection: str | None = None
+
+
+def plan(checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear]) -> dict[str, list[Unit]]:
+    """All units, by file and in the order of their places."""
+    units: list[Unit] = []
+    whole: set[int] = set()
+    for (layer, expert, projection), module in view.modules.items():
+        if module.state not in ("quantised", "other") or id(module) in whole:
+            continue
+        if module.whole:
+            whole.add(id(module))
+        if module.state == "other":
+            units += _fp8_units(
+                {**module.tensors, **module.extras}, layer, None if module.whole else expert, projection
+            )
+            continue
+        for role in ("weight", "weight_scale"):
+            entry = module.tensors.get(role)
+            kind = _kind(role, entry)
+            if entry is None or not kind:
+                continue
+            parts = entry.shape[0] if module.whole and len(entry.shape) > 1 else 1
+            size = entry.nbytes // parts if parts else 0
+            for part in range(parts):
+                at, who = entry.begin + part * size, part if module.whole else expert
+                place = (entry.name, entry.file, at, at + size, kind, max(1, entry.shape[-1]))
+                units.append(Unit(*place, role, layer, who, projection))
+    for linear in linears:
+        if linear.format in ("NVFP4", "MXFP4"):
+            for role in ("weight", "weight_scale"):
+                entry = linear.tensor(role) or (linear.tensors.get("scale") if role == "weight_scale" else None)
+                kind = _kind(role, entry)
+                if entry is not None and kind:
+                    columns = max(1, entry.shape[-1])
+                    units.append(Unit(entry.name, entry.file, entry.begin, entry.end, kind, columns, role))
+        elif linear.format == "FP8":
+            # One number is read without --deep as well.
+            units += _fp8_units({suffix: one for suffix, one in linear.tensors.items() if not is_scalar(one)})
+    out: dict[str, list[Unit]] = {header.file: [] for header in checkpoint.files}
+    for unit in sorted(units, key=lambda unit: unit.begin):
+        out[unit.file].append(unit)
+    return {file: found for file, found in out.items() if found}
+
+
+def _fp8_units(
+    tensors: Mapping[str, TensorEntry],
+    layer: int | None = None,
+    expert: int | None = None,
+    projection: str | None = None,
+) -> Iterator[Unit]:
+    """The scales of a module in FP8, of all experts together where they share a tensor."""
+    weight = tensors.get("weight", tensors.get(""))
+    if weight is None or weight.dtype not in FP8:
+        return
+    scale = next((tensors[suffix] for suffix in SCALES if suffix in tensors), None)
+    for role, entry in (("weight_scale", scale), ("input_scale", tensors.get("input_scale"))):
+        if entry is None or not entry.nbytes:
+            continue
+        kind = "E8M0" if entry.dtype in E8M0 else entry.dtype if entry.dtype in SCALE_BYTES else ""
+        if kind:
+            columns = max(1, flat(entry.shape)[-1]) if entry.shape else 1
+            place = (entry.name, entry.file, entry.begin, entry.end, kind, columns)
+            yield Unit(*place, role, layer, expert, projection)
+
+
+def _kind(role: str, entry: TensorEntry | None) -> str:
+    """How its bytes are to be looked at; empty where they are of no format that is looked into."""
+    if entry is None or not entry.shape:
+        return ""
+    if role == "weight":
+        return "E2M1" if entry.dtype in PACKED else ""
+    return "E4M3" if entry.dtype == "F8_E4M3" else "E8M0" if entry.dtype in E8M0 else ""
