@@ -107,6 +107,9 @@ def _merged(effects: list[Effect], safe: str) -> Effect:
     """The worst effect speaks for all; equal ones in other layers add their slots, and each what it may end in."""
     if not effects:
         return Effect("safe", (), "none", set(), safe)
+    if any(effect.outcome == "unsupported" for effect in effects):
+        # Nobody gets as far as a load that may stop.
+        effects = [effect for effect in effects if effect.outcome != "load-error" or not effect.possible]
     # A load that certainly stops leaves nothing open.
     effects.sort(
         key=lambda effect: (OUTCOMES.index(effect.outcome), bool(effect.possible), -SCOPES.index(effect.scope))
@@ -264,7 +267,13 @@ def _functions(family: Family, config: Mapping[str, Any], layers: set[int]) -> I
 
 
 def _alignment(name: str, findings: list[Finding]) -> Iterable[Effect]:
-    """What one kernel does with shapes that are none of its own."""
+    """What kernels do with shapes that are none of their own."""
+    for item in findings:
+        if item.code == "parallel.group-split":
+            # A packed matrix may also be decoded before it is cut.
+            whole = ("safe",) if name == "transformers" else ()
+            possible = ("degraded", "load-error", *whole)
+            yield Effect("load-error", possible, "model", set(), "why.group-split", dict(item.params))
     if name == "vllm-cutlass":
         for item in findings:
             if item.text == "parallel.alignment.refused":

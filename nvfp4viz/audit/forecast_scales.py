@@ -114,6 +114,10 @@ class LayerScales:
         """Experts with something wrong."""
         return tuple(np.flatnonzero(np.logical_or.reduce(list(self.bad.values()))).tolist())
 
+    def classes_of(self, expert: int) -> set[str]:
+        """Classes of one expert's bad values; none where one is merely far from its peers."""
+        return {CLASSES[number] for table in self._tables.values() if (number := int(table.classes()[expert]))}
+
     def unusable(self) -> dict[str, Any]:
         """By projection: slots without a number that could be used, however far from its peers."""
         return {kind: self.absent[kind] | (table.classes() > 0) for kind, table in self._tables.items()}
@@ -153,18 +157,22 @@ def _per_expert(scales: LayerScales, layer: int) -> Iterable[Effect]:
             missing.append((expert, outcomes))
         elif outcomes != {"safe"}:
             outcome, possible = outcome_of_scales(*scales.pair(expert, 0.0), scales.expected(expert))
-            stored.append((expert, outcome, possible))
+            stored.append((expert, outcome, possible, scales.classes_of(expert)))
     if missing:
         possible = tuple(sorted(set().union(*(outcomes for _, outcomes in missing))))
         ids = tuple(expert for expert, _ in missing)
         fill = {"experts": id_list(ids), "layer": layer, "slots": scales.missing}
         yield Effect("undefined", possible, scope, {layer}, "why.expert-missing", fill)
     for outcome in ("nan", "zero", "degraded"):
-        ids = tuple(expert for expert, kind, _ in stored if kind == outcome)
-        if ids:
-            possible = tuple(sorted({one for _, kind, some in stored if kind == outcome for one in some}))
-            fill = {"experts": id_list(ids), "layer": layer, "slots": len(ids), "classes": ", ".join(scales.classes)}
-            yield Effect(outcome, possible, scope, {layer}, f"why.expert-{outcome}", fill)
+        for far in (False, True):
+            # A number of no bad class can only be too far from where it should be.
+            some = [one for one in stored if one[1] == outcome and (not one[3]) == far]
+            if some:
+                ids, classes = tuple(one[0] for one in some), sorted({name for one in some for name in one[3]})
+                possible = tuple(sorted({end for one in some for end in one[2]}))
+                fill = {"experts": id_list(ids), "layer": layer, "slots": len(ids), "classes": ", ".join(classes)}
+                text = f"why.expert-{outcome}{'.far' if far and outcome == 'zero' else ''}"
+                yield Effect(outcome, possible, scope, {layer}, text, fill)
     if not missing and not stored:
         yield Effect("safe", (), "none", {layer}, "why.masked", {"slots": scales.wrong})
 

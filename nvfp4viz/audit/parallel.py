@@ -7,8 +7,9 @@ or 128 (vllm#42516: 2·80 rows a rank).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -157,7 +158,7 @@ def _widths(facts: Facts, width: int, group: int, tp: int | None) -> Iterator[Fi
     if width % (ranks * group):
         rank = f"{width / ranks:g}"
         if tp is not None:
-            yield make("parallel.group-split", "backend", count=1, fill={**fill, "rank": rank})
+            yield _split(facts, works, {**fill, "rank": rank})
         return
     halves = 1 if view.projections == ("up", "down") else 2
     rank_width = width // ranks
@@ -171,9 +172,24 @@ def _widths(facts: Facts, width: int, group: int, tp: int | None) -> Iterator[Fi
             "works": _listed(works),
         }  # fmt: skip
         # Without ranks asked for nobody has said that it will be served like this.
-        refused = tp is not None and halves == 2 and width >= CUTLASS and rows % CUTLASS and _with_activations(facts)
+        refused = tp is not None and _refused_by_cutlass(facts, width, ranks)
         text = "parallel.alignment.refused" if refused else "parallel.alignment"
         yield make("parallel.alignment", "backend" if refused else "info", text=text, count=1, fill=fill)
+
+
+def _split(facts: Facts, works: list[int], fill: Mapping[str, Any]) -> Finding:
+    """A border inside a block; of the sizes that cut none, some are not for every kernel."""
+    for_all = [size for size in works if not _refused_by_cutlass(facts, fill["width"], size)]
+    more = [size for size in works if size not in for_all]
+    text = "parallel.group-split" if not more else f"parallel.group-split.{'more' if for_all else 'elsewhere'}"
+    found = {**fill, "works": _listed(for_all), "more": _listed(more)}
+    return make("parallel.group-split", "backend", text=text, count=1, fill=found)
+
+
+def _refused_by_cutlass(facts: Facts, width: int, ranks: int) -> bool:
+    """Does vLLM's CUTLASS kernel refuse a rank's fused gate and up?"""
+    gated = facts.view.projections != ("up", "down")
+    return gated and width >= CUTLASS and 2 * width // ranks % CUTLASS != 0 and _with_activations(facts)
 
 
 def _listed(sizes: list[int]) -> str:

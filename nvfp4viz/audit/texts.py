@@ -49,7 +49,8 @@ def _readers(params: Mapping[str, Any], language: str) -> str:
 
 
 _VERBS = {
-    "are": "is", "have": "has", "lack": "lacks", "compute": "computes", "return": "returns", "add": "adds",
+    "are": "is", "were": "was", "have": "has", "lack": "lacks", "compute": "computes", "return": "returns",
+    "add": "adds",
 }  # fmt: skip
 _EXPERTS = re.compile(rf"\b([Ee])xperts \{{experts\}}(?: ({'|'.join(_VERBS)})\b)?")
 _THESE = re.compile(rf"\bthese experts\b(?: ({'|'.join(_VERBS)})\b)?")

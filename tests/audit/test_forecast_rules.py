@@ -1,13 +1,17 @@
 """Forecasts that rest on something else than a scale: what a backend's class takes, and what is not known of it."""
 
+import re
+
 import numpy as np
 import pytest
 
-from nvfp4viz.audit import audit, describe
+from nvfp4viz.audit import audit, describe, for_ranks, run_audit
 from nvfp4viz.audit.backends import FAMILIES
+from nvfp4viz.audit.parallel import expert_width
 from nvfp4viz.serving.selection import MOE, MoeRequest, select_moe
-from tests.audit.layouts import LAYOUTS
+from tests.audit.layouts import EXPERTS, HIDDEN, LAYOUTS
 from tests.audit.reading import found, outcomes
+from tests.audit.test_shapes import resized
 
 STATIC = "Quark, static FP8 inputs"
 READING = {name for name, family in FAMILIES.items() if family.reach != "none" and family.mxfp4}
@@ -149,3 +153,92 @@ def test_a_static_scale_far_from_its_peers_is_a_warning_alone():
     report = audit(layout.open(tensors))
     assert [row[:2] for row in found(report)] == [("scale.outlier", "warn")]
     assert set(outcomes(report).values()) <= {"safe", "unsupported"}
+
+
+# Ranks that cut a block.
+
+
+def widened(layout, width):
+    """The healthy layout with experts of another width, and a configuration that says so."""
+    tensors = layout.tensors()
+    for kind in layout.kinds:
+        size = (HIDDEN, width) if kind == "down" else (2 * width if kind == "gate_up" else width, HIDDEN)
+        for expert in range(EXPERTS if layout.arrangement == "expert" else 1):
+            tensors = resized(layout, tensors, kind, expert, *size)
+    return layout.open(tensors, config=with_config(layout, moe_intermediate_size=width))
+
+
+@pytest.mark.parametrize("id", [id for id, one in LAYOUTS.items() if one.block == "NVFP4" or one.with_input])
+def test_ranks_that_cut_a_block_reach_every_backend(id):
+    """A finding is ``backend`` where it is wrong on some, and the report says which."""
+    layout = LAYOUTS[id]
+    done = run_audit(layout.open())
+    ranks = 2 * expert_width(done.facts) // layout.group
+    split = for_ranks(done, ranks, None).report
+    assert [item.code for item in split.findings if item.severity == "backend"] == ["parallel.group-split"]
+    before = outcomes(done.report)
+    for item in split.backends:
+        # One that is not chosen at all cuts nothing.
+        assert item.outcome == ("unsupported" if before[item.name] == "unsupported" else "load-error")
+        assert {"degraded", "load-error"} <= set(item.possible) or item.outcome == "unsupported"
+    # The twin: ranks of whole blocks.
+    assert outcomes(for_ranks(done, 1, None).report) == before
+
+
+@pytest.mark.parametrize(("width", "ranks"), [(128, 16), (128, 3), (256, 32), (1536, 5), (144, 2), (80, 2), (96, 4)])
+@pytest.mark.parametrize("id", ["modelopt", "non-gated", "W4A16", "stacked", "compressed-tensors"])
+def test_advised_sizes_are_sizes_that_the_next_run_accepts(id, width, ranks):
+    done = run_audit(widened(LAYOUTS[id], width))
+    assert found(done.report) == []
+    [item] = [item for item in for_ranks(done, ranks, None).report.findings if item.severity == "backend"]
+    advised = [int(size) for size in re.findall(r"\d+", str(item.params["works"]))]
+    more = [int(size) for size in re.findall(r"\d+", str(item.params["more"]))]
+    assert advised or more
+    for size in (*advised, *more):
+        report = for_ranks(done, size, None).report
+        assert [row[1] for row in found(report)] == ([] if size in advised else ["backend"]), size
+        assert [name for name, outcome in outcomes(report).items() if outcome != outcomes(done.report)[name]] == (
+            [] if size in advised else ["vllm-cutlass"]
+        )
+    for language in ("en", "zh"):
+        assert "{" not in "".join(describe(item, language))
+
+
+FLT_MAX = float(np.finfo(np.float32).max) / 2688
+
+
+@pytest.mark.parametrize("id", ["modelopt", "w1/w2/w3", "compressed-tensors", "stacked", "non-gated"])
+@pytest.mark.parametrize("value", [FLT_MAX, 1e30, 1e-30])
+def test_a_number_of_no_bad_class_is_called_far_from_its_peers(id, value):
+    """ModelOpt's clamp of an infinite maximum is a finite, positive, normal number."""
+    layout = LAYOUTS[id]
+    tensors = layout.tensors()
+    layout.put(tensors, 3, "down", "input_scale", layout.stored(value))
+    forecasts = {item.name: item for item in audit(layout.open(tensors)).backends}
+    for name in ("vllm-cutlass", "sglang-generic"):
+        assert forecasts[name].outcome == "zero"
+        assert forecasts[name].why == (
+            "It gives each expert its own scale. Layer 0, expert 3: a value so far from its peers that the output is "
+            "lost: zeros, or NaN."
+        )
+        assert "（）" not in describe(forecasts[name], "zh")[0]
+
+
+def test_each_expert_is_called_what_it_is():
+    """One that is zero beside one that is far: the words of the first are no words about the second."""
+    layout = LAYOUTS["modelopt"]
+    tensors = layout.tensors()
+    layout.put(tensors, 3, "down", "input_scale", 0.0)
+    layout.put(tensors, 5, "down", "input_scale", FLT_MAX)
+    [item] = [item for item in audit(layout.open(tensors)).backends if item.name == "vllm-cutlass"]
+    assert "expert 3 (zero)" in item.why
+
+
+def test_what_was_done_to_one_expert_is_singular():
+    layout = LAYOUTS["modelopt"]
+    for experts, advice in (((3,), "this expert was"), ((3, 5), "these experts were")):
+        tensors = layout.tensors()
+        for expert in experts:
+            layout.put(tensors, expert, "down", "input_scale", 1.0)
+        [item] = [item for item in audit(layout.open(tensors)).findings if item.code == "scale.identity"]
+        assert item.advice == f"Check how {advice} calibrated."
