@@ -116,6 +116,7 @@ class ModuleReader:
         self.activation_blocks: set[str] = set()
         self._readings: dict[tuple[int, int], _Reading] = {}
         self._read_all(kept, numbers, claimed)
+        self._add_known_projections(layer_of)
         largest = max(self.experts_in.values(), default=0)
         for layer, size in self.experts_in.items():
             self.experts_in[layer] = max(size if counts[layer] else largest, claimed(layer) or 0)
@@ -170,6 +171,16 @@ class ModuleReader:
             for expert in range(size if size is not None else claimed(layer) or 1):
                 # A tensor of its own wins over a row of one that holds all experts.
                 modules.setdefault((layer, expert, kind), module)
+
+    def _add_known_projections(self, layer_of: Mapping[str, int]) -> None:
+        """What a layout always has, and a layer has nothing of: there, but for all of its tensors."""
+        for block, layer in layer_of.items():
+            dialect = self.dialects[layer]
+            for kind, disk in dialect.projections.items() if dialect else ():
+                if self.stored[layer] and kind not in self.stored[layer]:
+                    self.stored[layer].add(kind)
+                    module = Module(f"{block}.{disk}", "quantised", whole=True)
+                    self.modules |= {(layer, expert, kind): module for expert in range(self.experts_in[layer])}
 
     def _reading(self, layer: int, number: int) -> _Reading:
         """Which suffix plays which role, which play none, and the module's state."""

@@ -4,8 +4,8 @@ import pytest
 
 from nvfp4viz.audit import audit
 from nvfp4viz.audit.backends import FAMILIES
-from tests.audit.layouts import CONFIG, LAYOUTS, modelopt, with_quant
-from tests.audit.reading import codes, found
+from tests.audit.layouts import CONFIG, EXPERTS, LAYOUTS, modelopt, with_quant
+from tests.audit.reading import codes, found, outcomes
 
 INKLING = LAYOUTS["Inkling"]
 ACTIVATIONS = {"num_bits": 4, "type": "float", "group_size": 16, "dynamic": False}
@@ -67,3 +67,27 @@ def test_where_the_name_is_known_absence_counts():
     layout = LAYOUTS["stacked"]
     tensors = {name: item for name, item in layout.tensors().items() if not name.endswith("input_scale")}
     assert [row[:2] for row in found(audit(layout.open(tensors)))] == [("scheme.mislabelled", "backend")]
+
+
+@pytest.mark.parametrize("tensors", [INKLING.tensors, second_level_alone])
+@pytest.mark.parametrize("kind", INKLING.kinds)
+def test_a_layer_without_anything_of_one_projection_lacks_the_tensor_whose_name_is_public(tensors, kind):
+    lost = f"{INKLING.prefix}.{INKLING.disk[kind]}"
+    kept = {name: item for name, item in tensors().items() if not name.startswith(lost)}
+    report = audit(INKLING.open(kept))
+    every = tuple(range(EXPERTS))
+    assert found(report) == [("scale.missing", "error", 0, kind, every)]
+    [item] = [item for item in report.findings if item.severity == "error"]
+    assert (item.role, item.tensors) == ("weight_scale_2", (f"{lost}.scale2",))
+    assert report.model.projections == ("gate_up", "down")
+    assert report.coverage["weight_scale_2"].missing == EXPERTS
+    assert set(outcomes(report).values()) == {"undefined", "load-error", "unsupported"}
+
+
+def test_the_same_in_one_of_two_layers():
+    second = {name.replace("layers.0.", "layers.1."): item for name, item in INKLING.tensors().items()}
+    config = {**CONFIG, "num_hidden_layers": 2}
+    assert found(audit(INKLING.open({**INKLING.tensors(), **second}, config=config))) == []
+    kept = {name: item for name, item in second.items() if "w13_weight" not in name}
+    report = audit(INKLING.open({**INKLING.tensors(), **kept}, config=config))
+    assert found(report) == [("scale.missing", "error", 1, "gate_up", tuple(range(EXPERTS)))]

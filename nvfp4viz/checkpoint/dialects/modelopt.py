@@ -30,6 +30,7 @@ INKLING = Dialect(
     arrangement="stacked",
     methods=("modelopt",),
     certain=("weight_scale_2",),
+    projections={"gate_up": "w13_weight", "down": "w2_weight"},
 )
 MODELOPT_FUSED = Dialect(
     id="modelopt-fused", suffixes={**_SUFFIXES, "weight": ""}, arrangement="fused", methods=("modelopt",)

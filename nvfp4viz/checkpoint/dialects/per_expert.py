@@ -44,6 +44,8 @@ class Dialect:
         Beginnings of `quant_method` that belong to these names.
     certain
         Roles whose names are known well enough to call their absence a defect.
+    projections
+        Projections that every layer has, with their names on disk; empty where that differs from model to model.
     """
 
     id: str
@@ -54,6 +56,7 @@ class Dialect:
     aliases: dict[str, str] = field(default_factory=dict)
     methods: tuple[str, ...] = ()
     certain: tuple[str, ...] = ROLES
+    projections: dict[str, str] = field(default_factory=dict)
 
     @property
     def group(self) -> int:
