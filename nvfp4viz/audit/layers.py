@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 
 from nvfp4viz.audit.facts import Facts
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding
+from nvfp4viz.audit.shapes import text_part
 from nvfp4viz.audit.texts import id_list
 from nvfp4viz.checkpoint import printable
-from nvfp4viz.checkpoint.dialects import parse_expert_name
+
+# Parts of a name that only layers with experts have: routers, and what runs beside the routed experts.
+_BESIDE = re.compile(
+    r"(?:^|\.)(?:gate|router(?:_bias)?|shared?_experts?|shared_expert_gate|e_score_correction_bias)(?:\.|$)"
+)
+_ROUTER = re.compile(r"(?:^|\.)(?:gate|router)\.(?:.*\.)?weight$")
+_ATTENTION = re.compile(r"attn|attention|mamba|ssm|conv|mixer|recurrent|temporal|delta|linear")
+# What a configuration calls it when some layers have no experts.
+_DENSE_KEYS = re.compile(r"dense|mlp_only|moe_layer|interleave|sparse_step|block_configs|block_type|hybrid")
 
 
 def layer_findings(facts: Facts) -> Iterator[Finding]:
@@ -19,29 +29,99 @@ def layer_findings(facts: Facts) -> Iterator[Finding]:
 
 
 def _without_experts(facts: Facts) -> Iterator[Finding]:
-    """Layers whose router is there and of whose experts nothing is: a shard that nobody misses."""
+    """Layers that should have experts, or an MLP, and have none: a shard that nobody misses."""
     view = facts.view
     if not view.moe_layers or facts.checkpoint.blind_files:
         return
     first = view.moe_layers[0]
-    block = view.blocks[first]
-    family, _, tail = block.rpartition(f".{first}.")
-    if not family or not tail.endswith(".experts"):
+    family, _, tail = f".{view.blocks[first]}".rpartition(f".{first}.")
+    family = family.removeprefix(".")
+    bare = [at for at in range(max(view.layers or 0, view.moe_layers[-1] + 1)) if at not in view.experts_in]
+    if not (family and bare):
         return
-    unread = {parsed.block for name in facts.checkpoint.unreadable if (parsed := parse_expert_name(name))}
-    tensors = facts.checkpoint.tensors
-    known = set(view.blocks.values())
-    for layer in range(max(view.layers or 0, view.moe_layers[-1] + 1)):
-        here = f"{family}.{layer}.{tail}"
-        router = f"{here.removesuffix('.experts')}.gate.weight"
-        if here in known or here in unread or router not in tensors:
+    lost = _numbers_after(f"{family}.", facts.checkpoint.unreadable)
+    bare = [layer for layer in bare if str(layer) not in lost]
+    paths = _paths(facts, f"{family}.")
+    among = set().union(*(paths.get(layer, ()) for layer in view.moe_layers))
+    ids = tuple(range(view.experts))
+    left = []
+    for layer in bare:
+        beside = sorted(path for path in paths.get(layer, set()) & among if _is_beside(path, tail))
+        if not beside:
+            left.append(layer)
             continue
-        ids = tuple(range(view.experts))
-        names = [here]
+        router = next((path for path in beside if _ROUTER.search(path)), None)
         yield make(
-            "expert.absent", "error", text="expert.absent.layer", layer=layer, experts=ids, tensors=names,
-            count=len(ids), fill={"router": printable(router, 200)},
+            "expert.absent", "error", text=f"expert.absent.layer{'' if router else '.beside'}", layer=layer,
+            experts=ids, tensors=[f"{family}.{layer}.{tail}"], count=len(ids),
+            fill={"router": printable(f"{family}.{layer}.{router or beside[0]}", 200)},
         )  # fmt: skip
+    parts = {layer: {path.partition(".")[0] for path in found} for layer, found in paths.items()}
+    for layer in _halves(facts, parts, left, tail):
+        fill = {"parts": ", ".join(sorted(parts[layer])), "module": tail.partition(".")[0]}
+        yield make(
+            "expert.absent", "error", text="expert.absent.mlp", layer=layer, tensors=[f"{family}.{layer}.{tail}"],
+            count=1, fill=fill,
+        )  # fmt: skip
+
+
+def _paths(facts: Facts, begin: str) -> dict[int, set[str]]:
+    """What stands after the layer's number in every name that is no expert's, by layer."""
+    found: dict[int, set[str]] = {}
+    experts = {module.name for module in facts.view.modules.values() if module.whole}
+    for name in facts.checkpoint.tensors:
+        if ".experts." in name or not name.startswith(begin):
+            continue
+        number, _, path = name[len(begin) :].partition(".")
+        if number.isascii() and number.isdecimal() and len(number) <= 6 and name.rpartition(".")[0] not in experts:
+            found.setdefault(int(number), set()).add(path)
+    return found
+
+
+def _is_beside(path: str, tail: str) -> bool:
+    """A path inside a layer that stands beside, above or below its experts, and never in a dense layer."""
+    head, parent = path.partition(".")[0], tail.partition(".")[0]
+    return (head == parent or bool(_BESIDE.fullmatch(head))) and bool(_BESIDE.search(path))
+
+
+def _halves(facts: Facts, parts: Mapping[int, set[str]], bare: Iterable[int], tail: str) -> list[int]:
+    """Layers with the norms of a layer with experts, and its attention if it has any, and nothing of an MLP.
+
+    A norm stands before each half of a layer, so a layer of both norms has both halves.  Where another MLP runs beside
+    the experts (Gemma 4) its being there says little: then nearly all layers must have experts, and the configuration
+    must not speak of dense ones.
+    """
+    view, config = facts.view, facts.checkpoint.config or {}
+    if any(holder.get("block_configs") for holder in (config, text_part(config))):
+        return []
+    parent = tail.partition(".")[0]
+    full = [parts[layer] for layer in view.moe_layers if layer in parts]
+    known = set().union(*full)
+    found, beside = [], []
+    for layer in bare:
+        own = parts.get(layer, set())
+        norms, mixers = _norms(own), {part for part in own if _ATTENTION.search(part)}
+        alike = any(
+            _norms(other) and _norms(other) <= norms and (not mixers or any(map(_ATTENTION.search, other)))
+            for other in full
+        )
+        if parent in own or not alike:
+            continue
+        rest = own - norms - mixers
+        if not {part for part in rest if part not in known or _MLP.search(part)}:
+            found.append(layer)
+        elif rest <= known:
+            beside.append(layer)
+    keys = {key: value for holder in (config, text_part(config)) for key, value in holder.items()}
+    dense = any(_DENSE_KEYS.search(key) and value not in (None, 0, 1, [], False) for key, value in keys.items())
+    return found if dense or 2 * len(beside) > len(full) else sorted([*found, *beside])
+
+
+_MLP = re.compile(r"mlp|moe|expert|ffn|feed_?forward|router")
+
+
+def _norms(parts: Iterable[str]) -> set[str]:
+    return {part for part in parts if "norm" in part}
 
 
 def unseen_layers(facts: Facts) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -1,0 +1,182 @@
+"""Layers whose experts, or whose whole MLP, are not there while the rest of the layer is."""
+
+import json
+
+import pytest
+
+from nvfp4viz.audit import audit, describe
+from nvfp4viz.checkpoint import MemorySource, file_bytes, memory_checkpoint
+from tests.audit.layouts import CONFIG, EXPERTS, HIDDEN, WIDTH, bf16, modelopt
+from tests.audit.test_two_layouts import layer
+
+ALL = tuple(range(EXPERTS))
+NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight")
+ATTENTION = tuple(f"self_attn.{part}_proj.weight" for part in "qkvo")
+MAMBA = ("mixer.in_proj.weight", "mixer.out_proj.weight", "mixer.conv1d.weight")
+# How a layer is stored: layout, what stands before its number, its experts, its router, and what is beside them.
+HOMES = {
+    "modelopt": ("modelopt", "model.layers", "mlp.experts", "mlp.gate.weight", (*NORMS, *ATTENTION)),
+    "projection-major": ("projection-major", "model.layers", "mlp.experts", "mlp.gate.weight", (*NORMS, *ATTENTION)),
+    "w1/w2/w3": (
+        "w1/w2/w3", "model.layers", "block_sparse_moe.experts", "block_sparse_moe.gate.weight", (*NORMS, *ATTENTION),
+    ),
+    "non-gated": ("non-gated", "backbone.layers", "mixer.experts", "mixer.gate.weight", ("norm.weight",)),
+    "Gemma 4, .moe.": (
+        "modelopt", "model.language_model.layers", "moe.experts", "router.proj.weight",
+        (*NORMS, *ATTENTION, "router.scale", "router.per_expert_scale", "layer_scalar", "mlp.gate_proj.weight",
+         "mlp.up_proj.weight", "mlp.down_proj.weight", "pre_feedforward_layernorm_2.weight"),
+    ),
+    "Gemma 4, nvidia": (
+        "modelopt", "model.language_model.layers", "experts", "router.proj.weight",
+        (*NORMS, *ATTENTION, "router.scale", "layer_scalar", "mlp.gate_proj.weight", "mlp.up_proj.weight",
+         "mlp.down_proj.weight", "pre_feedforward_layernorm_2.weight"),
+    ),
+    "fused": ("fused", "model.language_model.layers", "mlp.experts", "mlp.gate.weight", (*NORMS, *ATTENTION)),
+    "stacked": (
+        "stacked", "model.layers", "moe", "moe.gate.weight",
+        (*NORMS, *ATTENTION, "moe.router_bias", "share_expert.up_proj.weight", "share_expert.gate_proj.weight",
+         "share_expert.down_proj.weight"),
+    ),
+    "DeepSeek V4": ("w1/w2/w3", "layers", "ffn.experts", "ffn.gate.weight", ("attn_norm.weight", "ffn_norm.weight",
+                                                                           "attn.wq_a.weight", "attn.wo_b.weight")),
+}  # fmt: skip
+LAYERS = 4
+
+
+def model(home, *, layers=LAYERS):
+    """Layers that are all alike."""
+    id, family, tail, router, beside = HOMES[home]
+    out = {}
+    for number in range(layers):
+        at = f"{family}.{number}"
+        own = layer(id, f"{at}.{tail}")
+        # The router that the helper made has one name for all layouts.
+        out |= {name: item for name, item in own.items() if name.startswith(f"{at}.{tail}.")}
+        out |= {f"{at}.{name}": bf16(HIDDEN, HIDDEN) for name in beside} | {f"{at}.{router}": bf16(EXPERTS, HIDDEN)}
+    return out
+
+
+def report_of(tensors, layers=LAYERS, **more):
+    config = {**CONFIG, "num_hidden_layers": layers, **more}
+    quant = modelopt(exclude=("lm_head", "*gate", "*attn*", "*mlp.*_proj", "*share_expert*", "*router*", "*mixer*"))
+    return audit(memory_checkpoint(tensors, config=config, hf_quant_config=quant))
+
+
+def absent(report):
+    return [(item.severity, item.text, item.layer, item.experts) for item in report.findings if "absent" in item.code]
+
+
+def is_experts(home, name, number):
+    _, family, tail, router, beside = HOMES[home]
+    path = name.removeprefix(f"{family}.{number}.")
+    return path.startswith(f"{tail}.") and path != router and path not in beside
+
+
+@pytest.mark.parametrize("home", HOMES)
+def test_every_layer_whole_is_silent(home):
+    assert absent(report_of(model(home))) == []
+
+
+@pytest.mark.parametrize("number", [0, 1, LAYERS - 1])
+@pytest.mark.parametrize("home", HOMES)
+def test_experts_that_are_gone_beside_their_router(home, number):
+    tensors = {name: item for name, item in model(home).items() if not is_experts(home, name, number)}
+    report = report_of(tensors)
+    assert absent(report) == [("error", "expert.absent.layer", number, ALL)]
+    assert all(item.outcome not in ("safe", "ignored") for item in report.backends)
+
+
+@pytest.mark.parametrize("home", ["stacked", "modelopt"])
+def test_experts_and_router_gone_beside_a_shared_expert(home):
+    _, family, _, router, _ = HOMES[home]
+    beside = "share_expert.up_proj.weight" if home == "stacked" else "mlp.shared_experts.up_proj.weight"
+    whole = model(home) | {f"{family}.{k}.{beside}": bf16(WIDTH, HIDDEN) for k in range(LAYERS)}
+    lost = (f"{family}.1.{router}", f"{family}.1.moe.router_bias")
+    tensors = {name: item for name, item in whole.items() if name not in lost and not is_experts(home, name, 1)}
+    report = report_of(tensors)
+    [item] = [found for found in report.findings if found.code == "expert.absent"]
+    assert (item.text, item.layer, item.experts) == ("expert.absent.layer.beside", 1, ALL)
+    for language in ("en", "zh"):
+        assert f"{family}.1.{beside.split('.up_')[0]}." in describe(item, language)[0]
+
+
+@pytest.mark.parametrize("numbers", [(0,), (2,), (1, 2)])
+@pytest.mark.parametrize("home", HOMES)
+def test_a_layer_that_has_lost_its_whole_mlp(home, numbers):
+    """The router and what else stood beside the experts went with them."""
+    _, family, tail, router, _ = HOMES[home]
+    parent = tail.partition(".")[0]
+    gone = {parent, router.partition(".")[0], "share_expert"}
+    if home.startswith("Gemma"):
+        # Here a dense MLP runs beside them, and is still there.
+        gone |= {"router"}
+    tensors = {
+        name: item
+        for name, item in model(home, layers=6).items()
+        if not any(name.startswith(f"{family}.{k}.{part}.") for k in numbers for part in gone)
+    }
+    found = absent(report_of(tensors, 6))
+    assert found == [("error", "expert.absent.mlp", number, None) for number in numbers]
+
+
+@pytest.mark.parametrize("home", ["modelopt", "fused", "stacked"])
+def test_dense_layers_and_layers_of_another_mixer_are_whole(home):
+    """A dense layer has an MLP of its own; the attention of two kinds of layers may differ."""
+    _, family, _, _, _ = HOMES[home]
+    tensors = {name: item for name, item in model(home).items() if not name.startswith(f"{family}.0.")}
+    dense = (*NORMS, *ATTENTION, *(f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")))
+    tensors |= {f"{family}.0.{name}": bf16(HIDDEN, HIDDEN) for name in dense}
+    assert absent(report_of(tensors, first_k_dense_replace=1)) == []
+    # The dense layer's own MLP is missed as well.
+    without = {name: item for name, item in tensors.items() if not name.startswith(f"{family}.0.mlp.")}
+    assert absent(report_of(without, first_k_dense_replace=1)) == [("error", "expert.absent.mlp", 0, None)]
+    renamed = {name.replace(".0.self_attn.", ".0.linear_attn."): item for name, item in without.items()}
+    assert absent(report_of(renamed)) == [("error", "expert.absent.mlp", 0, None)]
+
+
+def test_layers_that_are_one_half_by_design_are_whole():
+    """Nemotron-H: one norm and one mixer a layer, recurrent, attention or experts."""
+    tensors = model("non-gated")
+    for number in (0, 2):
+        tensors = {name: item for name, item in tensors.items() if not name.startswith(f"backbone.layers.{number}.")}
+        parts = MAMBA if number == 0 else tuple(f"mixer.{part}_proj.weight" for part in "qkvo")
+        tensors |= {f"backbone.layers.{number}.{name}": bf16(HIDDEN, HIDDEN) for name in ("norm.weight", *parts)}
+    assert absent(report_of(tensors, hybrid_override_pattern="ME*E")) == []
+    # The same with a name for each: attention has no MLP beside it, and one norm.
+    apart = {name: item for name, item in model("modelopt").items() if ".self_attn." not in name}
+    apart = {name: item for name, item in apart.items() if "post_attention" not in name}
+    for number in (0, 2):
+        apart = {name: item for name, item in apart.items() if not name.startswith(f"model.layers.{number}.mlp.")}
+        apart |= {f"model.layers.{number}.{name}": bf16(HIDDEN, HIDDEN) for name in ATTENTION}
+    assert absent(report_of(apart)) == []
+
+
+def test_layers_searched_one_by_one_may_have_no_mlp():
+    gone = {name: item for name, item in model("modelopt").items() if not name.startswith("model.layers.1.mlp.")}
+    blocks = [{"ffn": {"no_op": k == 1}} for k in range(LAYERS)]
+    assert absent(report_of(gone, block_configs=blocks)) == []
+    assert absent(report_of(gone)) == [("error", "expert.absent.mlp", 1, None)]
+
+
+def test_a_dense_mlp_beside_the_experts_of_some_layers_is_no_hole():
+    """Where the configuration speaks of dense layers, or many layers have no experts, that is how the model is made."""
+    family = HOMES["Gemma 4, .moe."][1]
+
+    def without(*numbers):
+        starts = tuple(f"{family}.{k}.{part}." for k in numbers for part in ("moe", "router"))
+        return {name: item for name, item in model("Gemma 4, .moe.").items() if not name.startswith(starts)}
+
+    assert absent(report_of(without(1))) == [("error", "expert.absent.mlp", 1, None)]
+    assert absent(report_of(without(1), mlp_only_layers=[1])) == []
+    assert absent(report_of(without(0, 2))) == []
+
+
+def test_what_went_with_a_lost_file_is_not_called_absent_twice():
+    whole = model("modelopt")
+    part = {name: item for name, item in whole.items() if name.startswith("model.layers.1.mlp.")}
+    rest = {name: item for name, item in whole.items() if name not in part}
+    index = {"weight_map": {name: ("b" if name in part else "a") + ".safetensors" for name in whole}}
+    files = {"a.safetensors": file_bytes(rest), "model.safetensors.index.json": json.dumps(index).encode()}
+    files["config.json"] = json.dumps({**CONFIG, "num_hidden_layers": LAYERS}).encode()
+    files["hf_quant_config.json"] = json.dumps(modelopt(exclude=("lm_head", "*gate", "*attn*"))).encode()
+    assert absent(audit(MemorySource(files))) == []
