@@ -54,6 +54,9 @@ def forecast(
     found = list(findings)
     # What is wrong is the same for all thirteen backends; only what they make of it differs.
     scales = [each for each in (LayerScales(facts, layer) for layer in facts.layers) if each.wrong]
+    # Layers that are weight-only beside others that are not; a draft layer is served apart.
+    bare = set() if weight_only else weight_only_layers(facts)
+    scales = [each for each in scales if each.layer not in bare]
     by_block = {block: [each for each in scales if facts.block(each.layer) == block] for block in ("NVFP4", "MXFP4")}
     only_mxfp4 = all(facts.block(layer) != "NVFP4" for layer in facts.view.moe_layers)
     weights = [each for each in (LayerWeights(facts, layer) for layer in facts.layers) if each.wrong]
@@ -80,6 +83,9 @@ def forecast(
                 text = "why.unsupported" if family.engine == "vllm" else "why.unsupported.elsewhere"
                 effects.append(Effect("unsupported", (), "model", set(facts.layers), text))
         elif not as_w4a16:
+            if bare and "W4A16" not in family.schemes:
+                text = f"why.unsupported.layers{'' if family.engine == 'vllm' else '.elsewhere'}"
+                effects.append(Effect("unsupported", (), "layer", bare, text))
             effects += [effect for layer in by_block["NVFP4"] for effect in of_activations(family, layer)]
         if not only_mxfp4:
             effects += _functions(family, config, set(facts.layers))
@@ -89,6 +95,14 @@ def forecast(
         return _forecast(facts, name, _merged(effects, _why_safe(facts, only_mxfp4, as_w4a16)))
 
     return tuple(of_backend(name, family) for name, family in FAMILIES.items())
+
+
+def weight_only_layers(facts: Facts) -> set[int]:
+    """The model's own layers whose experts the configuration calls weight-only."""
+    return {
+        layer for layer in facts.view.moe_layers
+        if facts.block(layer) == "NVFP4" and (facts.labels.get(layer) or "").startswith("W4A16")
+    }  # fmt: skip
 
 
 def _why_safe(facts: Facts, only_mxfp4: bool, as_w4a16: bool) -> str:

@@ -343,6 +343,8 @@ def _summary(
         if labels and all(label.startswith("W4A16") for label in labels):
             # Servers go by it, and read no activation scale that is stored all the same.
             return name, "W4A16"
+        if any(label.startswith("W4A16") for label in labels) and block in read.activation_blocks:
+            return name, "MIXED"
         # By what is stored: one activation scale anywhere means that the experts are meant to have them.  Where nobody
         # knows what theirs would be called, by the name of the algorithm.
         unknown = not any(dialect.names_activations for dialect in read.dialects.values() if dialect)

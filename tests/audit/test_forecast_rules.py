@@ -9,7 +9,7 @@ from nvfp4viz.audit import audit, describe, for_ranks, run_audit
 from nvfp4viz.audit.backends import FAMILIES
 from nvfp4viz.audit.parallel import expert_width
 from nvfp4viz.serving.selection import MOE, MoeRequest, select_moe
-from tests.audit.layouts import EXPERTS, HIDDEN, LAYOUTS
+from tests.audit.layouts import CONFIG, EXPERTS, HIDDEN, LAYOUTS, modelopt, packed, with_quant
 from tests.audit.reading import found, outcomes
 from tests.audit.test_shapes import resized
 
@@ -242,3 +242,67 @@ def test_what_was_done_to_one_expert_is_singular():
             layout.put(tensors, expert, "down", "input_scale", 1.0)
         [item] = [item for item in audit(layout.open(tensors)).findings if item.code == "scale.identity"]
         assert item.advice == f"Check how {advice} calibrated."
+
+
+# Layers of one file with and without activation scales.
+
+AT = "model.layers.1.mlp.experts"
+
+
+def two_schemes(first, second):
+    """Two layers and an allow-list that gives each an algorithm; none is without what it asks for."""
+    layout = LAYOUTS["modelopt"]
+    tensors = {}
+    for at, algo in ((layout.prefix, first), (AT, second)):
+        for name, item in layout.tensors().items():
+            if "input_scale" not in name or algo == "NVFP4":
+                tensors[name.replace("layers.0.", f"layers.{at.split('.')[2]}.")] = item
+    listed = {
+        at: {"quant_algo": algo, "group_size": 16} for at, algo in ((layout.prefix, first), (AT, second))
+    }  # fmt: skip
+    quant = modelopt("MIXED_PRECISION", exclude=(), quantized_layers=listed)
+    return audit(layout.open(tensors, config={**CONFIG, "num_hidden_layers": 2}, quant=quant))
+
+
+@pytest.mark.parametrize(("algos", "bare"), [(("NVFP4", "W4A16_NVFP4"), 1), (("W4A16_NVFP4", "NVFP4"), 0)])
+def test_one_weight_only_layer_is_enough_to_refuse_a_backend(algos, bare):
+    report = two_schemes(*algos)
+    assert found(report) == []
+    assert report.format.scheme == "MIXED"
+    expected = {name for name, family in FAMILIES.items() if "W4A16" not in family.schemes}
+    assert set(unsupported(report)) == expected
+    for item in report.backends:
+        if item.name in expected:
+            assert (item.scope, item.layers) == ("layer", (bare,))
+            assert f"layer {bare} are weight-only" in item.why
+            assert ("vLLM" in item.why) == item.name.startswith("vllm")
+        else:
+            assert item.outcome == "safe"
+
+
+@pytest.mark.parametrize(("algo", "refused"), [("NVFP4", False), ("W4A16_NVFP4", True)])
+def test_two_layers_alike_are_what_one_is(algo, refused):
+    report = two_schemes(algo, algo)
+    assert found(report) == []
+    assert report.format.scheme == ("W4A16" if refused else "W4A4")
+    assert bool(unsupported(report)) == refused
+
+
+def test_groups_that_give_layers_other_activations_say_the_same():
+    """compressed-tensors: two groups, told apart by their targets."""
+    layout = LAYOUTS["compressed-tensors"]
+    tensors = dict(layout.tensors())
+    for name, item in layout.tensors().items():
+        if "input_global_scale" not in name:
+            tensors[name.replace("layers.0.", "layers.1.")] = item
+    section = packed()
+    with_inputs = section["config_groups"]["group_0"]
+    groups = {
+        "group_0": {**with_inputs, "targets": ["re:.*layers[.]0[.].*"]},
+        "group_1": {**with_inputs, "input_activations": None, "targets": ["re:.*layers[.]1[.].*"]},
+    }
+    config = {**with_quant({**section, "config_groups": groups}), "num_hidden_layers": 2}
+    report = audit(layout.open(tensors, config=config))
+    assert found(report) == []
+    assert report.format.scheme == "MIXED"
+    assert {item.layers for item in report.backends if item.outcome == "unsupported"} == {(1,)}
