@@ -199,6 +199,8 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
         findings += _one_shard(checkpoint)
         findings += _partial(view, in_full)
         findings += linear_findings(checkpoint, facts, linears, siblings)
+        # Of FP8 experts alone nothing else asks for the sizes.
+        findings += () if view.complete else shape_findings(facts, checkpoint.config or {})
         findings += fp8_findings(checkpoint, view, linears)
         findings += fp8_input_findings(checkpoint, view, linears, siblings)
         findings += mlp_findings(checkpoint, view, linears)

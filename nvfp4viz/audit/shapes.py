@@ -14,6 +14,7 @@ from typing import Any
 
 from nvfp4viz.audit.facts import Facts
 from nvfp4viz.audit.findings import make
+from nvfp4viz.audit.linears import FP8
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.scales import block_width
 from nvfp4viz.audit.texts import layer_list
@@ -50,13 +51,23 @@ def shape_findings(facts: Facts, config: Mapping[str, Any]) -> Iterator[Finding]
 
 
 def _sizes(facts: Facts) -> dict[tuple[int, str], dict[Size, list[int]]]:
-    """Experts by size, of each layer and projection; matrices whose blocks are wrong have a finding of their own."""
+    """Experts by size, of each layer and projection; matrices whose blocks are wrong have a finding of their own.
+
+    FP8 experts in tensors of their own count too; fused ones may be stored either way around.
+    """
     kinds = facts.view.table.kind.tolist()
     known: dict[tuple[str, int, int], Size | None] = {}
     out: dict[tuple[int, str], dict[Size, list[int]]] = {}
     for (layer, expert, projection), module in facts.view.modules.items():
         rows = module.tensors.rows
         dialect = facts.view.dialects.get(layer)
+        if dialect is None and module.state == "other" and not module.whole:
+            weight = module.tensors.get("weight", module.extras.get("weight"))
+            if weight is not None and weight.dtype in FP8 and len(weight.shape) == 2:
+                # One value a byte; scales of another shape have a finding of their own.
+                size = weight.shape[0], weight.shape[1]
+                out.setdefault((layer, projection), {}).setdefault(size, []).append(expert)
+            continue
         if module.state != "quantised" or dialect is None or "weight" not in rows or "weight_scale" not in rows:
             continue
         key = (dialect.block, kinds[rows["weight"]], kinds[rows["weight_scale"]])

@@ -300,7 +300,8 @@ def test_29_types_decide_not_names():
             ("scale", tensor(np.ones((1, 1), np.float32))),
         )
     }
-    config = with_quant({"quant_method": "fp8", "weight_block_size": [128, 128]}, expert_dtype="fp8")
+    sizes = {"hidden_size": 128, "moe_intermediate_size": 128}
+    config = with_quant({"quant_method": "fp8", "weight_block_size": [128, 128]}, expert_dtype="fp8", **sizes)
     report = audit(opened(base_file, config, None))
     assert (report.format.dialect, report.format.scheme) == ("unknown", "UNQUANTISED")
     assert codes(report) == [("audit.partial", "info")]

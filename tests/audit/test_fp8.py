@@ -398,6 +398,10 @@ def test_strategy_of_another_group_says_nothing():
         assert "block-scale.group" not in {item.code for item in report.findings}
 
 
+# The same scheme's scales of a 384 × 256 weight, by those of a 256 × 384 one.
+TURNED = {(): (), (256, 1): (384, 1), (2, 3): (3, 2), (4, 12): (6, 8), (256, 12): (384, 8)}
+
+
 @pytest.mark.parametrize(("says", "good", "bad"), STRATEGIES[:5])
 def test_strategy_of_experts_in_fp8(says, good, bad):
     prefix, name = "model.layers.0.mlp.experts", "up_proj"
@@ -407,8 +411,8 @@ def test_strategy_of_experts_in_fp8(says, good, bad):
     for shape in (*good, *bad):
         tensors = {}
         for expert in range(4):
-            for other in ("gate_proj", "down_proj"):
-                tensors |= fp8(f"{prefix}.{expert}.{other}", (256, 384), good[0])
+            tensors |= fp8(f"{prefix}.{expert}.gate_proj", (256, 384), good[0])
+            tensors |= fp8(f"{prefix}.{expert}.down_proj", (384, 256), TURNED[good[0]])
             tensors |= fp8(f"{prefix}.{expert}.{name}", (256, 384), shape)
         wrong = [("block-scale.group", "error", 0, "up", (0, 1, 2, 3))]
         assert found(audit(memory_checkpoint(tensors, config=config))) == ([] if shape in good else wrong)
@@ -457,11 +461,81 @@ def test_qscheme_of_experts_in_fp8(says, good, bad):
     for shape in (*good, *bad):
         tensors = {}
         for expert in range(4):
-            for kind, (rows, columns) in {"gate": (256, 384), "up": (256, 384), "down": (384, 256)}.items():
-                grain = shape if kind == "up" else good[0]
-                if kind == "down":
-                    grain = (384, *good[0][1:]) if len(good[0]) == 2 and good[0][0] == 256 else good[0]
-                    grain = (384, 8) if grain == (384, 12) else grain
-                tensors |= fp8(f"{prefix}.{expert}.{NAMED[prefix][1][kind]}", (rows, columns), grain)
+            tensors |= fp8(f"{prefix}.{expert}.gate_proj", (256, 384), good[0])
+            tensors |= fp8(f"{prefix}.{expert}.down_proj", (384, 256), TURNED[good[0]])
+            tensors |= fp8(f"{prefix}.{expert}.up_proj", (256, 384), shape)
         wrong = [("block-scale.group", "error", 0, "up", (0, 1, 2, 3))]
         assert found(audit(memory_checkpoint(tensors, config=config))) == ([] if shape in good else wrong)
+
+
+# The sizes of experts in FP8.
+
+
+def sized(prefix, **changes):
+    """FP8 experts with one number a tensor; of some (expert, projection) another shape."""
+    suffix, disk = NAMED[prefix]
+    out = experts_in_fp8(prefix, suffix, disk, dict.fromkeys(ROWS, ()))
+    for (expert, kind), shape in changes.get("other", {}).items():
+        out |= fp8(f"{prefix}.{expert}.{disk[kind]}", shape, (), suffix)
+    return out
+
+
+def plain_section(prefix, **more):
+    config = section(prefix)
+    del config["quantization_config"]["weight_block_size"]
+    return {**config, **more}
+
+
+@pytest.mark.parametrize("prefix", NAMED)
+def test_sizes_of_fp8_experts(prefix):
+    assert found(audit(memory_checkpoint(sized(prefix), config=plain_section(prefix)))) == []
+    # One expert of another shape than its peers.
+    for kind, shape in (("up", (100, 384)), ("down", (384, 400)), ("gate", (384, 200))):
+        report = audit(memory_checkpoint(sized(prefix, other={(2, kind): shape}), config=plain_section(prefix)))
+        assert found(report) == [("weight.shape", "error", 0, kind, (2,))]
+        [item] = [one for one in report.findings if one.code == "weight.shape"]
+        assert item.tensors == (f"{prefix}.2.{NAMED[prefix][1][kind]}.weight",)
+        assert (item.params["found"], item.params["expected"]) == (list(shape), list(ROWS[kind]))
+    # A projection that fits neither of the others.
+    other = {(expert, "down"): (384, 400) for expert in range(4)}
+    report = audit(memory_checkpoint(sized(prefix, other=other), config=plain_section(prefix)))
+    assert found(report) == [("weight.shape", "error", 0, "down", None)]
+
+
+@pytest.mark.parametrize(("key", "value"), [("moe_intermediate_size", 100), ("hidden_size", 512)])
+@pytest.mark.parametrize("prefix", NAMED)
+def test_sizes_of_fp8_experts_against_the_configuration(prefix, key, value):
+    report = audit(memory_checkpoint(sized(prefix), config=plain_section(prefix, **{key: value})))
+    assert found(report) == [("config.conflict", "error", None, None, None)]
+    [item] = [one for one in report.findings if one.code == "config.conflict"]
+    assert (item.params["key"], item.params["claimed"]) == (key, value)
+    # Without a word of it nothing is wrong.
+    config = plain_section(prefix)
+    del config[key]
+    assert found(audit(memory_checkpoint(sized(prefix), config=config))) == []
+
+
+@pytest.mark.parametrize("weight", [(4, 384, 400), (4, 400, 384)])
+def test_fused_fp8_experts_may_be_stored_either_way_around(weight):
+    prefix = "model.layers.0.mlp.experts"
+    tensors = {f"{prefix}.gate_up_proj": typed(np.full(weight, 0x38, np.uint8), "F8_E4M3"),
+               f"{prefix}.gate_up_proj_scale": typed(np.ones(4, np.float32), "F32")}  # fmt: skip
+    assert found(audit(memory_checkpoint(tensors, config=plain_section(prefix)))) == []
+
+
+def test_a_layer_of_fp8_experts_is_held_to_its_four_bit_neighbours():
+    layout = LAYOUTS["MIXED_PRECISION"]
+    prefix = "model.layers.1.mlp.experts"
+    quant = {"quantization": {**section_of(layout), "quantized_layers": {**ALLOWED, prefix: {"quant_algo": "FP8"}}}}
+    shapes = {"gate": (32, 64), "up": (32, 64), "down": (64, 32)}
+    for wide in (1, 2):
+        tensors = layout.tensors()
+        for expert in range(8):
+            for kind, disk in NAMED["model.layers.0.mlp.experts"][1].items():
+                rows, columns = shapes[kind]
+                size = (wide * rows, columns) if kind == "down" else (rows, wide * columns)
+                name = f"{prefix}.{expert}.{disk}"
+                tensors |= fp8(name, size, ()) | {f"{name}.input_scale": typed(np.float32(0.1).reshape(()), "F32")}
+        report = audit(layout.open(tensors, quant=quant, config={**layout.config, "num_hidden_layers": 2}))
+        assert found(report) == ([] if wide == 1 else [("config.conflict", "error", None, None, None)])
+        assert refused(report) == (wide == 2)

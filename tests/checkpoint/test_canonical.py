@@ -209,7 +209,11 @@ OTHERS = {
         "UNQUANTISED",
     ),
     "unknown": (
-        {f"{E}.{k}.{p}_proj.weight": e4m3(16, 32) for k in range(4) for p in ("gate", "up", "down")},
+        {
+            f"{E}.{k}.{p}_proj.weight": e4m3(*shape)
+            for k in range(4)
+            for p, shape in (("gate", (16, 32)), ("up", (16, 32)), ("down", (32, 16)))
+        },
         "UNQUANTISED",
     ),
 }
