@@ -362,12 +362,13 @@ def _explicit(request: MoeRequest, found: list[Candidate], automatic: Row | None
     check = first_failed(row, request)
     if check is None:
         return Selection((Candidate(row, "wins"), *others), row, _later(request, row))
-    auto = automatic.enum if automatic is not None else "–"
+    # Advice that nobody can follow is none.
+    ending, auto = ("", automatic.enum) if automatic is not None else ("-too", "")
     if check == "clamp":
-        error = ServingError("serving.moe-clamp", choice=request.choice, auto=auto)
+        error = ServingError(f"serving.moe-clamp{ending}", choice=request.choice, auto=auto)
     else:
         error = ServingError(
-            "serving.moe-unsupported", flag=f"--moe-backend {request.choice}", method="NvFp4", enum=row.enum,
+            f"serving.moe-unsupported{ending}", flag=f"--moe-backend {request.choice}", method="NvFp4", enum=row.enum,
             reason=reason(check, request), auto=auto,
         )  # fmt: skip
     return Selection((Candidate(row, "refused", check), *others), None, error)

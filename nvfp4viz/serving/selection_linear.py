@@ -1,13 +1,16 @@
 """Which kernel vLLM takes for NVFP4 linear layers.  Source: `serving-vllm.md` 5.2, read from vLLM 0.33.0.
 
 The rules differ from the experts': a choice that has no NVFP4 kernel is a warning and not an error, batch invariance
-overrides the choice, and single kernels can be switched off by class name.
+overrides the choice, and single kernels can be switched off by class name.  What the spec leaves open (what is forced
+is not held against ``VLLM_DISABLED_KERNELS``, an explicit choice beside W4A16, the exceptions) was read in vLLM's
+``init_nvfp4_linear_kernel``, commit 006fc89.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from nvfp4viz.errors import ServingError
 from nvfp4viz.serving.selection import (
     FAMILY_100,
     FAMILY_120,
@@ -118,8 +121,8 @@ class LinearSelection(Selection):
 def linear_order(request: LinearRequest) -> tuple[LinearKernel, ...]:
     """Who is asked.
 
-    For W4A16 vLLM's order is its own: CuTe DSL's W4A16 kernel on 10.0 and 10.3 only, then Marlin; Humming comes first
-    on 9.0.  The spec lists no others for it.
+    For W4A16 left to itself vLLM's order is its own: CuTe DSL's W4A16 kernel on 10.0 and 10.3 only, then Marlin;
+    Humming comes first on 9.0.  The spec lists no others for it.  With a choice, all that take W4A16 are asked.
     """
     rows = {row.enum: row for row in LINEAR}
     capability = capability_of(request.gpu)
@@ -127,6 +130,8 @@ def linear_order(request: LinearRequest) -> tuple[LinearKernel, ...]:
         return (rows["Emulation"],)
     if request.scheme == "W4A4":
         return LINEAR
+    if request.choice != "auto":
+        return tuple(row for row in LINEAR if request.scheme in row.schemes)
     first = ("FI-CuteDsl-W4A16",) if within(capability, FAMILY_100) else ()
     names = ("Humming", "Marlin") if capability == 90 else (*first, "Marlin", "Humming")
     return tuple(rows[name] for name in names)
@@ -161,23 +166,31 @@ def select_linear(request: LinearRequest) -> LinearSelection:
     >>> select_linear(LinearRequest("sm_120")).winner.enum, select_linear(LinearRequest("sm_90")).winner.enum
     ('FI-Cutlass', 'Marlin')
     """
-    order = linear_order(request)
-    warning = None
     if request.batch_invariant:
         return _batch_invariant(request)
+    order = linear_order(request)
+    warning = None
     if request.choice != "auto":
         kept = tuple(row for row in order if row.choice == request.choice)
         warning = None if kept else "no-kernel"
         order = kept or order
     found, winner, rests = ask(order, lambda row: linear_failed(row, request))
-    return LinearSelection(tuple(found), winner, None, tuple(rests), warning)
+    error = None
+    if winner is None and not rests:
+        error = ServingError("serving.linear-none", gpu=request.gpu, asked=len(order))
+    return LinearSelection(tuple(found), winner, error, tuple(rests), warning)
 
 
 def _batch_invariant(request: LinearRequest) -> LinearSelection:
-    """CUTLASS if it can, else emulation, whatever the flag says."""
+    """CUTLASS if it can, else emulation, whatever the flag says; neither takes W4A16, and that stops the server."""
     rows: dict[str, LinearKernel] = {row.enum: row for row in LINEAR}
-    check = linear_failed(rows["Cutlass"], request)
-    winner: Row = rows["Emulation"] if check else rows["Cutlass"]
-    found = (Candidate(rows["Cutlass"], "refused", check), Candidate(winner, "wins")) if check else (
-        Candidate(winner, "wins"), Candidate(rows["Emulation"], "able"))  # fmt: skip
-    return LinearSelection(found, winner, None, (), "overridden" if request.choice != "auto" else None)
+    # What is forced is not held against the list of kernels that are switched off, and the scheme is looked at later.
+    check = linear_failed(rows["Cutlass"], replace(request, disabled="", scheme="W4A4"))
+    forced: Row = rows["Emulation"] if check else rows["Cutlass"]
+    warning = "overridden" if request.choice not in ("auto", forced.choice) else None
+    others = (Candidate(rows["Cutlass"], "refused", check),) if check else ()
+    if request.scheme not in forced.schemes:
+        error = ServingError("serving.linear-forced", enum=forced.enum, scheme=request.scheme)
+        return LinearSelection((*others, Candidate(forced, "refused", "scheme")), None, error, (), warning)
+    able = () if check else (Candidate(rows["Emulation"], "able"),)
+    return LinearSelection((*others, Candidate(forced, "wins"), *able), forced, None, (), warning)

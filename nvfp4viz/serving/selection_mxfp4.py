@@ -172,9 +172,10 @@ def _refusal(request: Mxfp4Request, found: list[Candidate]) -> ServingError:
     automatic = select_mxfp4(Mxfp4Request(**{**_fields(request), "choice": "auto"}))
     auto = automatic.winner or next(iter(automatic.rests_with), None)
     reason = "activation format" if last.check == "format" else f"current device ({request.gpu})"
+    ending, named = ("-too", "") if auto is None else ("", auto.enum)
     return ServingError(
-        "serving.moe-unsupported", flag=f"--moe-backend {request.choice}", method="Mxfp4", enum=last.backend.enum,
-        reason=reason, auto=auto.enum if auto is not None else "–",
+        f"serving.moe-unsupported{ending}", flag=f"--moe-backend {request.choice}", method="Mxfp4",
+        enum=last.backend.enum, reason=reason, auto=named,
     )  # fmt: skip
 
 

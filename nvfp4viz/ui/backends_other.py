@@ -12,6 +12,7 @@ from nvfp4viz.serving.quant_config import VLLM
 from nvfp4viz.serving.selection import GPUS, Selection
 from nvfp4viz.ui import errors, predict
 from nvfp4viz.ui.backends_parts import PAGE, draw_ladder, gpus_named, ladder, pick, toggles
+from nvfp4viz.ui.i18n import listed
 from nvfp4viz.ui.lesson import Lesson
 
 LINEAR_PICKS = ("auto", *linear.LINEAR_CHOICES, linear.NO_KERNEL)
@@ -41,7 +42,7 @@ def _seen(page: Lesson, part: str, found: Selection) -> None:
         page.finding(f"{part}.seen_none", gpu=gpu)
         return
     after = next((each.backend.enum for each in found.candidates if each.outcome == "able"), None)
-    names = ", ".join(row.enum for row in found.rests_with)
+    names = listed(row.enum for row in found.rests_with)
     page.finding(f"{part}.seen_open" if after is None else f"{part}.seen_after", gpu=gpu, names=names, after=after)
 
 
@@ -72,7 +73,10 @@ def linear_part(page: Lesson) -> None:
         _seen(page, "linear", found)
         if found.warning is not None:
             with st.container(border=True, key="backends_warning"):
-                st.markdown(f":material/warning: {page.t(f'warning.{found.warning}', choice=page.view['lpick'])}")
+                told = page.t(f"warning.{found.warning}", choice=page.view["lpick"], scheme=page.view["lin"])
+                st.markdown(f":material/warning: {told}")
+        if found.error is not None:
+            errors.show(found.error, key="linear")
         ladder(page, found)
     page.prose("linear.text", version=VLLM)
 
@@ -163,4 +167,4 @@ def _who_could(page: Lesson) -> None:
             mark = {None: "", "open": "?"}.get(mx.mxfp4_failed(row, UNASKED))
             if mark is not None:
                 could[row.activation][row.enum] = row.enum + mark
-    page.table(("activation", "candidates"), [(name.upper(), ", ".join(could[name].values())) for name in ACTIVATIONS])
+    page.table(("activation", "candidates"), [(name.upper(), listed(could[name].values())) for name in ACTIVATIONS])

@@ -4,6 +4,7 @@ import html
 
 import pytest
 
+from nvfp4viz.errors import ServingError
 from nvfp4viz.figures.words import words
 from nvfp4viz.serving.selection import CHOICES, GPUS, MOE, SCHEMES, MoeRequest, automatic_order, select_moe
 from nvfp4viz.serving.selection_linear import LINEAR, LINEAR_CHOICES, NO_KERNEL, LinearRequest, select_linear
@@ -198,9 +199,21 @@ def test_bytes_of_a_rank_are_shown_with_their_padding(open_page):
 @pytest.mark.parametrize("lang", LANGUAGES)
 def test_a_linear_choice_without_a_kernel_only_warns(open_page, lang):
     at = answered(open_page, lang=lang, part="linear", lpick="triton")
-    assert words(lang, f"{PAGE}.warning.no-kernel", choice="triton") in texts(at)
+    assert words(lang, f"{PAGE}.warning.no-kernel", choice="triton", scheme="W4A4") in texts(at)
     assert "`triton`" in texts(at)
     assert "**FI-Cutlass**" in texts(at)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize(
+    ("query", "code"),
+    [({"gpu": "sm_90", "lpick": "cutlass"}, "none"), ({"lin": "W4A16", "inv": "1"}, "forced")],
+    ids=["a name that refuses", "batch invariance beside W4A16"],
+)
+def test_what_stops_the_server_is_an_error(open_page, lang, query, code):
+    at = answered(open_page, lang=lang, part="linear", **query)
+    known = {"gpu": "sm_90", "enum": "Cutlass", "scheme": "W4A16"}
+    assert ServingError(f"serving.linear-{code}", **known).text(lang)["what"] in texts(at).replace("\\", "")
 
 
 def test_an_answer_that_rests_with_an_unread_candidate_says_so(open_page):
@@ -364,13 +377,13 @@ def test_the_code_shown_gives_the_page_s_numbers(open_page, query):
 
 
 def test_the_code_shown_asks_all_three_selectors(open_page):
-    query = {"gpu": "sm_90", "lpick": "triton", "lin": "W4A16", "hum": "1", "model": "deepseek-v4", "off": "Marlin"}
+    query = {"gpu": "sm_100", "lpick": "triton", "lin": "W4A16", "hum": "1", "model": "deepseek-v4", "off": "Marlin"}
     output = shown_code_output(open_page(PAGE, **query), PAGE)
-    layers = select_linear(LinearRequest("sm_90", "W4A16", humming=True, disabled="Marlin", choice="triton"))
-    assert f"NVFP4 linear layers, taken: {layers.winner.enum}\n    Humming wins" in output
+    layers = select_linear(LinearRequest("sm_100", "W4A16", humming=True, disabled="Marlin", choice="triton"))
+    assert f"NVFP4 linear layers, taken: {layers.winner.enum}\n    FI-CuteDsl-W4A16 wins" in output
     assert "Marlin refused disabled" in output
     assert "warning: no-kernel" in output
-    experts = select_mxfp4(Mxfp4Request("sm_90", "deepseek-v4", humming=True))
+    experts = select_mxfp4(Mxfp4Request("sm_100", "deepseek-v4", humming=True))
     assert f"MXFP4 experts, taken: {experts.winner.enum}" in output
     output = shown_code_output(open_page(PAGE, gpu="sm_90"), PAGE)
     assert "MXFP4 experts, taken: ['TRITON', 'FI_CUTLASS_BF16']" in output

@@ -128,7 +128,9 @@ def test_a_choice_is_served_or_refused_and_never_replaced(choice):
             assert (found.error is None) == (request.scheme != "W4A4-token" or name == "FLASHINFER_TRTLLM")
         else:
             clamps = name in ("FLASHINFER_B12X", "FLASHINFER_CUTEDSL_BATCHED") and request.swiglu_limit
-            assert found.error.code == ("serving.moe-clamp" if clamps else "serving.moe-unsupported")
+            assert found.error.code.removesuffix("-too") == (
+                "serving.moe-clamp" if clamps else "serving.moe-unsupported"
+            )
 
 
 @pytest.mark.parametrize(
@@ -246,9 +248,8 @@ def literal_linear(r):
     """The winner's name, ``None``, or ``"?"`` where it rests with a kernel whose conditions the spec does not give."""
     sm = 0 if r.gpu == "rocm" else int(r.gpu[3:])
     on = lambda name: r.disabled != name  # noqa: E731
-    if r.batch_invariant:
-        fits = sm >= 100 and r.cutlass_fp4 and r.scheme == "W4A4" and on("Cutlass")
-        return "Cutlass" if fits else "Emulation"
+    if r.batch_invariant:  # what is forced is not asked whether it is switched off; neither takes W4A16
+        return None if r.scheme == "W4A16" else "Cutlass" if sm >= 100 and r.cutlass_fp4 else "Emulation"
     if sm == 0:
         return None if not on("Emulation") else "Emulation" if r.scheme == "W4A4" else "?"
     if r.scheme == "W4A16":
@@ -277,6 +278,45 @@ def test_linear_kernels_over_the_whole_domain():
         found = linear.select_linear(request)
         got = found.winner.enum if found.winner is not None else "?" if found.rests_with else None
         assert got == literal_linear(request), request
+        assert (found.error is None) == (got is not None)
+
+
+def test_a_weight_only_choice_is_kept_where_its_kernel_runs():
+    """The short order of W4A16 is that of auto: with a name, CuTe DSL's kernel serves the family of sm_120 as well."""
+    for gpu, taken in {"sm_100": True, "sm_110": False, "sm_120": True, "sm_90": False}.items():
+        found = linear.select_linear(linear.LinearRequest(gpu, "W4A16", choice="flashinfer_cutedsl"))
+        assert found.warning is None
+        assert [each.backend.enum for each in found.candidates] == ["FI-CuteDsl-W4A16"]
+        assert (found.error is None) == (found.winner is not None) == taken
+    open_ = linear.select_linear(linear.LinearRequest("sm_120", "W4A16", choice="b12x"))
+    assert [row.enum for row in open_.rests_with] == ["B12x-W4A16"]
+    # A kernel for W4A4 alone is none for these layers: a warning, and the whole list is asked.
+    other = linear.select_linear(linear.LinearRequest("sm_120", "W4A16", choice="cutlass"))
+    assert (other.warning, other.winner.enum) == ("no-kernel", "FI-CuteDsl-W4A16")
+
+
+def test_a_named_kernel_that_refuses_stops_the_server():
+    found = linear.select_linear(linear.LinearRequest("sm_90", choice="cutlass"))
+    assert (found.winner, found.warning, found.error.code) == (None, None, "serving.linear-none")
+    assert linear.select_linear(linear.LinearRequest("sm_90")).winner.enum == "Marlin"
+
+
+@pytest.mark.parametrize(("gpu", "enum"), [("sm_120", "Cutlass"), ("sm_90", "Emulation")])
+def test_what_batch_invariance_forces_does_not_take_weight_only_layers(gpu, enum):
+    found = linear.select_linear(linear.LinearRequest(gpu, "W4A16", batch_invariant=True))
+    assert (found.winner, found.error.code) == (None, "serving.linear-forced")
+    assert enum in found.error.text("en")["what"]
+
+
+def test_advice_to_use_auto_is_given_where_auto_takes_something():
+    for gpu, scheme, activation, clamp in product(moe.GPUS, moe.SCHEMES, moe.ACTIVATIONS, BOOLS):
+        for choice in moe.CHOICES:
+            request = moe.MoeRequest(gpu, activation=activation, scheme=scheme, swiglu_limit=clamp, choice=choice)
+            error = moe.select_moe(request).error
+            if error is not None and error.code.startswith(("serving.moe-unsupported", "serving.moe-clamp")):
+                auto = moe.select_moe(replace(request, choice="auto")).winner
+                advice = error.text("en")["next"]
+                assert (f"takes {auto.enum} here" in advice) if auto else ("nothing is taken here" in advice)
 
 
 def test_a_linear_choice_without_a_kernel_is_a_warning():
@@ -302,7 +342,8 @@ def test_a_linear_choice_keeps_its_own_kernels(choice):
         if found.warning is None:
             assert {each.backend.choice for each in found.candidates} == {choice}
         else:
-            assert not [row for row in linear.linear_order(request) if row.choice == choice]
+            asked = linear.linear_order(replace(request, choice=choice))
+            assert not [row for row in asked if row.choice == choice]
 
 
 # ------------------------------------------------------------------ MXFP4
