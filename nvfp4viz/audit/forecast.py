@@ -263,6 +263,12 @@ def _structure(family: Family, findings: list[Finding]) -> Iterable[Effect]:
                 "why.key-error" if refuses else "why.weights-missing",
                 {"tensor": item.tensors[0] if item.tensors else "", "slots": item.count},
             )
+        elif item.text.startswith("scheme.pre-quant-scale.values"):
+            lost = item.params["classes"] == "zero"
+            ends = ("degraded", ()) if lost else ("nan", ("degraded", "nan"))
+            fill = {"tensor": "".join(item.tensors[:1]), "classes": item.params["classes"]}
+            scope = "experts" if item.experts is not None else "layer" if layers else "model"
+            yield Effect(*ends, scope, layers, "why.pre-quant", fill)
         elif item.code in _REFUSED_LAYOUTS and item.text not in _SINGLED_OUT and _stops(item, family):
             fill = {"tensor": "".join(item.tensors[:1])}
             yield Effect("load-error", (), "model", layers, "why.layout", fill)

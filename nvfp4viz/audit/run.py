@@ -27,6 +27,7 @@ from nvfp4viz.audit.linears import SIBLINGS, collect_linears, linear_findings
 from nvfp4viz.audit.mlp_shapes import absent_findings, mlp_findings
 from nvfp4viz.audit.notes import note_findings
 from nvfp4viz.audit.parallel import is_about_ranks, parallel_findings
+from nvfp4viz.audit.pre_quant import pre_quant_findings, pre_quant_of_linears
 from nvfp4viz.audit.report import (
     SCHEMA,
     BackendForecast,
@@ -201,6 +202,7 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
         findings += linear_findings(checkpoint, facts, linears, siblings)
         # Of FP8 experts alone nothing else asks for the sizes.
         findings += () if view.complete else shape_findings(facts, checkpoint.config or {})
+        findings += pre_quant_of_linears(checkpoint, view, linears)
         findings += fp8_findings(checkpoint, view, linears)
         findings += fp8_input_findings(checkpoint, view, linears, siblings)
         findings += mlp_findings(checkpoint, view, linears)
@@ -231,6 +233,7 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
 def _expert_findings(facts: Facts, scheme: _Scheme, config: Mapping[str, Any]) -> Iterator[Finding]:
     """Everything about the routed experts of one view, and of the configuration that it belongs to."""
     yield from scheme_findings(facts)
+    yield from pre_quant_findings(facts)
     holes = rank_holes(facts) if scheme.activations else {}
     yield from scale_findings(facts, activations=scheme.activations, rank_holes=holes)
     yield from convention_findings(facts)

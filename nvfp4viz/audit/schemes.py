@@ -6,19 +6,17 @@ a weight-only checkpoint is not 30,000 missing activation scales.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
-from nvfp4viz.audit.facts import CLAIMS, MISSING, NOT_NEEDED, OK, UNREADABLE, Facts
+from nvfp4viz.audit.facts import CLAIMS, MISSING, OK, UNREADABLE, Facts
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.two_files import of_each_file
-from nvfp4viz.checkpoint import CanonicalView, Checkpoint, LocalSource, MemorySource, QuantConfig, TensorEntry
+from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig
 from nvfp4viz.checkpoint.dialects.per_expert import ROLES
-from nvfp4viz.checkpoint.dtypes import DTYPES
-from nvfp4viz.checkpoint.modules import FLOATS
 from nvfp4viz.errors import ServingError
 
 Mask = npt.NDArray[np.bool_]
@@ -31,7 +29,6 @@ def scheme_findings(facts: Facts) -> Iterator[Finding]:
     yield from of_each_file(quant, lambda lists: _unquantised(facts, lists))
     yield from of_each_file(quant, lambda lists: _drafts(facts, lists))
     yield from _weight_only(facts)
-    yield from _pre_quant_scales(facts)
 
 
 def rank_holes(facts: Facts) -> dict[int, tuple[int, ...]]:
@@ -302,12 +299,6 @@ def promotion(facts: Facts) -> tuple[bool, str, str]:
     return True, "sidecar" if used.file == "hf_quant_config.json" else "no-groups", used.file
 
 
-# AWQ scales are vectors, in a large model gigabytes of them.  Up to this size all are fetched; beyond it the first
-# numbers of each, from files that are here, and the whole of those that begin with ones.
-PRE_QUANT_LIMIT = 4 * 1024 * 1024
-_PROBE = 16
-
-
 def vllm_refuses(checkpoint: Checkpoint) -> str | None:
     """The algorithm that vLLM's ModelOpt loader does not know, such as ``NVFP4_AWQ``; None where it knows it."""
     from nvfp4viz.serving.quant_config import resolve_quantization
@@ -317,48 +308,3 @@ def vllm_refuses(checkpoint: Checkpoint) -> str | None:
     except ServingError as error:
         return str(checkpoint.quant_config.algo) if error.code == "serving.quant-algo" else None
     return None
-
-
-def _pre_quant_scales(facts: Facts) -> Iterator[Finding]:
-    """AWQ's ``pre_quant_scale`` on some experts of a projection only, or all ones (Model-Optimizer#1142, #1354)."""
-    view = facts.view
-    vectors: dict[tuple[int, str], dict[int, TensorEntry]] = {}
-    for (layer, expert, projection), module in view.modules.items():
-        entry = module.extras.get("pre_quant_scale") if module.extras else None
-        if entry is not None and layer in facts.needs and module.state == "quantised":
-            vectors.setdefault((layer, projection), {})[expert] = entry
-    for (layer, projection), have in sorted(vectors.items()):
-        states = facts.states["weight", layer, projection]
-        ids = [e for e in range(len(states)) if states[e] != NOT_NEEDED]
-        unread = facts.checkpoint.unreadable
-        lost = {e: f"{view.module(layer, e, projection).name}.pre_quant_scale" for e in ids if e not in have}
-        lack = tuple(e for e in lost if lost[e] not in unread)
-        if lack and not facts.checkpoint.blind_files:
-            names = [lost[e] for e in lack]
-            yield make(
-                "scheme.pre-quant-scale", "error", layer=layer, projection=projection, experts=lack, tensors=names
-            )
-    distinct = {entry.name: entry for have in vectors.values() for entry in have.values()}
-    ones = _all_ones(facts.checkpoint, distinct.values())
-    for (layer, projection), have in sorted(vectors.items()):
-        found = tuple(sorted(expert for expert, entry in have.items() if entry.name in ones))
-        if found:
-            names = list(dict.fromkeys(have[expert].name for expert in found))
-            yield make(
-                "scheme.pre-quant-scale", "warn", text="scheme.pre-quant-scale.ones", layer=layer,
-                projection=projection, experts=found, tensors=names,
-            )  # fmt: skip
-
-
-def _all_ones(checkpoint: Checkpoint, entries: Collection[TensorEntry]) -> set[str]:
-    """Names of the vectors that are all ones."""
-    floats = [entry for entry in entries if entry.dtype in FLOATS and entry.nbytes]
-    if sum(entry.nbytes for entry in floats) > PRE_QUANT_LIMIT:
-        if not isinstance(checkpoint.source, LocalSource | MemorySource):
-            return set()
-        floats = [entry for entry in floats if _is_one(checkpoint.try_first(entry.name, _PROBE), entry.dtype)]
-    return {entry.name for entry in floats if _is_one(checkpoint.try_first(entry.name), entry.dtype)}
-
-
-def _is_one(data: bytes | None, dtype: str) -> bool:
-    return data is not None and bool((np.frombuffer(data, DTYPES[dtype].view).astype(np.float32) == 1).all())

@@ -174,8 +174,11 @@ def test_04_b12x_does_not_read_the_second_scale():
 
 
 def awq(experts=range(4)):
-    ones = tensor(np.full(32, 0.5, np.float32))
-    return {f"{E}.{e}.{p}_proj.pre_quant_scale": ones for e in experts for p in ("gate", "up", "down")}
+    inputs = {"gate": 32, "up": 32, "down": 16}
+    return {
+        f"{E}.{e}.{p}_proj.pre_quant_scale": tensor(np.full(size, 0.5, np.float32))
+        for e in experts for p, size in inputs.items()
+    }  # fmt: skip
 
 
 def test_05_awq_with_one_uncalibrated_expert():
