@@ -79,4 +79,5 @@ page.foot(
         "scale_offsets": lambda: parts.offset_rows(page),
         "scale_bytes": lambda: parts.byte_rows(page),
     },
+    left_out=tensor.left_out_of_links(page),
 )

@@ -84,4 +84,5 @@ if opened is not None:
 page.foot(
     **explorer_code.shown(opened, page.view["checkpoint"]),
     data={} if opened is None else {"slots": lambda: explorer.slot_rows(opened)},
+    left_out=explorer_open.left_out_of_links(),
 )

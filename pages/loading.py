@@ -56,4 +56,5 @@ page.foot(
         "cause": lambda: cause.cause_rows(page),
         "guard": lambda: cause.guard_rows(page),
     },
+    left_out=config.left_out_of_links(page),
 )

@@ -62,6 +62,12 @@ def _opened(page: Lesson) -> _Open:
     return _Open(identity, checkpoint, *_facts(identity, checkpoint), private=False)
 
 
+def left_out_of_links(page: Lesson) -> str:
+    """A sentence about a checkpoint that no link names."""
+    shown = (page.view["part"], page.view["data"]) == ("error", "checkpoint") and _opened(page).private
+    return explorer_open.left_out_of_links() if shown else ""
+
+
 def settle(page: Lesson) -> None:
     """The ranges that hold for the open checkpoint, before any widget shows a setting.
 

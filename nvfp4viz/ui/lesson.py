@@ -24,7 +24,7 @@ import streamlit as st
 
 from nvfp4viz.figures.layout import drawn_once
 from nvfp4viz.figures.words import LANGUAGES
-from nvfp4viz.ui import export, i18n, registry, snippets, state
+from nvfp4viz.ui import export, i18n, predict, registry, snippets, state
 from nvfp4viz.ui.components import load
 from nvfp4viz.ui.device_line import device_line
 from nvfp4viz.ui.errors import escape
@@ -58,6 +58,7 @@ class Lesson:
         self.id = page_id
         self.view = view
         self._count = 0
+        predict.begin()
 
     def t(self, key: str, **values: object) -> str:
         """A text of this page: ``page.t("claim")`` is ``t("e2m1.claim")``."""
@@ -89,7 +90,7 @@ class Lesson:
 
     def _allowed(self, name: str) -> str:
         allowed = _ANYWHERE.get(name) or self.view.params[name].allowed
-        return allowed if isinstance(allowed, str) else t(allowed[0], **allowed[1])
+        return i18n.listed(allowed.split(", ")) if isinstance(allowed, str) else t(allowed[0], **allowed[1])
 
     def refine(self, **params: state.Param) -> None:
         """The real ranges of settings, once what is open tells them: as :meth:`state.View.refine`, with its notes."""
@@ -207,12 +208,13 @@ class Lesson:
         data: Mapping[str, Rows | Callable[[], Rows]],
         snippet: str | None = None,
         run: Callable[[str], str] = snippets.run,
+        left_out: str = "",
     ) -> None:
         """Show me the code, Sources, Download data, Copy link, what computes; the address bar is brought up to date.
 
         ``code`` fills the page's snippet ``content/code/<id>.py`` (or ``<snippet>.py``), which ``run`` runs; ``data``
         maps a file's stem to its rows (or a function that computes them when somebody downloads); where there is none
-        yet, the place of the files says so.
+        yet, the place of the files says so.  ``left_out`` is a sentence about what the link cannot carry.
         Rows say themselves which settings they come from: `export.about`.
         """
         # What the page itself has settled on arrival is no step of the reader's: the browser corrects the address
@@ -247,8 +249,8 @@ class Lesson:
                 key=f"{self.id}.copy",
                 data={
                     "label": t("ui.copy.label"),
-                    "copied": t("ui.copy.copied"),
-                    "byHand": t("ui.copy.by_hand"),
+                    "copied": _what_link_opens(t("ui.copy.copied"), left_out),
+                    "byHand": _what_link_opens(t("ui.copy.by_hand"), left_out),
                     "query": urlencode(self.view.address()),
                 },
                 width="content",
@@ -290,6 +292,14 @@ class Lesson:
             place = f"<{where}>" if where.startswith("https://") else f"`{where}`"
             yield f"- {what}  \n  {place}"
             index += 1
+
+
+def _what_link_opens(said: str, left_out: str) -> str:
+    """After ``said``: what a copied link restores, and what it does not."""
+    said = t("ui.copy.opens", said=said)
+    if predict.revealed():
+        said = t("ui.copy.asked", said=said)
+    return t("ui.copy.left_out", said=said, left_out=left_out) if left_out else said
 
 
 def _numbers(rows: Rows) -> dict[str, Any]:

@@ -80,6 +80,19 @@ def texts_of(page: Lesson) -> tuple[str, str]:
     return config, sidecar
 
 
+def left_out_of_links(page: Lesson) -> str:
+    """A sentence about what a reader has written into the editors, which no link holds."""
+    shown = [
+        st.session_state.get(f"{PAGE}.text.{file}", text) for file, text in zip(FILES, _example(page), strict=True)
+    ]
+    written = page.view["part"] == "promotion" and tuple(shown) != _example(page)
+    return page.t("promotion.left_out") if written else ""
+
+
+def _example(page: Lesson) -> tuple[str, str]:
+    return example_texts(page.view["cfg"])
+
+
 def decision_of(page: Lesson) -> Decision | None:
     """What comes of the texts; None where a file cannot be read."""
     try:

@@ -8,6 +8,8 @@ import streamlit as st
 
 from nvfp4viz.ui.i18n import t
 
+_REVEALED = "_revealed"
+
 
 def ask(key: str, options: Sequence[str], answer: str, **values: object) -> bool:
     """Ask once; afterwards show the guess beside the answer.
@@ -59,7 +61,18 @@ def ask(key: str, options: Sequence[str], answer: str, **values: object) -> bool
         else:
             st.markdown(t("ui.predict.otherwise", answer=right))
         st.markdown(t(f"{key}.reveal", **values))
+    st.session_state[_REVEALED] = True
     return True
+
+
+def begin() -> None:
+    """A page starts to draw: none of its answers is on the screen."""
+    st.session_state[_REVEALED] = False
+
+
+def revealed() -> bool:
+    """Whether this run of the page shows an answer.  No link carries that: whoever opens it is asked first."""
+    return bool(st.session_state.get(_REVEALED))
 
 
 def _guess(key: str) -> None:
