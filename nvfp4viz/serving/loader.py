@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -181,7 +181,40 @@ def load_parameters(
     _hold_memory(layers, allocator, seed, view.divisors)
     for parameters in layers:
         _freeze(parameters)
-    return tuple(layers), _report(checkpoint, view, layers, allocator, seed, roles)
+    return tuple(layers), _report(checkpoint.name, view, layers, allocator, seed, roles)
+
+
+def refill(
+    parameters: tuple[LayerParameters, ...], report: LoadReport, view: CanonicalView, allocator: str, seed: int = 0
+) -> tuple[tuple[LayerParameters, ...], LoadReport]:
+    """The same load onto other memory, bit for bit what `load_parameters` gives with this allocator; nothing is read.
+
+    Raises
+    ------
+    ServingError
+        ``serving.allocator``.
+    """
+    if allocator not in ALLOCATORS:
+        raise ServingError("serving.allocator", allocator=allocator, known=", ".join(ALLOCATORS))
+    layers = [_as_allocated(layer) for layer in parameters]
+    _hold_memory(layers, allocator, seed, view.divisors)
+    for layer in layers:
+        _freeze(layer)
+    roles = tuple(count.role for count in report.counts)
+    return tuple(layers), _report(report.checkpoint, view, layers, allocator, seed, roles)
+
+
+def _as_allocated(parameters: LayerParameters) -> LayerParameters:
+    """A layer whose unwritten slots are zeros once more; what is complete is shared with the original."""
+    fresh: dict[str, Array] = {}
+    for (role, projection), written in parameters.written.items():
+        name, shard = SHARDS[projection]
+        full = f"{name}_{role}"
+        for expert in np.flatnonzero(~written).tolist():
+            if full not in fresh:
+                fresh[full] = getattr(parameters, full).copy()
+            _shard(fresh[full], name, role, shard, expert)[...] = 0
+    return replace(parameters, **fresh)  # type: ignore[arg-type]
 
 
 def expert_shape(view: CanonicalView) -> tuple[int, int]:
@@ -312,7 +345,7 @@ def _freeze(parameters: LayerParameters) -> None:
 
 
 def _report(
-    checkpoint: Checkpoint,
+    checkpoint: str,
     view: CanonicalView,
     layers: list[LayerParameters],
     allocator: str,
@@ -334,4 +367,4 @@ def _report(
                     unwritten.append(UnwrittenSlot(parameters.layer, expert, projection, role, name, value))
     order = {projection: k for k, projection in enumerate(view.projections)}
     unwritten.sort(key=lambda s: (s.layer, s.expert, order[s.projection], ROLES.index(s.role)))
-    return LoadReport(checkpoint.name, allocator, seed, tuple(counts), tuple(unwritten))
+    return LoadReport(checkpoint, allocator, seed, tuple(counts), tuple(unwritten))

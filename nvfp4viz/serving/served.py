@@ -23,7 +23,7 @@ from nvfp4viz.moe import Bf16Experts, ExpertsResult, Routing
 from nvfp4viz.moe.dense import k_first
 from nvfp4viz.serving.backends import RUNNERS, BackendInfo, LayerExperts, choose_backend, prepare_layer
 from nvfp4viz.serving.guard import LoadGuard
-from nvfp4viz.serving.loader import ROLES, LayerParameters, LoadReport, load_parameters
+from nvfp4viz.serving.loader import ROLES, LayerParameters, LoadReport, load_parameters, refill
 from nvfp4viz.serving.quant_config import Resolved, resolve_quantization
 from nvfp4viz.serving.scales import ConvertedScales, process_weights_after_loading
 
@@ -157,6 +157,21 @@ class ServedModel:
             return self
         scales, experts, why = _converted(self.parameters, info.id, self.per_token, device)
         return replace(self, backend=info, scales=scales, experts=experts, on_cpu_because=why)
+
+    def with_memory(self, allocator: str, seed: int = 0, *, device: str = "auto") -> ServedModel:
+        """The same load onto other memory, bit for bit what :func:`load` gives with this allocator; nothing is read.
+
+        Raises
+        ------
+        ServingError, DeviceError
+            As :func:`load`.
+        """
+        parameters, report = refill(self.parameters, self.load_report, self.view, allocator, seed)
+        changed = replace(self, allocator=allocator, seed=seed, load_report=report, parameters=parameters)
+        if not parameters:  # unquantised
+            return changed
+        scales, experts, why = _converted(parameters, self.backend.id, self.per_token, device)
+        return replace(changed, scales=scales, experts=experts, on_cpu_because=why)
 
     @property
     def describe(self) -> str:

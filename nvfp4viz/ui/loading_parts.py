@@ -15,7 +15,7 @@ from nvfp4viz.serving.quant_config import VLLM
 from nvfp4viz.serving.spread import Spread, spread_value
 from nvfp4viz.ui import caches, predict
 from nvfp4viz.ui.blas import use_one_thread
-from nvfp4viz.ui.i18n import lang
+from nvfp4viz.ui.i18n import lang, listed
 from nvfp4viz.ui.numbers import exact, four, percent
 from nvfp4viz.ui.pick import pick_expert
 from nvfp4viz.ui.theme import theme
@@ -83,7 +83,7 @@ def _twin(prompt: str, backend: str, identity: caches.Stamp) -> Baseline:
 
 @st.cache_resource(max_entries=36, show_spinner=False)
 def _loaded(backend: str, allocator: str, seed: int, identity: caches.Stamp) -> ServedModel:
-    """The holed file, or without an allocator its complete twin; read once, and converted for each backend."""
+    """The holed file on some memory, or without an allocator its complete twin; read once, converted for each backend."""
     from nvfp4viz.serving import load
     from nvfp4viz.serving.fates import complete_with
 
@@ -92,7 +92,9 @@ def _loaded(backend: str, allocator: str, seed: int, identity: caches.Stamp) -> 
     if not allocator:
         twin = complete_with(caches.checkpoint(HOLED), caches.checkpoint(FULL))
         return load(twin, backend=backend, device="cpu")
-    return load(caches.checkpoint(HOLED), allocator, seed, backend, device="cpu")
+    if allocator != ALLOCATORS[0]:
+        return _loaded(backend, ALLOCATORS[0], 0, identity).with_memory(allocator, seed, device="cpu")
+    return load(caches.checkpoint(HOLED), allocator, backend=backend, device="cpu")
 
 
 def shown_fates(page: Lesson) -> tuple[Fate, ...]:
@@ -294,7 +296,7 @@ def _spread_table(page: Lesson, found: Sequence[Spread], expert: int) -> list[tu
     facts do not say."""
     rows = []
     for cells, alike in groupby(found, key=lambda spread: _spread_cells(page, spread, expert)):
-        rows.append((", ".join(spread.reading.name.removeprefix("vllm-") for spread in alike), *cells))
+        rows.append((listed(spread.reading.name.removeprefix("vllm-") for spread in alike), *cells))
     return rows
 
 

@@ -6,6 +6,8 @@ import pytest
 from nvfp4viz.checkpoint import canonical, memory_checkpoint, tensor
 from nvfp4viz.errors import ServingError
 from nvfp4viz.serving import ALLOCATORS, load_parameters
+from nvfp4viz.serving.loader import ROLES, refill
+from tests.audit.layouts import LAYOUTS
 
 HOLES = [(0, 2, "gate"), (0, 2, "up"), (0, 2, "down"), (1, 5, "down")]
 
@@ -61,6 +63,39 @@ def test_only_unwritten_slots_differ_between_allocators(make_checkpoint, name_of
                 same = a.values("input_scale", projection)[expert] == b.values("input_scale", projection)[expert]
                 assert same == ((a.layer, expert, projection) not in HOLES)
     assert report.allocator == allocator
+
+
+@pytest.mark.parametrize("layout", ["modelopt", "compressed-tensors"])  # scales, and divisors
+@pytest.mark.parametrize("before", ALLOCATORS)
+@pytest.mark.parametrize("after", ALLOCATORS)
+def test_a_load_onto_other_memory_is_that_allocator_s_load(layout, before, after):
+    """Every bit, whatever memory held the first time, with holes in every role; the first load keeps its own."""
+    tensors = LAYOUTS[layout].tensors()
+    for expert, kind, role in [(0, "gate", "weight"), (3, "up", "weight_scale"), (3, "down", "weight_scale_2"),
+                               (1, "gate", "input_scale"), (5, "down", "input_scale")]:  # fmt: skip
+        del tensors[LAYOUTS[layout].name(expert, kind, role)]
+    checkpoint = LAYOUTS[layout].open(tensors)
+    view = canonical(checkpoint)
+    first, report = load_parameters(checkpoint, view, allocator=before, seed=1)
+    kept = [bits(p) for p in first]
+    found, told = refill(first, report, view, after, seed=7)
+    expected, said = load_parameters(checkpoint, view, allocator=after, seed=7)
+    assert [bits(p) for p in found] == [bits(p) for p in expected]
+    assert [bits(p) for p in first] == kept
+    assert repr(told) == repr(said)
+    assert not any(getattr(p, name).flags.writeable for p in found for name in ("w13_weight", "w2_input_scale"))
+
+
+def bits(parameters):
+    names = [f"{name}_{role}" for name in ("w13", "w2") for role in ROLES]
+    return {name: getattr(parameters, name).tobytes() for name in names}
+
+
+def test_memory_that_is_not_known_is_refused():
+    checkpoint = LAYOUTS["modelopt"].open()
+    view = canonical(checkpoint)
+    with pytest.raises(ServingError, match="twos"):
+        refill(*load_parameters(checkpoint, view), view, "twos")
 
 
 def test_what_each_allocator_leaves(make_checkpoint, name_of):

@@ -53,6 +53,17 @@ def test_one_load_on_another_backend_is_that_backend_s_load(holed, allocator, ba
         once.on("bf16")
 
 
+@pytest.mark.parametrize("backend", ["vllm-cutlass", "vllm-marlin"])
+def test_one_load_on_other_memory_is_that_memory_s_load(holed, backend):
+    once = load(holed, "zeros", backend=backend, device="cpu")
+    moved, loaded = once.with_memory("random", 3, device="cpu"), load(holed, "random", 3, backend, device="cpu")
+    assert (moved.allocator, moved.seed, moved.describe) == ("random", 3, loaded.describe)
+    for a, b in zip(moved.scales, loaded.scales, strict=True):
+        assert np.asarray(a.g1_alphas).tobytes() == np.asarray(b.g1_alphas).tobytes()
+        assert np.asarray(a.a1_gscale).tobytes() == np.asarray(b.a1_gscale).tobytes()
+    assert moved.generate(PROMPT, 4).token_ids == loaded.generate(PROMPT, 4).token_ids
+
+
 @pytest.mark.parametrize("allocator", ["ones", "neighbour", "random"])
 def test_other_leftovers_give_other_fates(full, holed, allocator):
     """Words rather than padding, and other ones than the healthy model's first logits lead to."""
