@@ -9,8 +9,8 @@ the forecasts with running the arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from nvfp4viz.audit.backends import DEEP_CODES, FAMILIES, Family, activation_of, is_clamped, outcome_of_bytes
 from nvfp4viz.audit.facts import Facts
@@ -61,15 +61,20 @@ def forecast(
     only_mxfp4 = all(facts.block(layer) != "NVFP4" for layer in facts.view.moe_layers)
     weights = [each for each in (LayerWeights(facts, layer) for layer in facts.layers) if each.wrong]
 
+    causes: dict[tuple[str, int | None], list[str]] = {}
+    for item in found:
+        # The one finding about all layers is that none has an activation scale.
+        if item.severity != "info" and item.role and (item.layer is not None or item.code == "scheme.mislabelled"):
+            causes.setdefault((item.role, item.layer), []).append(_named(item))
     config = facts.checkpoint.config or {}
 
     def of_backend(name: str, family: Family) -> BackendForecast:
         as_w4a16 = weight_only or (promoted and family.engine == "vllm")
         effects = [
-            *_files(family, found),
-            *_structure(family, found),
-            *_alignment(name, found),
-            *_bytes(name, family, found),
+            *_each(found, lambda items: _files(family, items)),
+            *_each(found, lambda items: _structure(family, items)),
+            *_each(found, lambda items: _alignment(name, items)),
+            *_each(found, lambda items: _bytes(name, family, items)),
         ]
         if refused is not None and family.engine == "vllm":
             fill = {"algo": printable(refused, 60)}
@@ -86,15 +91,45 @@ def forecast(
             if bare and "W4A16" not in family.schemes:
                 text = f"why.unsupported.layers{'' if family.engine == 'vllm' else '.elsewhere'}"
                 effects.append(Effect("unsupported", (), "layer", bare, text))
-            effects += [effect for layer in by_block["NVFP4"] for effect in of_activations(family, layer)]
+            effects += _caused(causes, "input_scale", by_block["NVFP4"], lambda each: of_activations(family, each))
         if not only_mxfp4:
             effects += _functions(family, config, set(facts.layers))
-        effects += [effect for layer in by_block["MXFP4"] for effect in of_static_inputs(family, layer)]
-        effects += [effect for layer in weights for effect in of_weights(family, layer)]
-        effects += of_linears(family, found, weight_only=as_w4a16)
+        effects += _caused(causes, "input_scale", by_block["MXFP4"], lambda each: of_static_inputs(family, each))
+        effects += _caused(causes, "weight_scale_2", weights, lambda each: of_weights(family, each))
+        effects += _each(found, lambda items: of_linears(family, items, weight_only=as_w4a16))
         return _forecast(facts, name, _merged(effects, _why_safe(facts, only_mxfp4, as_w4a16)))
 
     return tuple(of_backend(name, family) for name, family in FAMILIES.items())
+
+
+Layered = TypeVar("Layered", LayerScales, LayerWeights)
+
+
+def _caused(
+    causes: Mapping[tuple[str, int | None], list[str]],
+    role: str,
+    layers: Iterable[Layered],
+    of: Callable[[Layered], Iterable[Effect]],
+) -> Iterator[Effect]:
+    """Effects of layers' scales, with the findings about these."""
+    for each in layers:
+        known = causes.get((role, each.layer)) or causes.get((role, None), [])
+        for effect in of(each):
+            effect.causes = tuple(known)
+            yield effect
+
+
+def _each(findings: Iterable[Finding], of: Callable[[list[Finding]], Iterable[Effect]]) -> Iterator[Effect]:
+    """Effects of one finding after the other, which is their cause."""
+    for item in findings:
+        for effect in of([item]):
+            effect.causes = (_named(item),)
+            yield effect
+
+
+def _named(item: Finding) -> str:
+    """A finding in two words: its code, and of a scale which."""
+    return f"{item.code} ({item.role})" if item.code.startswith("scale.") and item.role else item.code
 
 
 def weight_only_layers(facts: Facts) -> set[int]:
@@ -118,7 +153,10 @@ def _why_safe(facts: Facts, only_mxfp4: bool, as_w4a16: bool) -> str:
 
 
 def _merged(effects: list[Effect], safe: str) -> Effect:
-    """The worst effect speaks for all; equal ones in other layers add their slots, and each what it may end in."""
+    """The worst effect speaks for all; equal ones in other layers add their slots, and each what it may end in.
+
+    What else is wrong is named by its findings.
+    """
     if not effects:
         return Effect("safe", (), "none", set(), safe)
     if any(effect.outcome == "unsupported" for effect in effects):
@@ -130,13 +168,22 @@ def _merged(effects: list[Effect], safe: str) -> Effect:
     )
     first = effects[0]
     same = [effect for effect in effects if effect.text == first.text and effect.outcome == first.outcome]
+    said = {cause for effect in same for cause in effect.causes}
+    others = [effect for effect in effects if effect.outcome not in ("ignored", "safe")]
+    # Where it is not served at all nothing else matters.
+    left = [] if first.outcome == "unsupported" else [cause for each in others for cause in each.causes]
+    besides = [cause for cause in dict.fromkeys(left) if cause not in said]
     return Effect(
         first.outcome,
         _possible(first.outcome, effects),
         first.scope,
         {layer for effect in effects if effect.outcome not in ("ignored", "safe") for layer in effect.layers},
         first.text,
-        {**first.fill, "slots": sum(effect.fill.get("slots", 0) for effect in same)},
+        {
+            **first.fill,
+            "slots": sum(effect.fill.get("slots", 0) for effect in same),
+            **({"besides": besides} if besides else {}),
+        },
     )
 
 

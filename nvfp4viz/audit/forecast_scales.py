@@ -23,7 +23,10 @@ MILD, WILD, HARSH = ("degraded", "safe"), ("degraded", "nan", "safe", "zero"), 7
 
 @dataclass(slots=True)
 class Effect:
-    """What one thing that is wrong does on one backend; `text` and `fill` say why (`nvfp4viz.audit.texts`)."""
+    """What one thing that is wrong does on one backend; `text` and `fill` say why (`nvfp4viz.audit.texts`).
+
+    ``causes`` are the findings that it comes from, as `nvfp4viz.audit.forecast` names them beside another.
+    """
 
     outcome: str
     possible: tuple[str, ...]
@@ -31,6 +34,7 @@ class Effect:
     layers: set[int]
     text: str
     fill: dict[str, Any] = field(default_factory=dict)
+    causes: tuple[str, ...] = ()
 
 
 def of_activations(family: Family, scales: LayerScales) -> Iterable[Effect]:

@@ -15,6 +15,9 @@ from typing import Any
 
 from nvfp4viz.errors import CONTENT, content_words, error_texts, fill
 
+# A forecast names so many findings beside its own.
+BESIDES = 3
+
 
 @cache
 def finding_texts(language: str) -> dict[str, dict[str, str]]:
@@ -35,7 +38,8 @@ def words(text: str, params: Mapping[str, Any], language: str = "en") -> tuple[s
     own = finding_texts(language).get(text)
     if own is not None:
         message, advice = (_inflected(own.get(part, ""), params, language) for part in ("message", "advice"))
-        return fill(message, params, language) + _readers(params, language), fill(advice, params, language)
+        ends = _readers(params, language) + _besides(params, language)
+        return fill(message, params, language) + ends, fill(advice, params, language)
     shared = error_texts(language)[text]
     message = f"{shared['what']} {shared['why']}" if language == "en" else shared["what"] + shared["why"]
     return fill(message, params, language) + _readers(params, language), fill(shared["next"], params, language)
@@ -46,6 +50,15 @@ def _readers(params: Mapping[str, Any], language: str) -> str:
     if not params.get("one_file"):
         return ""
     return report_words(language, "one_file", **{key: params[key] for key in ("file", "other", "readers")})
+
+
+def _besides(params: Mapping[str, Any], language: str) -> str:
+    """What ends a forecast of which the worst effect speaks, and more is wrong: the first other findings."""
+    found = params.get("besides") or []
+    if not found:
+        return ""
+    more = ", …" if len(found) > BESIDES else ""
+    return report_words(language, "besides", findings=", ".join(found[:BESIDES]) + more)
 
 
 _VERBS = {

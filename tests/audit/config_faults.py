@@ -331,6 +331,9 @@ def _fp8_layer(layout: Layout, odd: tuple[int, int] | None, expected: Expected) 
             tensors[f"{at}.weight"] = typed(np.full(SIZES[kind], 0x38, np.uint8), "F8_E4M3")
             if shape is not None:
                 tensors[f"{at}.{suffix}"] = typed(np.ones(shape, np.float32), "F32")
+            if "quantized_layers" in section and suffix == "weight_scale":
+                # ModelOpt's FP8 quantises activations by stored scales.
+                tensors[f"{at}.input_scale"] = typed(np.float32(0.01).reshape(()), "F32")
     if "quantized_layers" in section:
         section["quantized_layers"] = {**section["quantized_layers"], block: {"quant_algo": "FP8"}}
     else:

@@ -11,9 +11,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nvfp4viz.audit import audit
+from nvfp4viz.audit import audit, describe
 from nvfp4viz.audit.backends import FAMILIES, automatic_backend, outcome_of_scales
-from nvfp4viz.checkpoint import canonical, memory_checkpoint, tensor
+from nvfp4viz.checkpoint import canonical, inject_tensors, memory_checkpoint, tensor
 from nvfp4viz.serving import ALLOCATORS, BACKENDS, load_parameters, process_weights_after_loading
 from nvfp4viz.serving.backends import RUNNERS, prepare_layer
 from tests.audit.layouts import LAYOUTS
@@ -260,3 +260,54 @@ def test_nothing_is_picked_where_the_configuration_is_refused():
     assert audit(layout.open(), gpu="sm_100").auto is None
     assert audit(LAYOUTS["modelopt"].open(), gpu="sm_100").auto == "vllm-flashinfer-trtllm"
     assert audit(LAYOUTS["DeepSeek V4"].open(), gpu="sm_90").auto == "vllm-humming"
+
+
+# ---------------------------------------------------------------------------------------- several faults at once
+
+
+def together():
+    """A NaN in layer 0's down, and a pair that differs: two causes, and the tensors."""
+    layout = LAYOUTS["modelopt"]
+    at = {"layer": 0, "config": layout.config, "hf_quant_config": layout.quant}
+    tensors = inject_tensors(layout.tensors(), "nan", expert=1, projection="down", role="input_scale", **at)
+    tensors = inject_tensors(tensors, "pair-mismatch", expert=2, projection="up", role="weight_scale_2", **at)
+    return audit(layout.open(tensors)), layout, tensors
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_worst_effect_names_the_others(language):
+    report, layout, tensors = together()
+    assert {item.code for item in report.findings} == {"scale.nan", "scale.pair-mismatch"}
+    words = {"en": " Besides: {}.", "zh": "此外还有：{}。"}[language]
+    pair, nan = "scale.pair-mismatch (weight_scale_2)", "scale.nan (input_scale)"
+    for item in report.backends:
+        why, _ = describe(item, language)
+        if item.outcome == "nan":
+            # The NaN speaks; a backend that takes gate's scale for up is told of the pair as well.
+            assert why.endswith(words.format(pair))
+        else:
+            # It does not read the NaN, which is no harm there.
+            assert nan not in why
+            assert words[:5] not in why
+    assert {item.outcome for item in report.backends} > {"nan"}
+    # One fault alone has nothing beside it, and a healthy file has nothing at all.
+    for name in (layout.name(1, "down", "input_scale"), layout.name(2, "up", "weight_scale_2")):
+        alone = audit(layout.open({**tensors, name: layout.tensors()[name]}))
+        assert len(alone.findings) == 1
+        assert not [item for item in alone.backends if words[:5] in describe(item, language)[0]]
+    assert not [item for item in audit(layout.open()).backends if "besides" in item.params]
+
+
+def test_no_more_than_a_few_others_are_named():
+    report, layout, tensors = together()
+    for kind, fault in enumerate(("zero", "inf", "negative", "subnormal")):
+        tensors = inject_tensors(
+            tensors, fault, layer=0, expert=3 + kind, projection="down", role="weight_scale_2", config=layout.config,
+            hf_quant_config=layout.quant,
+        )  # fmt: skip
+    report = audit(layout.open(tensors))
+    long = [item for item in report.backends if len(item.params.get("besides", ())) > 3]
+    assert long
+    for item in long:
+        assert item.why.endswith(", ….")
+        assert item.why.partition("Besides: ")[2].count("(") == 3

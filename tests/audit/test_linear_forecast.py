@@ -146,8 +146,10 @@ FLT_MIN = float(np.finfo(np.float32).tiny)
 
 
 def eight(name, scale=1e-3):
-    weight = typed(np.full((64, 64), 0x38, np.uint8), "F8_E4M3")
-    return {f"{name}.weight": weight, **({} if scale is None else {f"{name}.weight_scale": number(scale)})}
+    parts = {"weight": typed(np.full((64, 64), 0x38, np.uint8), "F8_E4M3"), "input_scale": number(1e-3)}
+    return {f"{name}.{part}": item for part, item in parts.items()} | (
+        {} if scale is None else {f"{name}.weight_scale": number(scale)}
+    )
 
 
 def mixed(algo="FP8", names=("q_proj",)):
