@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from nvfp4viz.audit.facts import pruned_layers
+from nvfp4viz.audit.facts import label_in, pruned_layers
 from nvfp4viz.audit.findings import make
-from nvfp4viz.audit.labels import expert_labels, is_native, label_findings
+from nvfp4viz.audit.labels import is_native, label_findings
 from nvfp4viz.audit.linears import Linear, fp8_scale, is_draft, is_quantised_by_all
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.sisters import router_names
@@ -75,8 +75,7 @@ def _against_tensors(
     if not told and claimed_size and len(sizes) == 1 and claimed_size not in sizes:
         fill = {"claimed": claimed_size, "found": sizes.pop()}
         yield make("config.conflict", "error", text="config.conflict.group", count=1, fill=fill)
-    if all(label.startswith("W4A16") for label in expert_labels(checkpoint, view) or [quant.algo or ""]):
-        yield from _unread_inputs(view, linears)
+    yield from _unread_inputs(checkpoint, view, linears)
     pruned = pruned_layers(checkpoint, view)
     claims = {layer: config_experts(checkpoint.config or {}, layer) for layer in view.moe_layers}
     wide = [
@@ -93,18 +92,19 @@ def _against_tensors(
             yield make("config.conflict", "backend" if unused else "error", text=text, count=more, fill=fill)
 
 
-def _unread_inputs(view: CanonicalView, linears: Sequence[Linear]) -> Iterator[Finding]:
+def _unread_inputs(checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear]) -> Iterator[Finding]:
     """Activation scales under a weight-only label: the experts', or those of a model without experts."""
+    bare = {at for at in view.moe_layers if (label_in(checkpoint, view, at) or "").startswith("W4A16")}
     places: set[tuple[int, int, str]] = set()
     names: dict[str, None] = {}
     for place, module in view.modules.items():
         dialect = view.dialects[place[0]]
-        if dialect is not None and dialect.block == "NVFP4" and place[0] in view.moe_layers:
+        if place[0] in bare and dialect is not None and dialect.block == "NVFP4":
             entry = module.tensors.get("input_scale") if module.state == "quantised" else None
             if entry is not None:
                 names[entry.name] = None
                 places.add(place)
-    if not view.moe_layers:
+    if not view.moe_layers and (checkpoint.quant_config.algo or "").startswith("W4A16"):
         found = (linear.tensor("input_scale") for linear in linears if linear.format == "NVFP4")
         names = {entry.name: None for entry in found if entry is not None}
     if names:

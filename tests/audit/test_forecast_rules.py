@@ -249,14 +249,15 @@ def test_what_was_done_to_one_expert_is_singular():
 AT = "model.layers.1.mlp.experts"
 
 
-def two_schemes(first, second):
+def two_schemes(first, second, stray=""):
     """Two layers and an allow-list that gives each an algorithm; none is without what it asks for."""
     layout = LAYOUTS["modelopt"]
     tensors = {}
     for at, algo in ((layout.prefix, first), (AT, second)):
         for name, item in layout.tensors().items():
-            if "input_scale" not in name or algo == "NVFP4":
-                tensors[name.replace("layers.0.", f"layers.{at.split('.')[2]}.")] = item
+            renamed = name.replace("layers.0.", f"layers.{at.split('.')[2]}.")
+            if "input_scale" not in name or algo == "NVFP4" or renamed == stray:
+                tensors[renamed] = item
     listed = {
         at: {"quant_algo": algo, "group_size": 16} for at, algo in ((layout.prefix, first), (AT, second))
     }  # fmt: skip
@@ -286,6 +287,13 @@ def test_two_layers_alike_are_what_one_is(algo, refused):
     assert found(report) == []
     assert report.format.scheme == ("W4A16" if refused else "W4A4")
     assert bool(unsupported(report)) == refused
+
+
+def test_a_scale_that_one_weight_only_layer_has_all_the_same():
+    report = two_schemes("NVFP4", "W4A16_NVFP4", stray=f"{AT}.3.up_proj.input_scale")
+    assert found(report) == [("config.conflict", "warn", 1, "up", (3,))]
+    assert report.findings[0].tensors == (f"{AT}.3.up_proj.input_scale",)
+    assert report.format.scheme == "MIXED"
 
 
 def test_groups_that_give_layers_other_activations_say_the_same():
