@@ -83,7 +83,7 @@ def _twin(prompt: str, backend: str, identity: caches.Stamp) -> Baseline:
 
 @st.cache_resource(max_entries=36, show_spinner=False)
 def _loaded(backend: str, allocator: str, seed: int, identity: caches.Stamp) -> ServedModel:
-    """The holed file on some memory, or without an allocator its complete twin; read once, converted for each backend."""
+    """The holed file on some memory, or without an allocator its complete twin; converted for each backend."""
     from nvfp4viz.serving import load
     from nvfp4viz.serving.fates import complete_with
 
