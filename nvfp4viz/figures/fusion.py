@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from nvfp4viz.figures.layout import base_layout
 from nvfp4viz.figures.palette import Shade, Theme, role, surface
-from nvfp4viz.figures.words import words
+from nvfp4viz.figures.words import listed, words
 from nvfp4viz.moe.fusion import (
     FusedLayout,
     Order,
@@ -210,7 +210,7 @@ def _path(layout: FusedLayout, follow: tuple[int, int], theme: Theme, lang: str)
 
 def describe_rows(layout: FusedLayout, lang: str) -> str:
     """What each rank holds, and what is held more than once."""
-    held = ", ".join(f"{layout.rank_units(part) * part.unit_rows:,} {part.name}" for part in layout.parts)
+    held = listed(lang, (f"{layout.rank_units(part) * part.unit_rows:,} {part.name}" for part in layout.parts))
     said = words(
         lang,
         "figures.fusion.describe_rows",
@@ -225,7 +225,7 @@ def describe_rows(layout: FusedLayout, lang: str) -> str:
             lang,
             "figures.fusion.describe_copies",
             said=said,
-            parts=", ".join(part.name for part in copied),
+            parts=listed(lang, (part.name for part in copied)),
             copies=layout.copies(copied[0]),
             extra=f"{layout.tp * layout.rank_rows - layout.whole.rank_rows:,}",
         )

@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from nvfp4viz.figures.layout import base_layout
 from nvfp4viz.figures.palette import Theme, role, surface
 from nvfp4viz.figures.scaling import power_of_two
-from nvfp4viz.figures.words import words
+from nvfp4viz.figures.words import listed, words
 from nvfp4viz.formats import E2M1, MX_BLOCK, decode_e4m3
 from nvfp4viz.quant.recipes import MXFP4_RECIPES, Scheme
 from nvfp4viz.quant.schemes import LayerBytes, RuleBinade, RuleTrace, SchemeResult
@@ -261,7 +261,7 @@ def describe_rules(traces: Mapping[str, RuleTrace], lang: str) -> str:
         lang,
         "figures.mxfp4.describe_rules" if clipping else "figures.mxfp4.describe_rules_none",
         top=_digits(first.x[first.top]),
-        clipping=", ".join(clipping),
+        clipping=listed(lang, clipping),
         became=became,
     )
 

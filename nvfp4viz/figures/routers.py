@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from nvfp4viz.figures.layout import base_layout
 from nvfp4viz.figures.palette import MONO, Theme, role, surface
-from nvfp4viz.figures.words import words
+from nvfp4viz.figures.words import listed, words
 from nvfp4viz.moe.router_comparison import Picked
 
 BAR = 0.5
@@ -133,7 +133,7 @@ def describe_routers(picked: Mapping[str, Picked], names: Mapping[str, str], lan
     sets: dict[frozenset[int], list[str]] = {}
     for name, one in picked.items():
         sets.setdefault(frozenset(one.ids), []).append(names[name])
-    said = " · ".join(f"{', '.join(who)}: {sorted(chosen)}" for chosen, who in sets.items())
+    said = " · ".join(f"{listed(lang, who)}: {sorted(chosen)}" for chosen, who in sets.items())
     key = "figures.routers.describe" if len(sets) > 1 else "figures.routers.describe_one"
     return words(lang, key, routers=len(picked), choices=len(sets), said=said)
 

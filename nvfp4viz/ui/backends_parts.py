@@ -29,7 +29,7 @@ from nvfp4viz.serving.selection import (
 from nvfp4viz.serving.selection_cost import RANKS, RankBytes, rank_bytes
 from nvfp4viz.ui import errors, predict
 from nvfp4viz.ui.export import about
-from nvfp4viz.ui.i18n import has
+from nvfp4viz.ui.i18n import has, listed
 from nvfp4viz.ui.lesson import Lesson
 from nvfp4viz.ui.numbers import percent
 
@@ -98,7 +98,7 @@ def pick(page: Lesson, name: str, options: tuple[str, ...]) -> None:
 
 def gpus_named(page: Lesson, *names: str) -> str:
     """GPUs as the page calls them."""
-    return ", ".join(page.t(f"gpu.{name}") if has(f"{PAGE}.gpu.{name}") else name for name in names)
+    return listed(page.t(f"gpu.{name}") if has(f"{PAGE}.gpu.{name}") else name for name in names)
 
 
 def toggles(page: Lesson, *names: str) -> None:
@@ -237,7 +237,7 @@ def _winner(page: Lesson, row: MoeBackend, request: MoeRequest) -> None:
         ("backend", ">stored", ">codes", ">scalars", ">padding", ">total"),
         [
             (
-                ", ".join(names),
+                listed(names),
                 f"{one.experts} × {one.hidden:,} × {one.intermediate:,}".replace(" ", "\u00a0"),
                 f"{one.codes + one.block_scales:,}",
                 f"{one.scalars:,}",

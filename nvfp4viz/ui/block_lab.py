@@ -19,7 +19,7 @@ from nvfp4viz.ui.components import load
 from nvfp4viz.ui.i18n import lang, t
 from nvfp4viz.ui.numbers import bits, exact, hex_byte, hex_nibble, near
 from nvfp4viz.ui.state import View
-from nvfp4viz.ui.text import table
+from nvfp4viz.ui.text import phrases, table
 
 _COMPONENT = load("block_lab", "steps")
 _KEY = "block_lab"
@@ -99,8 +99,8 @@ def _step(trace: BlockTrace, index: int) -> dict[str, Any]:
     value = exact(step.value) if step.name == "byte" else near(step.value)
     equals = "≈" if value.startswith("≈") else "="
     parts = [
-        *_coloured(f"{step.symbol} = {_phrases(step.formula)}"),
-        ["", f"\u2002=\u2002{_phrases(step.numbers)}\u2002{equals}\u2002"],
+        *_coloured(f"{step.symbol} = {phrases(step.formula)}"),
+        ["", f"\u2002=\u2002{phrases(step.numbers)}\u2002{equals}\u2002"],
         [_ROLES.get(step.symbol, "strong"), value.removeprefix("≈ ")],
         ["hex", f"\u2002{step.bits}"],
     ]
@@ -133,18 +133,6 @@ def _coloured(formula: str) -> list[Sequence[str]]:
     """A formula in pieces, the scales' symbols with their role."""
     pieces = re.split(r"(?<![\w^])([Ggs])(?!\w)", formula)
     return [[_ROLES.get(piece, ""), piece] for piece in pieces if piece]
-
-
-def _phrases(formula: str) -> str:
-    """The few English words of a formula, in the reader's language."""
-    for pattern, key in (
-        (r"max of (\d+)", "max_of"),
-        (r"0 if s = 0, else (.+)", "zero_else"),
-        (r"(.+), and (\S+) for 0", "for_zero"),
-    ):
-        if found := re.fullmatch(pattern, formula):
-            return t(f"{_PAGE}.phrase.{key}", **{f"p{i}": part for i, part in enumerate(found.groups())})
-    return re.sub(r"\b(nan|inf)\b", lambda word: {"nan": "NaN", "inf": "∞"}[word[0]], formula).replace("-", "−")
 
 
 def _element(trace: BlockTrace, index: int) -> str:

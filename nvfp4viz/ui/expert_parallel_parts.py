@@ -29,7 +29,7 @@ from nvfp4viz.serving import route_trace
 from nvfp4viz.serving.route_trace import EVERY, STEPS, Array, Balance, RouteTrace
 from nvfp4viz.ui import predict, state
 from nvfp4viz.ui.caches import Stamp, stamp
-from nvfp4viz.ui.i18n import lang
+from nvfp4viz.ui.i18n import lang, listed
 from nvfp4viz.ui.lesson import Lesson
 from nvfp4viz.ui.numbers import percent
 from nvfp4viz.ui.theme import theme
@@ -338,7 +338,7 @@ def balance_part(page: Lesson) -> None:
         slots=len(new.slots),
         changed=len(moved.slots),
         arriving=len(moved.arriving),
-        replicated=", ".join(f"{e} (× {new.replicas[e]})" for e in moved.replicated) or "–",
+        replicated=listed(f"{e} (× {new.replicas[e]})" for e in moved.replicated) or "–",
     )
     page.prose("balance.text", window=f"{eplb.WINDOW:,}", interval=f"{eplb.INTERVAL:,}", first=f"{eplb.FIRST:,}")
 

@@ -18,6 +18,7 @@ from nvfp4viz.serving.route_trace import EVERY
 from nvfp4viz.ui import caches, errors, predict
 from nvfp4viz.ui.errors import escape
 from nvfp4viz.ui.expert_parallel_parts import ASKED, PAGE, RANKS, balance_of, choose
+from nvfp4viz.ui.i18n import listed, t
 from nvfp4viz.ui.kernels import wait_for_kernels
 from nvfp4viz.ui.lesson import Lesson
 from nvfp4viz.ui.numbers import four
@@ -342,8 +343,8 @@ def offers_part(page: Lesson) -> None:
                 f"`{offer.flag}`",
                 offer.library,
                 page.t(f"offers.{offer.shape}"),
-                ", ".join(name.upper() for name in offer.travels),
-                ", ".join(f"`{name}`" for name in offer.refused_by) or "–",
+                listed(name.upper() for name in offer.travels),
+                listed(f"`{name}`" for name in offer.refused_by) or "–",
             )
             for offer in all_to_all.OFFERS
         ],
@@ -352,6 +353,6 @@ def offers_part(page: Lesson) -> None:
         "offers.text",
         version=VLLM,
         block=all_to_all.DEEPEP_BLOCK,
-        never=", ".join(f"`{name}`" for name in all_to_all.NEVER),
-        read="; ".join(f"`{path}` @ `{commit}`" for path, commit in all_to_all.READ.items()),
+        never=listed(f"`{name}`" for name in all_to_all.NEVER),
+        read=t("ui.semicolon").join(f"`{path}` @ `{commit}`" for path, commit in all_to_all.READ.items()),
     )

@@ -15,6 +15,7 @@ from nvfp4viz.audit.run import without_collector
 from nvfp4viz.checkpoint.problems import as_written
 from nvfp4viz.errors import NvError
 from nvfp4viz.ui import caches, errors, explorer_source
+from nvfp4viz.ui.i18n import listed
 
 if TYPE_CHECKING:
     from nvfp4viz.checkpoint import CanonicalView
@@ -48,7 +49,7 @@ def compare(page: Lesson, opened: Opened) -> None:
         page.finding("compare.same" if found.same else "compare.same_so_far")
     else:
         named = [page.t(f"compare.count.{kind}", count=f"{counts[kind]:,}") for kind in KINDS if counts[kind]]
-        page.finding("compare.differ", what=page.t("findings.separator").join(named))
+        page.finding("compare.differ", what=listed(named))
         _table(page, _rows(opened, other), counts)
     st.download_button(
         page.t("compare.json"),

@@ -13,6 +13,7 @@ from nvfp4viz.audit.parallel import (
     width_ranks,
 )
 from nvfp4viz.ui.explorer import finding_cards
+from nvfp4viz.ui.i18n import listed
 
 if TYPE_CHECKING:
     from nvfp4viz.ui.explorer_open import Opened
@@ -72,7 +73,7 @@ def ranks(page: Lesson, opened: Opened) -> None:
 
 
 def _sizes(sizes: tuple[int, ...]) -> str:
-    return ", ".join(map(str, sizes))
+    return listed(map(str, sizes))
 
 
 def _number(value: float) -> str:

@@ -24,7 +24,7 @@ from nvfp4viz.ui import caches, errors, explorer_roots
 from nvfp4viz.ui.explorer import code_span, size_text
 from nvfp4viz.ui.explorer_diff import said
 from nvfp4viz.ui.explorer_repair_cost import cost
-from nvfp4viz.ui.i18n import has, lang, t
+from nvfp4viz.ui.i18n import has, lang, listed, t
 
 if TYPE_CHECKING:
     from nvfp4viz.ui.explorer_open import Opened
@@ -88,7 +88,7 @@ def _show(page: Lesson, opened: Opened, plan: Repair) -> None:
     if record.dropped:
         parts.append(report_words(words, "repair.dropped", count=f"{len(record.dropped):,}"))
     if record.config:
-        parts.append(report_words(words, "repair.config", files=", ".join(map(code_span, record.config))))
+        parts.append(report_words(words, "repair.config", files=listed(map(code_span, record.config))))
     count, size = plan.rewritten
     shards = report_words(words, "repair.shards", count=count, bytes=f"{size:,}")
     guess = report_words(words, "repair.guess" if record.guesses else "repair.no_guess")

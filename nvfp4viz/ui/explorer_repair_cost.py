@@ -8,6 +8,7 @@ import streamlit as st
 
 from nvfp4viz.errors import NvError
 from nvfp4viz.ui import caches, errors
+from nvfp4viz.ui.i18n import listed
 from nvfp4viz.ui.kernels import wait_for_kernels
 from nvfp4viz.ui.numbers import four
 from nvfp4viz.ui.samples import sample_title
@@ -55,7 +56,7 @@ def cost(page: Lesson, policy: str, value: float | None) -> None:
             policy=policy,
             worst=page.t(f"repair.cost.domains.{worst}"),
             more=_signed(more[worst]),
-            over=page.t("findings.separator").join(page.t(f"repair.cost.domains.{domain}") for domain in over),
+            over=listed(page.t(f"repair.cost.domains.{domain}") for domain in over),
             margin=four(MARGIN),
         )
         page.table(

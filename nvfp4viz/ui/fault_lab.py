@@ -26,7 +26,7 @@ from nvfp4viz.serving.fault_lab import (
 from nvfp4viz.ui import caches, errors, predict, state, story_cards, story_runs
 from nvfp4viz.ui.caches import Build
 from nvfp4viz.ui.explorer import finding_cards
-from nvfp4viz.ui.i18n import lang, t
+from nvfp4viz.ui.i18n import lang, listed, t
 from nvfp4viz.ui.numbers import four
 from nvfp4viz.ui.theme import theme
 
@@ -363,7 +363,7 @@ def sweep_part(page: Lesson, done: Result) -> None:
     """Predict one factor, then run them all when asked."""
     spot = done.trial.spot
     if spot.role not in FAULTS["scaled"].roles:
-        page.prose("sweep.scalars_only", roles=", ".join(f"`{role}`" for role in FAULTS["scaled"].roles))
+        page.prose("sweep.scalars_only", roles=listed(f"`{role}`" for role in FAULTS["scaled"].roles))
         return
     at = FaultSpot("scaled", spot.layer, spot.expert, spot.projection, spot.role)
     trial = Trial(at, done.trial.backend, done.trial.prompt)

@@ -14,7 +14,7 @@ from nvfp4viz.moe.fusion_arrays import cut_in_pieces, misplaced_channels
 from nvfp4viz.moe.fusion_bits import check_layout
 from nvfp4viz.serving.quant_config import VLLM
 from nvfp4viz.ui import errors, predict, state
-from nvfp4viz.ui.i18n import lang
+from nvfp4viz.ui.i18n import lang, listed
 from nvfp4viz.ui.lesson import Lesson
 from nvfp4viz.ui.pick import pick_one
 from nvfp4viz.ui.theme import theme
@@ -128,7 +128,7 @@ def _followed(page: Lesson, layout: FusedLayout, rank: int, row: int, key: str =
         within=found.part_row % part.unit_rows,
         tensor=found.tensor,
         tensor_row=f"{found.tensor_row:,}",
-        ranks=", ".join(str(holder) for holder, _ in copies),
+        ranks=listed(str(holder) for holder, _ in copies),
     )
 
 

@@ -15,7 +15,7 @@ from nvfp4viz.figures import kernel_lab as figures
 from nvfp4viz.ui import predict
 from nvfp4viz.ui.device_line import device_line as device_line_of_app
 from nvfp4viz.ui.errors import escape
-from nvfp4viz.ui.i18n import lang
+from nvfp4viz.ui.i18n import lang, listed
 from nvfp4viz.ui.pick import pick_one
 from nvfp4viz.ui.theme import theme
 
@@ -300,7 +300,7 @@ def _source(page: Lesson, presence: Presence) -> None:
                 source_lines.Line(n, line, *fates[source][n - 1])
                 for n, line in enumerate(texts[source].splitlines(), start=1)
             )
-            st.caption(page.t("source.calls", names=", ".join(f"`{name}`" for name in sorted(names)) or "–"))
+            st.caption(page.t("source.calls", names=listed(f"`{name}`" for name in sorted(names)) or "–"))
             draw(excerpt_html(page, source_lines.Excerpt(source, source, lines), one.ptx, names))
 
 

@@ -12,6 +12,7 @@ import streamlit as st
 
 from nvfp4viz.device import cpu_checks, describe_device, records
 from nvfp4viz.ui.errors import escape
+from nvfp4viz.ui.i18n import listed
 from nvfp4viz.ui.numbers import four
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def _recorded(page: Lesson) -> None:
 def older_note(page: Lesson, record: records.SelfTestRecord) -> None:
     """Say which kernels have changed since a report was made."""
     if record.changed_since:
-        page.prose("selftest.older", files=", ".join(f"`{escape(name)}`" for name in record.changed_since))
+        page.prose("selftest.older", files=listed(f"`{escape(name)}`" for name in record.changed_since))
 
 
 def _differing(page: Lesson, differing: int | None, marks: str = "") -> str:

@@ -17,10 +17,11 @@ from nvfp4viz.quant import schemes
 from nvfp4viz.quant.recipes import MXFP4_RECIPES
 from nvfp4viz.serving.quant_config import VLLM
 from nvfp4viz.ui import caches, predict
-from nvfp4viz.ui.i18n import lang
+from nvfp4viz.ui.i18n import lang, listed
 from nvfp4viz.ui.lesson import Lesson
 from nvfp4viz.ui.numbers import bits, exact, four, hex_byte, percent
 from nvfp4viz.ui.pick import pick_expert, pick_one
+from nvfp4viz.ui.text import phrases
 from nvfp4viz.ui.theme import theme
 
 PAGE = "mxfp4"
@@ -236,7 +237,7 @@ def rules_part(page: Lesson) -> None:
         page.finding(
             "rules.seen.one" if len(bytes_) == 1 else "rules.seen.many",
             count=len(bytes_),
-            best=", ".join(f"`{name}`" for name, trace in traces.items() if trace.summary.sqnr_db == best),
+            best=listed(f"`{name}`" for name, trace in traces.items() if trace.summary.sqnr_db == best),
             db=f"{best:.2f}",
         )
     binade = schemes.rule_binade(exponent_of(traces))
@@ -257,7 +258,12 @@ def rules_part(page: Lesson) -> None:
     page.table(
         ("formula", "numbers", ">result", ">f32"),
         [
-            (f"{step.symbol} = {step.formula}", step.numbers, exact(float(step.value)), f"`{step.bits}`")
+            (
+                f"{step.symbol} = {phrases(step.formula)}",
+                phrases(step.numbers),
+                exact(float(step.value)),
+                f"`{step.bits}`",
+            )
             for step in traces[view["rule"]].steps
         ],
     )

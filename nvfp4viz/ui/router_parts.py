@@ -165,15 +165,15 @@ def _why(page: Lesson, one: Picked) -> str:
 
 
 def _ids(ids: Sequence[int]) -> str:
-    return ", ".join(map(str, ids))
+    return listed(map(str, ids))
 
 
 def _weights(one: Picked) -> str:
-    return ", ".join(figures.short(weight) for weight in one.weights)
+    return listed(figures.short(weight) for weight in one.weights)
 
 
 def _written(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:g}" for value in values)
+    return listed(f"{value:g}" for value in values)
 
 
 def _preset_of(logits: Sequence[float]) -> str | None:

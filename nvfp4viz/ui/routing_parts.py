@@ -251,7 +251,7 @@ def calibration_part(page: Lesson) -> None:
 
 
 def _closing_row(document: int, slots: list[tuple[int, int]], text: str) -> tuple[str, str, str]:
-    named = ", ".join(f"L{layer} E{expert}" for layer, expert in slots[:NAMED])
+    named = listed(f"L{layer} E{expert}" for layer, expert in slots[:NAMED])
     more = f" + {len(slots) - NAMED}" if len(slots) > NAMED else ""
     return str(document), named + more, " ".join(text.split()[:9]) + " …"
 

@@ -10,6 +10,7 @@ from nvfp4viz.model.calibration_run import GEMMA4
 from nvfp4viz.model.config import TinyMoeConfig
 from nvfp4viz.serving.quant_config import VLLM
 from nvfp4viz.ui import caches
+from nvfp4viz.ui.i18n import listed
 from nvfp4viz.ui.lesson import Lesson
 
 SKELETON = "gemma4-skeleton"
@@ -55,9 +56,9 @@ def run_part(page: Lesson) -> None:
         "holes": int(log.holes_after()[-1]),
         "of": log.counts[0].size,
         "tensor": f"…experts.{experts[0]}.gate_proj.input_scale",
-        "excluded": ", ".join(f"`{name}`" for name in sidecar["quantization"]["exclude_modules"]),
+        "excluded": listed(f"`{name}`" for name in sidecar["quantization"]["exclude_modules"]),
         "layer": layer,
-        "missing": ", ".join(map(str, experts)),
+        "missing": listed(map(str, experts)),
         "count": len(experts),
         "version": VLLM,
     }

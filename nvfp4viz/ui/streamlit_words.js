@@ -10,6 +10,7 @@
       [/^(?:(?:Error)?: )?Number is (?:below|above) the allowed range\.$/, "outside"],
       [/^(?:(?:Error)?: )?File must be (.+) or smaller\.$/, "tooLarge"],
     ]],
+    ["[data-testid=stSelectboxVirtualDropdown] [role=option] span", [[/^No results$/, "noResults"]]],
     ["[role=tooltip] strong", [[/^Error$/, "error"]]],
     ["[data-testid=stFileUploaderDropzoneInstructions] span", [[/^(.+) per file$/, "perFile"]]],
     ["[data-testid=stFileUploaderDropzone] button p", [[/^Upload$/, "upload"]]],
@@ -19,7 +20,7 @@
     ]],
   ];
   // All places stand in one of these: where the page has none, one look is enough, at every change of the page.
-  const ROOTS = "[role=alert], [role=tooltip], [data-testid=stFileUploader], [data-testid=InputInstructions]";
+  const ROOTS = "[role=alert], [role=tooltip], [data-testid=stFileUploader], [data-testid=InputInstructions], [data-testid=stSelectboxVirtualDropdown]";
   const LABELS = [[/^file upload$/, "upload"], [/^Add files$/, "add"], [/^Remove (.+)$/, "remove"]];
   // Kept over a change of language: what Streamlit said of each element.
   const seen = (window.nvfp4vizSaid ??= new WeakMap());

@@ -112,6 +112,13 @@ def test_streamlit_s_own_words_are_in_the_reader_s_language(visit, tmp_path, lan
     expect(page.get_by_role("tooltip")).not_to_contain_text("range")
 
     page = visit(f"/explorer?lang={lang}")
+    samples = page.get_by_test_id("stSelectbox").first.locator("input")
+    samples.click()
+    samples.fill("zzzz")
+    page.get_by_role("option", name={"en": "No results", "zh": "没有匹配的选项"}[lang]).wait_for()
+    samples.press("Escape")
+
+    page = visit(f"/explorer?lang={lang}")
     page.get_by_text(re.compile("^(Your own files|你自己的文件)$")).first.click()
     uploader = page.locator("[data-testid=stFileUploader]")
     uploader.get_by_text(choose, exact=True).wait_for()

@@ -133,3 +133,17 @@ def test_files_that_a_page_names_are_there(language):
     }
     assert len(named) > 20
     assert {(key, path) for key, path in named if not (ROOT / path).exists()} == set()
+
+
+def test_pages_join_names_with_the_comma_of_the_reader_s_language():
+    """`i18n.listed` in pages, `figures.words.listed` in figures.  What is code, or read as code, keeps its own."""
+    own = re.compile(r"state\.Param\(|return Param\(|^_ANYWHERE = |map\(literal, value\)|exponents = ")
+    files = [*(ROOT / "nvfp4viz/ui").glob("*.py"), *(ROOT / "nvfp4viz/figures").glob("*.py"), *ROOT.glob("pages/*.py")]
+    joined = [
+        f"{file.name}: {line.strip()}"
+        for file in files
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if re.search(r"""["'], ["']\.join\(""", line) and not own.search(line)
+    ]
+    assert len(files) > 50
+    assert joined == []

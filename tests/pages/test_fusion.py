@@ -3,6 +3,7 @@
 import pytest
 
 from nvfp4viz.figures import fusion as figures
+from nvfp4viz.figures.words import listed
 from nvfp4viz.moe.fusion import find_row, trace_row
 from nvfp4viz.ui.fusion_parts import PARTS, RANKS, WHICH
 from nvfp4viz.ui.fusion_scale_parts import ASKED_LAYER, STRETCHES, WHAT, measured, shared
@@ -71,8 +72,8 @@ def test_a_row_is_followed(open_page, lang):
     layout = figures.attention_of("qwen3_235b", 8)
     found = trace_row(layout, 5, 1100)
     assert (found.part, found.unit, found.tensor) == ("k", 2, "k_proj")
-    holders = ", ".join(str(rank) for rank, _ in find_row(layout, found.part, found.part_row))
-    assert holders == "4, 5"
+    holders = listed(lang, (str(rank) for rank, _ in find_row(layout, found.part, found.part_row)))
+    assert holders == {"en": "4, 5", "zh": "4、5"}[lang]
     assert holders in texts(at)
     assert f"`k_proj`{', row ' if lang == 'en' else ' 的第 '}{found.tensor_row}" in texts(at)
 

@@ -1,5 +1,7 @@
 """The page on MXFP4 and NVFP4 as a reader in either language meets it."""
 
+import re
+
 import pytest
 
 from nvfp4viz.figures import mxfp4 as figures
@@ -161,3 +163,22 @@ def test_downloads_open(open_page):
     at = open_page(PAGE)
     at.session_state[f"{PAGE}.download"] = True
     clean(at.run())
+
+
+@pytest.mark.parametrize("rule", MXFP4_RECIPES)
+def test_a_rule_is_traced_in_the_reader_s_language(open_page, rule):
+    """Formulas keep the names of functions; every other word is the reader's."""
+    tables = {}
+    for lang in LANGUAGES:
+        at = skipped(open_page(PAGE, lang=lang, part="rules", rule=rule), CLIPS)
+        tables[lang] = next(part.value for part in at.markdown if "| m = max |x" in part.value.replace("\\|", "|"))
+    assert "largest of 32" in tables["en"]
+    assert "32 个里最大的" in tables["zh"]
+    rows = tables["zh"].splitlines()[2:]
+    assert set(re.findall(r"[A-Za-z]{2,}", re.sub(r"`[^`]*`", "", "\n".join(rows)))) <= {
+        "max",
+        "rcp",
+        "floor",
+        "ceil",
+        "log",
+    }

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nvfp4viz.figures import routing as figures
-from nvfp4viz.figures.words import catalogue
+from nvfp4viz.figures.words import catalogue, listed
 from nvfp4viz.model import corpus, planner
 from nvfp4viz.moe.router_comparison import ROUTERS, compare_routers
 from nvfp4viz.ui import router_parts, routing_parts, routing_run
@@ -209,7 +209,7 @@ def test_every_preset_goes_through_every_router(open_page, lang, preset):
     lines = [line for line in texts(at).splitlines() if line.startswith("- **")]
     assert len(lines) == len(ROUTERS)
     for line, one in zip(lines, picked.values(), strict=True):
-        assert ", ".join(map(str, one.ids)) in line
+        assert listed(lang, map(str, one.ids)) in line
         assert all(("NaN" if np.isnan(weight) else f"{weight:.4g}") in line for weight in one.weights)
 
 

@@ -4,11 +4,15 @@ import csv
 import io
 import json
 import math
+import re
 
+import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from nvfp4viz.ui import export, numbers, snippets
+from nvfp4viz.quant.reference import NVFP4_REFERENCES
+from nvfp4viz.quant.reference_mxfp4 import MXFP4_REFERENCES
+from nvfp4viz.ui import export, i18n, numbers, snippets, text
 
 
 def _ask() -> None:
@@ -105,3 +109,19 @@ def test_an_exact_number_reads_back_to_the_same_float32(bits):
     value = np.array(bits, np.uint32).view(np.float32)[()]
     text = numbers.exact(value).translate(str.maketrans("−⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "--0123456789")).replace("×10", "e")
     assert np.float32(text).view(np.uint32) == bits
+
+
+def test_the_steps_of_every_recipe_have_no_english_word_in_chinese(monkeypatch):
+    x = [np.float32(value) for value in (6.5, -1, *[0.25] * 30)]
+    blocks = [make(x[:16], np.float32(8), False) for make in NVFP4_REFERENCES.values()]
+    blocks += [make(x) for make in MXFP4_REFERENCES.values()]
+    formulas = {part for block in blocks for step in block.steps for part in (step.formula, step.numbers)}
+    # Functions, formats and the digits of a byte.
+    names = re.compile(r"\b(max|clamp|rcp|floor|ceil|log2|E4M3|BF16|f32|0x[0-9A-F]{2})\b")
+
+    def words(lang: str) -> set[str]:
+        monkeypatch.setattr(i18n, "lang", lambda: lang)
+        return {word for one in formulas for word in re.findall("[A-Za-z]{2,}", names.sub("", text.phrases(one)))}
+
+    assert {"largest", "byte", "bump"} <= words("en")
+    assert words("zh") == set()
