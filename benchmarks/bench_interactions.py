@@ -38,13 +38,15 @@ class Control:
     """Something to touch.
 
     ``local`` where a component shows it before the server answers; ``answered`` where the picture waits for the answer,
-    and not the link alone.
+    and not the link alone.  Those with a high ``last`` come after the others of their part: a source, a checkpoint or a
+    number of ranks takes other controls away.
     """
 
     name: str
     act: Act
     local: bool = False
     answered: bool = True
+    last: int = 0
 
 
 # ------------------------------------------------------------------ Streamlit's own
@@ -116,21 +118,21 @@ def _select(box: Any) -> Act:
 def streamlit_controls(page: Any) -> Iterator[Control]:
     """One of each kind that the part shows."""
     main = page.locator("[data-testid=stMain]")
-    kinds: tuple[tuple[str, Callable[[Any], Act | None]], ...] = (
-        ("stSlider", _slider),
-        ("stNumberInput", _number),
-        ("stButtonGroup", lambda box: _choice(box.locator("[role=radio]"))),
-        ("stSelectbox", _select),
-        ("stRadio", lambda box: _choice(box.locator("label:has(input)"))),
+    kinds: tuple[tuple[str, int, Callable[[Any], Act]], ...] = (
+        ("stSlider", 1, _slider),
+        ("stNumberInput", 0, _number),
+        ("stButtonGroup", 3, lambda box: _choice(box.locator("[role=radio]"))),
+        ("stSelectbox", 2, _select),
+        ("stRadio", 0, lambda box: _choice(box.locator("label:has(input)"))),
     )
-    for kind, make in kinds:
+    for kind, last, make in kinds:
         boxes = main.get_by_test_id(kind).filter(visible=True)
         for index in range(boxes.count()):
             box = boxes.nth(index)
             inside = box.evaluate("box => box.closest('[class*=st-key-parts], .st-key-topbar') !== null")
             if inside or (kind == "stButtonGroup" and box.locator("[role=radio]").count() < 2):
                 continue
-            yield Control(f"{kind.removeprefix('st').lower()} {_label(box)!r}", make(box))
+            yield Control(f"{kind.removeprefix('st').lower()} {_label(box)!r}", make(box), last=last)
             break
 
 
@@ -264,10 +266,10 @@ def measure_page(page: Any, url: str, id: str, repeats: int, times: dict[str, li
                 print(f"{id}, {names[index]}: NOT OPENED: {str(problem).splitlines()[0]}", file=sys.stderr)
                 continue
             skip_questions(page)
-        for control in list(streamlit_controls(page))[: 2 if names else MOST]:
-            if taken < MOST:
-                take(f"{names[index]}: " if names else "", control)
-                taken += 1
+        here = list(streamlit_controls(page))[: min(2 if names else MOST, MOST - taken)]
+        taken += len(here)
+        for control in sorted(here, key=lambda control: control.last):
+            take(f"{names[index]}: " if names else "", control)
     if len(names) > 1:
         take("", Control("another part", _choice(parts)))
 
