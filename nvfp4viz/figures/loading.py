@@ -107,8 +107,30 @@ def fates_figure(fates: Sequence[Fate], *, covered: Sequence[str] = (), theme: T
         "textfont": {"size": 12, "family": MONO, "color": [ink.ink] * (1 + len(fates)) + [ink.muted] * len(covered)},
         "hoverinfo": "skip",
     }
-    nans = _boxes(share > 0, ink.panel, nan_role.text)
-    nans["marker"]["pattern"] = {"shape": "/", "fgcolor": ink.line, "size": 8}
+    # What has no colour of the scale: equal bits, NaN, not shown yet.
+    boxes = [
+        (row, layer, *look)
+        for where, look in (
+            ((error == 0) & (share == 0), (ink.panel, ink.panel, "")),
+            (share > 0, (ink.panel, nan_role.text, "/")),
+            (np.isnan(share), (ink.page, ink.line, "")),
+        )
+        for row, layer in np.argwhere(where).tolist()
+    ]
+    bars: dict[str, Any] = {
+        "type": "bar",
+        "orientation": "h",
+        "base": [layer - 0.48 for _, layer, *_ in boxes],
+        "x": [0.96] * len(boxes),
+        "y": [row for row, *_ in boxes],
+        "width": CELL / PITCH,
+        "marker": {
+            "color": [fill for _, _, fill, *_ in boxes],
+            "line": {"color": [line for *_, line, _ in boxes], "width": 1.5},
+            "pattern": {"shape": [pattern for *_, pattern in boxes], "fgcolor": ink.line, "size": 8},
+        },
+        "hoverinfo": "skip",
+    }
     names = ["complete", *(fate.allocator for fate in fates), *covered]
     layout = base_layout(
         theme,
@@ -125,24 +147,7 @@ def fates_figure(fates: Sequence[Fate], *, covered: Sequence[str] = (), theme: T
             "zeroline": False,
         },
     )
-    same = _boxes((error == 0) & (share == 0), ink.panel, ink.panel)
-    unknown = _boxes(np.isnan(share), ink.page, ink.line)
-    return go.Figure([heat, same, nans, unknown, text, replies], layout)
-
-
-def _boxes(where: np.ndarray, fill: str, line: str) -> dict[str, Any]:
-    """A bar over each cell that has no colour of the scale."""
-    cells = np.argwhere(where)
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "base": [int(layer) - 0.48 for _, layer in cells],
-        "x": [0.96] * len(cells),
-        "y": [int(row) for row, _ in cells],
-        "width": CELL / PITCH,
-        "marker": {"color": fill, "line": {"color": line, "width": 1.5}},
-        "hoverinfo": "skip",
-    }
+    return go.Figure([heat, bars, text, replies], layout)
 
 
 def _replies(fates: Sequence[Fate]) -> list[str]:

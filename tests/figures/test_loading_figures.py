@@ -44,7 +44,7 @@ def test_numbers_can_be_read_on_every_colour(fates):
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_every_cell_of_every_fate_is_drawn(fates, theme, lang):
-    heat, same, hatched, unknown, text, _ = figures.fates_figure(fates, theme=theme, lang=lang).data
+    heat, bars, text, _ = figures.fates_figure(fates, theme=theme, lang=lang).data
     # The complete twin's row comes first.
     assert text.text[:4] == ("=",) * 4
     assert np.isnan(heat.z[0]).all()
@@ -56,9 +56,16 @@ def test_every_cell_of_every_fate_is_drawn(fates, theme, lang):
         assert (shown == "=") == (share == 0 and error == 0)
         # Only finite errors stand on the colour scale.
         assert np.isfinite(colour) == (share == 0 and error > 0)
-    assert len(hatched.y) == sum(fate.effect.layer_nan[k] > 0 for fate, k in cells)
-    assert len(same.y) == text.text.count("=") > 4
-    assert not unknown.y
+    # A box under every other cell, hatched where a NaN is.
+    boxes = {
+        (row, base + 0.48): pattern
+        for row, base, pattern in zip(bars.y, bars.base, bars.marker.pattern.shape, strict=True)
+    }
+    assert boxes == {
+        divmod(at, 4): "/" if shown.startswith("<b>N") else ""
+        for at, shown in enumerate(text.text)
+        if not shown.endswith("%") or shown.startswith("<b>N")
+    }
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
@@ -78,9 +85,9 @@ def test_under_each_row_stands_its_reply(fates, lang):
 def test_a_covered_fate_shows_nothing_of_itself(fates, theme, lang):
     names = [fate.allocator for fate in fates[1:]]
     figure = figures.fates_figure(fates[:1], covered=names, theme=theme, lang=lang)
-    heat, _, _, unknown, text, replies = figure.data
+    heat, bars, text, replies = figure.data
     assert text.text[8:] == ("?",) * (4 * len(names))
-    assert len(unknown.y) == 4 * len(names)
+    assert [row for row in bars.y if row >= 2] == [row for row in range(2, 6) for _ in range(4)]
     assert np.isnan(heat.z[2:]).all()
     assert set(replies.text[2:]) == {words(lang, "figures.loading.covered")}
     assert figure.layout.yaxis.ticktext == figures.fates_figure(fates, theme=theme, lang=lang).layout.yaxis.ticktext
