@@ -122,7 +122,8 @@ def deep_findings(scan: DeepScan) -> Iterator[Finding]:
     """
     groups: dict[tuple[int | None, str | None], Pairs] = {}
     for unit, seen in zip(scan.units, scan.scans, strict=True):
-        groups.setdefault((unit.layer, unit.projection), []).append((unit, seen))
+        place = (None, None) if unit.projection is None else (unit.layer, unit.projection)
+        groups.setdefault(place, []).append((unit, seen))
     for (layer, projection), pairs in groups.items():
         yield from _numbers(layer, projection, [pair for pair in pairs if pair[1].wrong])
         scales = [pair for pair in pairs if pair[0].role == "weight_scale" and not pair[1].numbers]
@@ -178,7 +179,7 @@ def _bytes(
 def _positions(pairs: Pairs, of: Callable[[Scan], tuple[int, tuple[int, ...]]]) -> str:
     places = []
     for unit, seen in pairs[:3]:
-        at = ", ".join("({}, {})".format(*divmod(place, unit.columns)) for place in of(seen)[1])
+        at = ", ".join("({}, {})".format(*unit.place(byte)) for byte in of(seen)[1])
         places.append(at if unit.expert is None or len(pairs) == 1 else f"{unit.expert}: {at}")
     return "; ".join(places) + ("; …" if len(pairs) > 3 else "")
 
@@ -227,7 +228,12 @@ def _make(
 ) -> Finding:
     names = tuple(dict.fromkeys(unit.name for unit, _ in pairs))
     experts = tuple(sorted({unit.expert for unit, _ in pairs if unit.expert is not None}))
-    text = f"{text or code}{'.linear' if layer is None else ''}"
+    text = text or code
+    if projection is None:
+        # As of ordinary modules' scalars: one layer, or the numbers of all.
+        found = {unit.layer for unit, _ in pairs}
+        layer = found.pop() if len(found) == 1 else None
+        text, fill = f"{text}.linear", {**fill, "numbers": sorted({u.layer for u, _ in pairs if u.layer is not None})}
     return make(
         code, severity, text=text, role=pairs[0][0].role, layer=layer, projection=projection,
         experts=experts or None, tensors=names, count=count, fill=fill,

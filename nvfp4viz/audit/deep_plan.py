@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from nvfp4viz.audit.facts import is_scalar
 from nvfp4viz.audit.fp8 import SCALES, flat
-from nvfp4viz.audit.linears import FP8, Linear
+from nvfp4viz.audit.linears import FP8, Linear, layer_of
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, TensorEntry
 from nvfp4viz.checkpoint.dialects import PACKED
 from nvfp4viz.checkpoint.dialects.per_expert import E8M0
 from nvfp4viz.checkpoint.dtypes import SCALE_BYTES
+from nvfp4viz.checkpoint.preview import is_transposed
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +24,13 @@ class Unit:
     kind
         As for `Scanner`.
     columns
-        Bytes of one row.
+        Bytes of one row as it is stored.
     layer, expert, projection
-        None for an ordinary module.
+        Of an ordinary module its layer alone, where it is in one.
     role
         ``"weight"``, ``"weight_scale"`` or, of FP8, ``"input_scale"``.
+    turned
+        What is stored as a row is a column: block scales [in/16, out] of a weight that is stored transposed.
     """
 
     name: str
@@ -40,6 +43,12 @@ class Unit:
     layer: int | None = None
     expert: int | None = None
     projection: str | None = None
+    turned: bool = False
+
+    def place(self, byte: int) -> tuple[int, int]:
+        """(row, block) of a block scale, counted in bytes from the unit's first."""
+        row, block = divmod(byte, self.columns)
+        return (block, row) if self.turned else (row, block)
 
 
 def plan(checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear]) -> dict[str, list[Unit]]:
@@ -61,23 +70,28 @@ def plan(checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear])
             kind = _kind(role, entry)
             if entry is None or not kind:
                 continue
+            weight = module.tensors.get("weight")
+            # Beside a transposed weight the scales are either [in/16, out] too, or [out, in/16] as usual.
+            turned = role == "weight_scale" and weight is not None and is_transposed(weight, entry)
+            turned = turned and weight is not None and entry.shape[-1] == weight.shape[-1]
             parts = entry.shape[0] if module.whole and len(entry.shape) > 1 else 1
             size = entry.nbytes // parts if parts else 0
             for part in range(parts):
                 at, who = entry.begin + part * size, part if module.whole else expert
                 place = (entry.name, entry.file, at, at + size, kind, max(1, entry.shape[-1]))
-                units.append(Unit(*place, role, layer, who, projection))
+                units.append(Unit(*place, role, layer, who, projection, turned))
     for linear in linears:
+        layer = layer_of([linear.name], view)
         if linear.format in ("NVFP4", "MXFP4"):
             for role in ("weight", "weight_scale"):
                 entry = linear.tensor(role) or (linear.tensors.get("scale") if role == "weight_scale" else None)
                 kind = _kind(role, entry)
                 if entry is not None and kind:
                     columns = max(1, entry.shape[-1])
-                    units.append(Unit(entry.name, entry.file, entry.begin, entry.end, kind, columns, role))
+                    units.append(Unit(entry.name, entry.file, entry.begin, entry.end, kind, columns, role, layer))
         elif linear.format == "FP8":
             # One number is read without --deep as well.
-            units += _fp8_units({suffix: one for suffix, one in linear.tensors.items() if not is_scalar(one)})
+            units += _fp8_units({suffix: one for suffix, one in linear.tensors.items() if not is_scalar(one)}, layer)
     out: dict[str, list[Unit]] = {header.file: [] for header in checkpoint.files}
     for unit in sorted(units, key=lambda unit: unit.begin):
         out[unit.file].append(unit)

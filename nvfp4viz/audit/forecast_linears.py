@@ -94,9 +94,11 @@ def _number_of_fp8(family: Family, item: Finding) -> Effect:
     if kind not in ("nan", "inf") and (inputs or ".some" in item.text):
         # Of activations the largest of a layer is taken; of weights the others are as they should be.
         outcome, possible = "degraded", MILD
-    scope = "model" if item.layer is None else "layer" if item.experts is None or inputs else "experts"
-    layers = set() if item.layer is None else {item.layer}
-    return Effect(outcome, possible, scope, layers, "why.fp8-value", _fill(item))
+    if item.projection is None:
+        # Every token passes an ordinary layer.
+        return Effect(outcome, possible, "model", set(), "why.fp8-value", _fill(item))
+    scope = "layer" if item.experts is None or inputs else "experts"
+    return Effect(outcome, possible, scope, _layers(item), "why.fp8-value", _fill(item))
 
 
 def _missing_in_fp8(family: Family, item: Finding) -> Effect:

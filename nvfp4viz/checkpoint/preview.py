@@ -75,7 +75,7 @@ def _packed_rows(
     dialect = view.dialects.get(slot.layer)
     scale = view.slot(slot.layer, slot.expert, slot.projection, "weight_scale")
     count = (BLOCK if dialect is None else dialect.group) // 2
-    step = 1 if scale.entry is None or not _is_transposed(weight, scale.entry) else weight.shape[-1]
+    step = 1 if scale.entry is None or not is_transposed(weight, scale.entry) else weight.shape[-1]
     data = checkpoint.read_first(weight.name, (count - 1) * step + 1)[::step]
     codes = unpack_nibbles(np.frombuffer(data, np.uint8))
     values = decode_e2m1(codes)
@@ -108,7 +108,7 @@ def _packed_rows(
     return tuple(rows)
 
 
-def _is_transposed(weight: TensorEntry, scale: TensorEntry) -> bool:
+def is_transposed(weight: TensorEntry, scale: TensorEntry) -> bool:
     """Two codes a byte along the last axis but one: [E, in/2, out] beside scales [E, in/16, out] or [E, out, in/16]."""
     packed, scales = weight.shape, scale.shape
     return (

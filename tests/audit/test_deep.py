@@ -10,7 +10,7 @@ from nvfp4viz.audit.bytescan import PIECE, Scanner
 from nvfp4viz.audit.deep import READ, can_resume, deep_scan, default_state, plan, scan_file
 from nvfp4viz.audit.deep_findings import deepen
 from nvfp4viz.audit.linears import collect_linears
-from nvfp4viz.checkpoint import FAULTS, Tensor, inject, inspect, tensor, write_checkpoint
+from nvfp4viz.checkpoint import FAULTS, Tensor, inject, inspect, memory_checkpoint, tensor, write_checkpoint
 from nvfp4viz.errors import CheckpointError, InputError
 from tests.audit.layouts import EXPERTS, HIDDEN, LAYOUTS, SIZES, linear
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, opened
@@ -277,7 +277,7 @@ def test_zero_scales_are_told_from_zero_codes_and_forecast_like_them():
     more = linear("model.layers.0.self_attn.o_proj", HIDDEN, HIDDEN)
     name = "model.layers.0.self_attn.o_proj.weight_scale"
     more[name] = Tensor("F8_E4M3", more[name].shape, bytes(len(more[name].tobytes())))
-    assert found(opened({**base(), **more})) == [("weight.all-zero", "warn", None, None, None, 1)]
+    assert found(opened({**base(), **more})) == [("weight.all-zero", "warn", 0, None, None, 1)]
 
 
 def test_positions_are_rows_and_blocks():
@@ -301,10 +301,44 @@ def test_ordinary_modules_are_looked_at_too():
     zero = more["model.layers.0.self_attn.o_proj.weight"]
     more["model.layers.0.self_attn.o_proj.weight"] = Tensor("U8", zero.shape, bytes(len(zero.tobytes())))
     assert found(opened({**base(), **more})) == [
-        ("block-scale.nan", "error", None, None, None, 1),
-        ("block-scale.negative", "error", None, None, None, 1),
-        ("weight.all-zero", "warn", None, None, None, 1),
+        ("block-scale.nan", "error", 0, None, None, 1),
+        ("block-scale.negative", "error", 0, None, None, 1),
+        ("weight.all-zero", "warn", 0, None, None, 1),
     ]
+
+
+def test_ordinary_modules_of_several_layers_have_no_one_layer():
+    more = {}
+    for layer in (0, 1):
+        name = f"model.layers.{layer}.self_attn.o_proj"
+        more |= linear(name, HIDDEN, HIDDEN)
+        more[f"{name}.weight"] = Tensor("U8", (HIDDEN, HIDDEN // 2), bytes(HIDDEN * HIDDEN // 2))
+    checkpoint = memory_checkpoint(
+        {**base(layers=2), **more}, config={**CONFIG, "num_hidden_layers": 2}, hf_quant_config=QUANT
+    )
+    [item] = [i for i in deepen(run_audit(checkpoint)).report.findings if i.code == "weight.all-zero"]
+    assert (item.layer, item.count, item.params["numbers"]) == (None, 2, [0, 1])
+
+
+@pytest.mark.parametrize("axes", [(0, 1, 2), (0, 2, 1)], ids=["[E, in/16, out]", "[E, out, in/16]"])
+@pytest.mark.parametrize("kind", ["gate_up", "down"])
+def test_positions_of_transposed_weights_are_rows_and_blocks_too(kind, axes):
+    """Llama 4 stores the input along the last axis but one; a row is an output there as everywhere."""
+    layout, rng = LAYOUTS["fused"], np.random.default_rng(5)
+    tensors = layout.tensors()
+    for each in layout.kinds:
+        rows, columns = SIZES[each]
+        tensors[layout.name(0, each, "weight")] = tensor(rng.integers(0, 256, (EXPERTS, columns // 2, rows), np.uint8))
+        scales = rng.integers(0x30, 0x40, (EXPERTS, columns // 16, rows), np.uint8)
+        if each == kind:
+            scales[BAD, 1, 20] = 0xB8
+            scales[BAD, 0, 7] = 0x7F
+        stored = np.ascontiguousarray(scales.transpose(axes))
+        tensors[layout.name(0, each, "weight_scale")] = tensor(stored, "F8_E4M3")
+    nan, negative = deepen(run_audit(layout.open(tensors))).report.findings[:2]
+    assert (nan.code, nan.projection, nan.experts) == ("block-scale.nan", kind, (BAD,))
+    assert "at (row, block) (7, 0)." in nan.message
+    assert (negative.code, "at (row, block) (20, 1)." in negative.message) == ("block-scale.negative", True)
 
 
 @pytest.mark.parametrize("byte", [0x00, 0x88])

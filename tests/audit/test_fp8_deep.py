@@ -82,7 +82,7 @@ def test_one_number_of_a_vector_or_of_blocks(kind, shape, at):
     # Without --deep nobody has looked.
     assert found(plain) == []
     severity = "warn" if kind in ("zero", "subnormal") else "error"
-    assert found(whole) == [(f"scale.{kind}", severity, None, None, None)]
+    assert found(whole) == [(f"scale.{kind}", severity, 0, None, None)]
     [item] = [one for one in whole.findings if one.code == f"scale.{kind}"]
     assert (item.role, item.count, item.tensors) == ("weight_scale", 1, (f"{MODULE}.weight_scale",))
     place = (0, *at) if len(shape) == 1 else at if len(shape) == 2 else at[::2]
@@ -98,14 +98,14 @@ def test_scales_of_half_the_width(dtype):
     scale = np.full((256, 1), 0.01, VIEWS[dtype])
     assert found(deep(beside(scale, dtype))[1]) == []
     scale[3] = np.nan
-    assert found(deep(beside(scale, dtype))[1]) == [("scale.nan", "error", None, None, None)]
+    assert found(deep(beside(scale, dtype))[1]) == [("scale.nan", "error", 0, None, None)]
 
 
 def test_a_tensor_of_nothing_but_zeros_is_no_scale():
     for value, kind in ((0.0, "zero"), (1e-42, "subnormal")):
         plain, whole = deep(beside(np.full((256, 1), value, np.float32)))
         assert found(plain) == []
-        assert found(whole) == [(f"scale.{kind}", "error", None, None, None)]
+        assert found(whole) == [(f"scale.{kind}", "error", 0, None, None)]
         assert set(outcomes(whole).values()) == {"zero"}
 
 
@@ -118,7 +118,7 @@ def test_exponents_of_fp8_are_block_scales():
         tensors[f"{name}.scale"] = typed(scale, "F8_E8M0")
         plain, whole = deep(layout.open(tensors))
         assert found(plain) == []
-        assert found(whole) == ([("block-scale.nan", "error", None, None, None)] if bad else [])
+        assert found(whole) == ([("block-scale.nan", "error", 0, None, None)] if bad else [])
 
 
 # ---------------------------------------------------------------------------------------- experts
