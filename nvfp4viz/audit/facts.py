@@ -144,6 +144,11 @@ class Facts:
         dialect = self.view.dialects.get(layer)
         return dialect.block if dialect else None
 
+    def has_vector(self, layer: int, projection: str, role: str) -> bool:
+        """Does one tensor hold a scalar role's number of each expert?"""
+        usable = bool((self.states[role, layer, projection] == OK).any())
+        return role in SCALARS and usable and self.view.slot(layer, 0, projection, role).index is not None
+
     def place(self, layer: int, projections: Iterable[str], role: str, experts: tuple[int, ...]) -> dict[str, Any]:
         """Where a finding is: its experts, the first of its tensors' names, and how many slots there are.
 
@@ -154,7 +159,8 @@ class Facts:
         if dialect is not None and dialect.arrangement != "expert":
             names = tuple(self.view.slot(layer, experts[0], kind, role).name for kind in kinds)
             tables = [self.tables.get((role, layer, kind)) for kind in kinds]
-            if dialect.arrangement == "fused" or all(table is not None and table.shared for table in tables):
+            fused = dialect.arrangement == "fused" and not any(self.has_vector(layer, kind, role) for kind in kinds)
+            if fused or all(table is not None and table.shared for table in tables):
                 return {"experts": None, "tensors": names, "count": len(names)}
         else:
             # A finding shows three names; 90,000 slots can have one cause.

@@ -94,10 +94,11 @@ class LayerScales:
         far = {kind: outliers(table.values, good[kind]) & good[kind] for kind, table in tables.items()}
         stored = {kind: table.state == OK for kind, table in tables.items()}
         dialect = facts.view.dialects.get(layer)
-        fused = dialect is not None and dialect.arrangement == "fused"
-        self.shared = fused or any(table.shared for table in tables.values())
+        vector = any(facts.has_vector(layer, kind, "input_scale") for kind in kinds)
+        fused = dialect is not None and dialect.arrangement == "fused" and not vector
         self.used = np.logical_or.reduce([self.absent[kind] | stored[kind] for kind in kinds])
         self.bad = {kind: self.absent[kind] | (stored[kind] & ~good[kind]) | far[kind] for kind in kinds}
+        self.shared = fused or any(tables[kind].shared and bool(mask.any()) for kind, mask in self.bad.items())
         self.missing = int(sum(mask.sum() for mask in self.absent.values()))
         self.wrong = int(sum(mask.sum() for mask in self.bad.values()))
         self.healthy = (

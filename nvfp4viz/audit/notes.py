@@ -1,6 +1,7 @@
-"""``loader.note`` and ``format.ambiguous``: the file is sound, and somebody may still misread it.
+"""``loader.note`` and ``format.ambiguous``: a layout is sound, and somebody may still misread it.
 
-Each note names a public report, and stands only where the layout that the report is about is really there.
+Each note names a public report, and stands only where the layout that the report is about is really there.  Of what the
+file holds it says nothing: other findings do.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def width_ranks(facts: Facts, tp: int) -> tuple[WidthRank, ...]:
     width, group = expert_width(facts), block_size(facts)
     if width is None or group is None:
         return ()
-    halves = 1 if facts.view.projections == ("up", "down") else 2
+    halves = 2 if is_gated(facts) else 1
     out = []
     for rank in range(tp):
         borders = Fraction(rank * width, tp), Fraction((rank + 1) * width, tp)
@@ -140,13 +140,18 @@ def block_size(facts: Facts) -> int | None:
     return next((dialect.group for dialect in dialects if dialect), None)
 
 
+def is_gated(facts: Facts) -> bool:
+    """Do the model's own experts have a gate, so that two matrices make up the first GEMM?"""
+    kinds = {kind for layer in facts.view.moe_layers for kind in facts.view.projections_in[layer]}
+    return kinds != {"up", "down"}
+
+
 def _with_activations(facts: Facts) -> bool:
     """NVFP4 experts whose activations are quantised too."""
     return "NVFP4" in facts.view.activation_blocks and any("input_scale" in facts.needs[at] for at in facts.layers)
 
 
 def _widths(facts: Facts, width: int, group: int, tp: int | None) -> Iterator[Finding]:
-    view = facts.view
     ranks = tp or 1
     works = [size for size in SIZES if width % (size * group) == 0]
     fill: dict[str, object] = {
@@ -160,7 +165,7 @@ def _widths(facts: Facts, width: int, group: int, tp: int | None) -> Iterator[Fi
         if tp is not None:
             yield _split(facts, works, {**fill, "rank": rank})
         return
-    halves = 1 if view.projections == ("up", "down") else 2
+    halves = 2 if is_gated(facts) else 1
     rank_width = width // ranks
     rows = halves * rank_width
     missed = [size for size in ALIGNMENTS if rows % size]
@@ -173,7 +178,7 @@ def _widths(facts: Facts, width: int, group: int, tp: int | None) -> Iterator[Fi
         }  # fmt: skip
         # Without ranks asked for nobody has said that it will be served like this.
         refused = tp is not None and _refused_by_cutlass(facts, width, ranks)
-        text = "parallel.alignment.refused" if refused else "parallel.alignment"
+        text = "parallel.alignment.refused" if refused else f"parallel.alignment{'' if halves == 2 else '.up'}"
         yield make("parallel.alignment", "backend" if refused else "info", text=text, count=1, fill=fill)
 
 
@@ -188,8 +193,7 @@ def _split(facts: Facts, works: list[int], fill: Mapping[str, Any]) -> Finding:
 
 def _refused_by_cutlass(facts: Facts, width: int, ranks: int) -> bool:
     """Does vLLM's CUTLASS kernel refuse a rank's fused gate and up?"""
-    gated = facts.view.projections != ("up", "down")
-    return gated and width >= CUTLASS and 2 * width // ranks % CUTLASS != 0 and _with_activations(facts)
+    return is_gated(facts) and width >= CUTLASS and 2 * width // ranks % CUTLASS != 0 and _with_activations(facts)
 
 
 def _listed(sizes: list[int]) -> str:

@@ -8,6 +8,7 @@ second-level weight scale that is far from its peers because it is far from its 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,9 @@ def severity_of(role: str) -> str:
     return "backend" if role == "input_scale" else "error"
 
 
-def scale_findings(facts: Facts, *, activations: bool, rank_holes: dict[int, tuple[int, ...]]) -> Iterator[Finding]:
+def scale_findings(
+    facts: Facts, *, activations: bool, rank_holes: Mapping[int, tuple[tuple[int, int], ...]]
+) -> Iterator[Finding]:
     """All ``scale.*`` findings of the experts.
 
     Parameters
@@ -43,17 +46,24 @@ def scale_findings(facts: Facts, *, activations: bool, rank_holes: dict[int, tup
     activations
         The scheme needs activation scales; else neither their absence nor their values matter.
     rank_holes
-        Layers whose missing activation scales one finding explains already.
+        Of `schemes.rank_holes`: experts whose missing activation scales one finding of their layer explains.
     """
     for layer in facts.layers:
-        if layer in rank_holes:
-            place = facts.place(layer, facts.view.projections_in[layer], "input_scale", rank_holes[layer])
-            yield make("expert.rank-hole", "backend", role="input_scale", layer=layer, **place)
+        ranks = rank_holes.get(layer, ())
+        explained = {expert for first, last in ranks for expert in range(first, last + 1)}
+        if ranks:
+            place = facts.place(layer, facts.view.projections_in[layer], "input_scale", tuple(sorted(explained)))
+            text = "expert.rank-hole" if len(ranks) == 1 else "expert.rank-hole.several"
+            yield make(
+                "expert.rank-hole", "backend", text=text, role="input_scale", layer=layer, **place,
+                fill={"ranks": len(ranks), "size": len(explained) // len(ranks)},
+            )  # fmt: skip
         for projection in facts.view.projections_in[layer]:
             for role in ROLES:
-                if role == "input_scale" and (not activations or layer in rank_holes):
-                    continue
-                yield from _missing(facts, layer, projection, role)
+                if role != "input_scale":
+                    yield from _missing(facts, layer, projection, role, frozenset())
+                elif activations:
+                    yield from _missing(facts, layer, projection, role, explained)
     # The fingerprints are those of amax/2688.
     measured = [at for at in facts.layers if facts.block(at) == "NVFP4" and facts.view.scheme != "W4A8"]
     fills = {layer: back_fills(facts, layer) for layer in measured} if activations else {}
@@ -68,8 +78,9 @@ def scale_findings(facts: Facts, *, activations: bool, rank_holes: dict[int, tup
     yield from _shapes(facts)
 
 
-def _missing(facts: Facts, layer: int, projection: str, role: str) -> Iterator[Finding]:
-    ids = tuple(np.flatnonzero(facts.states[role, layer, projection] == MISSING).tolist())
+def _missing(facts: Facts, layer: int, projection: str, role: str, explained: AbstractSet[int]) -> Iterator[Finding]:
+    lost = np.flatnonzero(facts.states[role, layer, projection] == MISSING).tolist()
+    ids = tuple(expert for expert in lost if expert not in explained)
     if ids:
         place = facts.place(layer, (projection,), role, ids)
         text = "scale.missing" if role == "input_scale" else "scale.missing.weight"
@@ -295,6 +306,21 @@ def _shapes(facts: Facts) -> Iterator[Finding]:
     for shape, names in sorted(unusual.items()):
         yield make("scale.shape", "info", text="scale.shape.accepted", tensors=names, fill={"shape": list(shape)})
     yield from half_findings(halves)
+    yield from _vectors(facts)
+
+
+def _vectors(facts: Facts) -> Iterator[Finding]:
+    """A number for each expert where the layout has one for all (the checkpoints that are called *fused*)."""
+    for role in SCALARS:
+        names = [
+            facts.view.slot(layer, 0, kind, role).name
+            for layer in facts.layers
+            if (dialect := facts.view.dialects[layer]) and dialect.arrangement == "fused"
+            for kind in facts.view.projections_in[layer]
+            if facts.has_vector(layer, kind, role)
+        ]
+        if names:
+            yield make("scale.shape", "info", text="scale.shape.vector", role=role, tensors=names)
 
 
 def half_findings(names: Mapping[str, Iterable[str]]) -> Iterator[Finding]:

@@ -31,30 +31,33 @@ def scheme_findings(facts: Facts) -> Iterator[Finding]:
     yield from _weight_only(facts)
 
 
-def rank_holes(facts: Facts) -> dict[int, tuple[int, ...]]:
-    """Layers in which one rank-sized range of experts has no activation scale in any projection.
+def rank_holes(facts: Facts) -> dict[int, tuple[tuple[int, int], ...]]:
+    """By layer, the first and last experts of whole ranks without an activation scale in any projection.
 
-    A range that starts at a multiple of its size, divides the number of experts, and is at least a sixteenth of
-    them or eight: what a rank of an expert-parallel calibration would leave (Model-Optimizer#831).
+    What ranks of an expert-parallel calibration would leave (Model-Optimizer#831): of 2 to 16 ranks, or more where each
+    has eight experts, up to half.  They must explain most of what the layer lacks; below four experts a rank, all.
     """
     found = {}
     for layer in facts.layers:
         if facts.view.is_whole(layer):
             continue
         masks = [facts.states["input_scale", layer, kind] == MISSING for kind in facts.view.projections_in[layer]]
-        if not masks or not all(np.array_equal(mask, masks[0]) for mask in masks):
+        if not masks or not any(mask.any() for mask in masks):
             continue
-        lost = np.flatnonzero(masks[0])
-        size, total = len(lost), len(masks[0])
-        is_range = size >= 2 and lost[-1] - lost[0] + 1 == size
-        if (
-            is_range
-            and size < total
-            and total % size == 0
-            and lost[0] % size == 0
-            and (total // size <= 16 or size >= 8)
-        ):
-            found[layer] = tuple(lost.tolist())
+        lost, total = np.logical_and.reduce(masks), len(masks[0])
+        some = int(np.logical_or.reduce(masks).sum())
+        best: tuple[int, tuple[tuple[int, int], ...]] = (0, ())
+        for size in range(total // 2, 1, -1):
+            if total % size or (total // size > 16 and size < 8):
+                continue
+            ranks = np.flatnonzero(lost.reshape(-1, size).all(axis=1)).tolist()
+            known = len(ranks) * size
+            # Of few experts two are neighbours by chance.
+            rest = known // 2 if size >= 4 else 0
+            if best[0] < known <= total // 2 and some - known <= rest:
+                best = known, tuple((rank * size, rank * size + size - 1) for rank in ranks)
+        if best[1]:
+            found[layer] = best[1]
     return found
 
 
