@@ -1,7 +1,9 @@
 """Which backend vLLM takes for MXFP4 experts.  Source: `serving-vllm.md` 5.3, read from vLLM 0.33.0.
 
 The spec gives the orders, and who is left out; of several classes it does not give the conditions.  Such a candidate is
-``"open"``, and a selection that rests with one says so instead of guessing.
+``"open"``, and a selection that rests with one says so instead of guessing.  Which variants of a name are tried was
+read in ``_filter_by_activation``, ``_get_requested_backends`` and ``select_deepseek_v4_mxfp4_moe_backend`` of vLLM's
+``oracle/mxfp4.py``, commit 0920a90, whose automatic order is not yet that of 0.33.0.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class MxBackend:
     choice
         The value of ``--moe-backend`` that tries it.
     activation
-        ``"bf16"``, ``"mxfp8"`` or ``"mxfp4"``: what it multiplies the weights with.
+        ``"bf16"``, ``"fp8"``, ``"mxfp8"`` or ``"mxfp4"``: what it multiplies the weights with.
     devices, platform, package, formats
         As far as they were read.
     open
@@ -76,7 +78,7 @@ _ROWS = (
     MxBackend("CUTLASS_MXFP4_MXFP4", "cutlass", "mxfp4", open=True, id="vllm-cutlass"),
     # DeepGEMM takes packed FP4 on family 100 alone, and on 9.0 DeepSeek V4 falls to Marlin (vLLM #57772); the class's
     # further conditions were not read.
-    MxBackend("DEEPGEMM_MXFP4", "deep_gemm", devices=FAMILY_100, open=True),
+    MxBackend("DEEPGEMM_MXFP4", "deep_gemm", "fp8", devices=FAMILY_100, open=True),
     MxBackend("MARLIN", "marlin", id="vllm-marlin"),
     MxBackend("BATCHED_MARLIN", "marlin", formats=("batched",), id="vllm-marlin"),
     MxBackend("HUMMING", "humming", package="humming", formats=FORMATS, id="vllm-humming"),
@@ -94,12 +96,15 @@ _ORDERS = {
     ),
     "deepseek-v4": ("TRTLLM_MXFP8", "DEEPGEMM_MXFP4", "MARLIN", "BATCHED_MARLIN", "HUMMING"),
 }  # fmt: skip
+MX_NAMES = tuple(dict.fromkeys(row.choice for row in _ROWS))
+"""What ``--moe-backend`` takes for MXFP4, besides ``auto``, as far as it was read."""
+
 MX_CHOICES = ("flashinfer_trtllm", "flashinfer_cutlass", "triton", "cutlass", "deep_gemm", "marlin", "humming")
 
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Request:
-    """A deployment of MXFP4 experts; ``wanted`` counts for gpt-oss alone, and ``choice`` is ``"auto"`` or a flag."""
+    """A deployment of MXFP4 experts; ``wanted`` counts for gpt-oss alone, and ``choice`` is ``"auto"`` or a name."""
 
     gpu: str = "sm_120"
     model: str = "gpt-oss"
@@ -133,6 +138,28 @@ def mxfp4_order(request: Mxfp4Request) -> tuple[MxBackend, ...]:
     return tuple(matching + [row for row in rows if row.activation == "bf16"])
 
 
+def mxfp4_variants(request: Mxfp4Request) -> tuple[tuple[MxBackend, ...], tuple[MxBackend, ...]]:
+    """The variants of a name that are tried in turn, and those among them of which that was not read.
+
+    For gpt-oss the format asked for decides, and BF16 where none is.  A name without a variant in that format was an
+    error in the version that was read, while the automatic order of 0.33.0 goes on in BF16; and for DeepSeek V4 every
+    variant was tried, while 0.33.0 gives its experts an MXFP8 key (`numerics-vllm.md` 10).  Both are left open.
+    """
+    rows = tuple(
+        row
+        for row in MXFP4.values()
+        if row.choice == request.choice and (row.choice != "marlin" or request.format in row.formats)
+    )
+    bf16 = tuple(row for row in rows if row.activation == "bf16")
+    if request.model == "deepseek-v4":
+        return rows, bf16 if any(row.activation == "mxfp8" for row in rows) else ()
+    if request.wanted == "none":
+        return bf16 or rows, ()
+    # Emulation takes the format that is asked for, whichever it is.
+    matching = tuple(row for row in rows if row.activation == request.wanted or row.enum == "EMULATION")
+    return (matching, ()) if matching else (bf16 or rows, bf16 or rows)
+
+
 def mxfp4_failed(row: MxBackend, request: Mxfp4Request) -> str | None:
     """The check at which a candidate refuses, ``"open"``, or None."""
     capability = capability_of(request.gpu)
@@ -148,17 +175,29 @@ def mxfp4_failed(row: MxBackend, request: Mxfp4Request) -> str | None:
 
 
 def select_mxfp4(request: Mxfp4Request) -> Selection:
-    """Ask every candidate in vLLM's order; an explicit name tries its variants and keeps the last one's error.
+    """Ask every candidate in vLLM's order; a name tries its variants and keeps the last one's error.
 
     >>> select_mxfp4(Mxfp4Request("sm_100")).winner.enum
     'TRTLLM_BF16'
+    >>> select_mxfp4(Mxfp4Request("sm_100", wanted="mxfp8", choice="flashinfer_trtllm")).winner.enum
+    'TRTLLM_MXFP8'
     >>> [row.enum for row in select_mxfp4(Mxfp4Request("sm_90")).rests_with]
     ['TRITON', 'FI_CUTLASS_BF16']
     """
-    order = mxfp4_order(request)
-    if request.choice != "auto":
-        order = tuple(row for row in MXFP4.values() if row.choice == request.choice)
-    found, winner, rests = ask(order, lambda row: mxfp4_failed(row, request))
+    unread: tuple[MxBackend, ...] = ()
+    if request.choice == "auto":
+        order = mxfp4_order(request)
+    elif request.choice in MX_NAMES:
+        order, unread = mxfp4_variants(request)
+    else:
+        error = ServingError("serving.mxfp4-unknown", choice=request.choice, known=", ".join(MX_NAMES))
+        return Selection((), None, error)
+
+    def failed(row: MxBackend) -> str | None:
+        check = mxfp4_failed(row, request)
+        return "open" if check is None and row in unread else check
+
+    found, winner, rests = ask(order, failed)
     error = None
     if winner is None and not rests and all(each.outcome == "refused" for each in found):
         error = _refusal(request, found)

@@ -220,7 +220,18 @@ def test_an_answer_that_rests_with_an_unread_candidate_says_so(open_page):
     at = answered(open_page, part="mxfp4", gpu="sm_90")
     assert "it rests with TRITON, FI_CUTLASS_BF16, whose conditions are not among the facts that were read" in texts(at)
     at = answered(open_page, part="mxfp4", gpu="sm_90", mpick="flashinfer_trtllm")
-    assert "Mxfp4 MoE backend 'TRTLLM\\_MXFP8' does not support" in texts(at)
+    assert "Mxfp4 MoE backend 'TRTLLM\\_BF16' does not support" in texts(at)
+
+
+def test_the_activations_asked_for_count_under_a_name_too(open_page):
+    named = {"part": "mxfp4", "gpu": "sm_100", "mpick": "flashinfer_trtllm"}
+    assert "these MXFP4 experts get **TRTLLM_MXFP8**" in texts(answered(open_page, want="mxfp8", **named))
+    assert "these MXFP4 experts get **TRTLLM_BF16**" in texts(answered(open_page, **named))
+    at = answered(open_page, model="deepseek-v4", **named)
+    assert (
+        "it rests with TRTLLM_BF16, whose conditions are not among the facts that were read; if they refuse"
+        in texts(at)
+    )
 
 
 def test_defaults_are_the_library_s(open_page):
@@ -285,8 +296,11 @@ def test_what_activations_become_is_the_selector_s(open_page, lang, monkeypatch)
     assert winner.activation == "bf16"
     at = open_page(PAGE, lang=lang, part="mxfp4")
     table = next(part.value for part in at.markdown if "|---" in part.value)
-    assert "| BF16 | TRTLLM_BF16, TRITON?, FI_CUTLASS_BF16?, MARLIN, EMULATION? |" in table
-    assert "| MXFP8 | TRTLLM_MXFP8, FI_CUTLASS_MXFP8? |" in table
+    for name, candidates in (
+        ("BF16", ("TRTLLM_BF16", "TRITON?", "FI_CUTLASS_BF16?", "MARLIN", "EMULATION?")),
+        ("MXFP8", ("TRTLLM_MXFP8", "FI_CUTLASS_MXFP8?")),
+    ):
+        assert f"| {name} | {i18n.listed(candidates)} |" in table
     at = guessed(at, ASKED["mxfp4"], "mxfp8")
     assert words(lang, "ui.predict.otherwise", answer="").removesuffix("****") in texts(at)
     revealed = next(part.value for part in at.markdown if winner.enum in part.value and "DeepSeek V4" in part.value)
@@ -309,7 +323,7 @@ def test_where_flashinfer_s_absence_is_felt_is_the_selector_s(open_page, lang, m
     assert "VLLM_CUTLASS" in shown[0]
     at = guessed(at, ASKED["defaults"], "codes")
     assert words(lang, "ui.predict.as_predicted", answer="").removesuffix("****") in texts(at)
-    assert ", ".join(more) in texts(at)
+    assert i18n.listed(more) in texts(at)
 
 
 @pytest.mark.parametrize("part", ["linear", "mxfp4", "defaults"])

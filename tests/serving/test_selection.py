@@ -404,8 +404,80 @@ def test_a_requested_activation_comes_first_and_bf16_follows():
     assert {row.activation for row in mx.mxfp4_order(mx.Mxfp4Request())} == {"bf16"}
 
 
-def test_an_mxfp4_choice_keeps_the_last_error():
-    found = mx.select_mxfp4(mx.Mxfp4Request("sm_90", choice="flashinfer_trtllm"))
+@pytest.mark.parametrize(
+    ("wanted", "choice", "taken"),
+    [
+        ("none", "flashinfer_trtllm", "TRTLLM_BF16"),
+        ("mxfp8", "flashinfer_trtllm", "TRTLLM_MXFP8"),
+        ("none", "marlin", "MARLIN"),
+        # Nobody read whether a name goes on in BF16 where it has no variant in the format asked for.
+        ("mxfp8", "marlin", "?MARLIN"),
+        ("mxfp4", "flashinfer_trtllm", "?TRTLLM_BF16"),
+        ("none", "flashinfer_cutlass", "?FI_CUTLASS_BF16"),
+        ("mxfp8", "flashinfer_cutlass", "?FI_CUTLASS_MXFP8"),
+        ("none", "cutlass", "?CUTLASS_MXFP4_MXFP4"),
+        ("mxfp8", "emulation", "?EMULATION"),
+    ],
+)
+def test_the_activations_asked_for_decide_among_the_variants_of_a_name(wanted, choice, taken):
+    found = mx.select_mxfp4(mx.Mxfp4Request("sm_100", wanted=wanted, choice=choice))
+    got = found.winner.enum if found.winner is not None else f"?{found.rests_with[0].enum}"
+    assert got == taken
+    assert found.error is None
+
+
+def test_deepseek_v4_under_a_name_is_open_where_the_name_has_mxfp8_too():
+    found = mx.select_mxfp4(mx.Mxfp4Request("sm_100", "deepseek-v4", choice="flashinfer_trtllm"))
     assert found.winner is None
-    assert "Mxfp4 MoE backend 'TRTLLM_MXFP8'" in str(found.error)
-    assert mx.select_mxfp4(mx.Mxfp4Request("sm_90", format="batched", choice="marlin")).winner.enum == "BATCHED_MARLIN"
+    assert [row.enum for row in found.rests_with] == ["TRTLLM_BF16"]
+    assert [(each.backend.enum, each.outcome) for each in found.candidates] == [
+        ("TRTLLM_BF16", "open"),
+        ("TRTLLM_MXFP8", "able"),
+    ]
+    assert mx.select_mxfp4(mx.Mxfp4Request("sm_90", "deepseek-v4", choice="marlin")).winner.enum == "MARLIN"
+
+
+@pytest.mark.parametrize(
+    ("model", "wanted", "last"),
+    [
+        ("gpt-oss", "none", "TRTLLM_BF16"),
+        ("gpt-oss", "mxfp8", "TRTLLM_MXFP8"),
+        ("deepseek-v4", "none", "TRTLLM_MXFP8"),
+    ],
+)
+def test_an_mxfp4_choice_keeps_the_last_error(model, wanted, last):
+    found = mx.select_mxfp4(mx.Mxfp4Request("sm_90", model, wanted, choice="flashinfer_trtllm"))
+    assert found.winner is None
+    assert found.error.code == "serving.moe-unsupported"
+    assert f"Mxfp4 MoE backend '{last}'" in str(found.error)
+
+
+def test_marlin_s_name_means_the_one_for_the_layout():
+    for format_, enum in (("standard", "MARLIN"), ("batched", "BATCHED_MARLIN")):
+        found = mx.select_mxfp4(mx.Mxfp4Request("sm_90", format=format_, choice="marlin"))
+        assert [each.backend.enum for each in found.candidates] == [enum]
+        assert found.winner.enum == enum
+        refused = mx.select_mxfp4(mx.Mxfp4Request("rocm", format=format_, choice="marlin"))
+        assert f"'{enum}'" in str(refused.error)
+
+
+@pytest.mark.parametrize("choice", ["flashinfer_b12x", "b12x", "", "AUTO"])
+def test_a_name_without_an_mxfp4_backend_is_an_error_that_names_the_others(choice):
+    for model in mx.MODELS:
+        found = mx.select_mxfp4(mx.Mxfp4Request(model=model, choice=choice))
+        assert (found.candidates, found.winner, found.rests_with) == ((), None, ())
+        assert found.error.code == "serving.mxfp4-unknown"
+        for lang in ("en", "zh"):
+            said = found.error.text(lang)
+            assert f"moe_backend='{choice}' is not supported for MXFP4 MoE." in said["why"]
+            assert all(name in said["next"] for name in mx.MX_CHOICES)
+
+
+def test_every_mxfp4_name_ends_in_a_winner_an_open_one_or_an_error():
+    for request in mx_domain():
+        for choice in mx.MX_NAMES:
+            found = mx.select_mxfp4(replace(request, choice=choice))
+            assert {each.backend.choice for each in found.candidates} == {choice}
+            assert [found.winner is not None, bool(found.rests_with), found.error is not None].count(True) == 1
+            if isinstance(found.winner, mx.MxBackend) and request.model == "gpt-oss":
+                assert found.winner.activation == {"none": "bf16"}.get(request.wanted, request.wanted)
