@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,19 @@ from nvfp4viz.moe.routers import Scored
 Array = npt.NDArray[Any]
 ROUTERS = ("softmax", "sigmoid", "grouped", "grouped_torch", "sqrtsoftplus", "hash", "gemma4")
 """``grouped`` is vLLM's kernel, ``grouped_torch`` the same router by torch's operations."""
+
+
+Lost = Literal["", "scores", "groups", "nan", "above", "below", "infinite", "zero"]
+"""Why a choice or its weights no longer follow the logits:
+
+``scores``    softmax: the sum is not finite, every score counts as 0
+``groups``    grouped: too few groups have two finite numbers, experts 0 … k−1 with equal weights
+``nan``       Gemma 4 and grouped in torch: a NaN sorts first, and all weights become NaN
+``above``     Gemma 4: +Inf comes first, and ∞ − ∞ makes all weights NaN
+``below``     Gemma 4: even the largest is −Inf, and its distance to itself is NaN
+``infinite``  √softplus and hash: a chosen score is infinite; over their sum it is NaN, and the others are 0
+``zero``      grouped in torch: all chosen scores are 0, and 0 / 0 is NaN
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +45,9 @@ class Picked:
     tied
         Whether these two were equal, so that the lower id decided.
     groups
-        Kept groups (grouped routers).
-    fell_back
-        Whether a number that is not finite kept the router from choosing at all.
+        Kept groups (grouped routers); those that have two finite numbers where the kernel finds too few of them.
+    lost
+        Why choice or weights no longer follow the logits; empty where they do.
     """
 
     router: str
@@ -46,7 +59,7 @@ class Picked:
     first_out: int
     tied: bool
     groups: tuple[int, ...]
-    fell_back: bool
+    lost: Lost
 
 
 def compare_routers(
@@ -87,37 +100,58 @@ def compare_routers(
         ),
         "gemma4": lambda: routers.route_gemma4_logits(x, top_k),
     }
-    return {name: _picked(name, made[name](), groups) for name in ROUTERS}
+    return {name: _picked(name, made[name](), groups, top_groups) for name in ROUTERS}
 
 
-def _picked(name: str, scored: Scored, groups: int) -> Picked:
+def _picked(name: str, scored: Scored, groups: int, top_groups: int) -> Picked:
     ids = scored.ids[0].tolist()
     compared, scores = scored.compared[0], scored.scores[0]
-    weights = tuple(float(weight) for weight in scored.weights[0])
-    size = len(compared) // groups
-    # Each of these is the mark that the router itself leaves, and no second account of its rules.
-    fell_back = (
-        (name == "softmax" and not scores.any())
-        or (name == "grouped" and not np.isfinite(compared[ids]).all())
-        or (name == "grouped_torch" and np.isnan(compared[ids]).any())
-        or (name == "gemma4" and np.isnan(weights).any())
-    )
-    left = ~np.isneginf(compared) if name == "grouped_torch" else np.isfinite(compared)
-    kept = tuple(sorted({at // size for at in np.flatnonzero(left).tolist()}))
+    kept = _kept_groups(name, compared, groups)
+    lost = _lost(name, scored, len(kept) < top_groups)
     others = [expert for expert in range(len(compared)) if expert not in ids]
     asked_table = name == "hash" and bool(np.isnan(compared).all())
-    decided = not asked_table and not fell_back and bool(others)
+    # Where numbers were compared the choice has a reason, whatever became of the weights.
+    decided = not asked_table and lost not in ("scores", "groups", "nan") and bool(others)
     last = ids[-1] if decided else -1
     out = max(others, key=lambda expert: (compared[expert], -expert)) if decided else -1
     return Picked(
         name,
         tuple(ids),
-        weights,
+        tuple(float(weight) for weight in scored.weights[0]),
         scores,
         compared,
         last,
         out,
         decided and bool(compared[last] == compared[out]),
-        kept if name.startswith("grouped") else (),
-        bool(fell_back),
+        kept,
+        lost,
     )
+
+
+def _kept_groups(name: str, compared: Array, groups: int) -> tuple[int, ...]:
+    """Groups that the choice was made in: both routers leave −Inf everywhere else."""
+    if name not in ("grouped", "grouped_torch"):
+        return ()
+    parted = compared.reshape(groups, -1)
+    # The kernel keeps a group for its two largest numbers; torch keeps one with a NaN as well.
+    inside = np.isfinite(parted).sum(axis=1) >= 2 if name == "grouped" else ~np.isneginf(parted).all(axis=1)
+    return tuple(np.flatnonzero(inside).tolist())
+
+
+def _lost(name: str, scored: Scored, few_groups: bool) -> Lost:
+    """Each of these is the mark that the router itself leaves, and no second account of its rules."""
+    compared, scores, ids = scored.compared[0], scored.scores[0], scored.ids[0]
+    if name == "softmax" and not scores.any():
+        return "scores"
+    if name == "grouped" and few_groups:
+        return "groups"
+    if not np.isnan(scored.weights).any():
+        return ""
+    if name in ("sqrtsoftplus", "hash"):
+        return "infinite"
+    first = compared[ids[0]]
+    if np.isnan(first):
+        return "nan"
+    if name == "grouped_torch":
+        return "zero"
+    return "above" if first > 0 else "below"

@@ -95,7 +95,7 @@ def routers_part(page: Lesson) -> None:
         left.number_input(page.t("routers.token"), 0, VOCABULARY - 1, **view.widget("token"))
         right.number_input(page.t("routers.scaling"), 0.125, 16.0, step=0.125, **view.widget("scaling"))
         picked = picked_of(page)
-        fallen = [names[name] for name, one in picked.items() if one.fell_back]
+        fallen = [names[name] for name, one in picked.items() if one.lost]
         page.finding(
             "routers.fallen" if fallen else "routers.seen",
             who=listed(fallen),
@@ -149,19 +149,21 @@ def _ask_nan(page: Lesson) -> bool:
 
 def _why(page: Lesson, one: Picked) -> str:
     image = one.router == "hash" and is_image(page.view["token"], IMAGE_LO)
-    said = page.t(f"why.{'image' if image else one.router}", groups=_ids(one.groups), token=page.view["token"])
-    if one.fell_back:
-        return page.t("why.both", said=said, decided=page.t(f"why.fell.{one.router}"))
-    if one.last_in < 0:
-        return said
-    decided = page.t(
-        "why.tied" if one.tied else "why.decided",
-        last=one.last_in,
-        at=figures.short(float(one.compared[one.last_in])),
-        out=one.first_out,
-        under=figures.short(float(one.compared[one.first_out])),
-    )
-    return page.t("why.both", said=said, decided=decided)
+    rule = "image" if image else "grouped_rule" if one.lost == "groups" else one.router
+    said = page.t(f"why.{rule}", groups=_ids(one.groups), token=page.view["token"])
+    if one.last_in >= 0:
+        decided = page.t(
+            "why.tied" if one.tied else "why.decided",
+            last=one.last_in,
+            at=figures.short(float(one.compared[one.last_in])),
+            out=one.first_out,
+            under=figures.short(float(one.compared[one.first_out])),
+        )
+        said = page.t("why.both", said=said, decided=decided)
+    if one.lost:
+        lost = page.t(f"why.lost.{one.lost}", whole=len(one.groups), groups=GROUPS, kept=TOP_GROUPS)
+        said = page.t("why.both", said=said, decided=lost)
+    return said
 
 
 def _ids(ids: Sequence[int]) -> str:

@@ -56,9 +56,9 @@ def test_a_nan_is_out_in_the_kernel_and_first_in_torch():
     logits = list(LOGITS)
     logits[4] = float("nan")
     picked = _compare(logits)
-    assert not picked["grouped"].fell_back
+    assert not picked["grouped"].lost
     assert 4 not in picked["grouped"].ids
-    assert picked["grouped_torch"].fell_back
+    assert picked["grouped_torch"].lost == "nan"
     assert picked["grouped_torch"].ids[0] == 4
     assert 2 in picked["grouped_torch"].groups
     assert np.isnan(picked["grouped_torch"].weights).all()
@@ -74,19 +74,58 @@ def test_a_bad_logit_is_told_apart(bad):
     logits = list(LOGITS)
     logits[4] = bad
     picked = _compare(logits)
-    assert picked["softmax"].fell_back
+    assert picked["softmax"].lost == "scores"
     assert picked["softmax"].ids == (0, 1, 2)
     assert picked["gemma4"].ids[0] == 4
-    assert picked["gemma4"].fell_back
-    assert not picked["sigmoid"].fell_back
-    assert not picked["hash"].fell_back
+    assert picked["gemma4"].lost == ("nan" if np.isnan(bad) else "above")
+    assert not picked["sigmoid"].lost
+    assert not picked["hash"].lost
 
 
 def test_too_few_whole_groups_are_a_fall_back():
     logits = [float("nan")] * 5 + [1.0, 2.0, 0.0]
     picked = _compare(logits)
-    assert picked["grouped"].fell_back
+    assert picked["grouped"].lost == "groups"
     assert picked["grouped"].ids == (0, 1, 2)
+
+
+INF = float("inf")
+
+
+def test_an_infinite_logit_spoils_weights_for_its_own_reasons():
+    """The reader's case: expert 2 +Inf, expert 3 −Inf, and no NaN among the logits."""
+    picked = compare_routers(
+        [30, -30, INF, -INF, 0, 0, 0, 0], 3, bias=BIAS, token=0, table=np.array([[2, 1, 0]]), groups=4, top_groups=2
+    )
+    assert {name: one.lost for name, one in picked.items()} == {
+        "softmax": "scores", "sigmoid": "", "grouped": "", "grouped_torch": "",
+        "sqrtsoftplus": "infinite", "hash": "infinite", "gemma4": "above",
+    }  # fmt: skip
+    assert picked["sqrtsoftplus"].ids[0] == 2
+    for name in ("sqrtsoftplus", "hash"):
+        np.testing.assert_equal(picked[name].weights, (np.nan, 0, 0))
+    # The choice itself was made by comparing, so what decided it is still told.
+    assert picked["gemma4"].last_in == picked["gemma4"].ids[-1]
+    assert picked["softmax"].last_in == -1
+
+
+@pytest.mark.parametrize(
+    ("logits", "gemma4", "torch"), [([-INF] * 8, "below", "zero"), ([-200.0] * 8, "", "zero"), ([0.0] * 8, "", "")]
+)
+def test_zeros_and_minus_infinities_are_told_from_nan(logits, gemma4, torch):
+    picked = _compare(logits, [0.0] * 8)
+    assert (picked["gemma4"].lost, picked["grouped_torch"].lost) == (gemma4, torch)
+    assert np.isnan(picked["gemma4"].weights).all() == bool(gemma4)
+    assert np.isnan(picked["grouped_torch"].weights).all() == bool(torch)
+
+
+@pytest.mark.parametrize(("bad", "whole"), [((3, 4, 6), (0,)), ((1, 3, 4, 6), ()), ((4, 6), (0, 1))])
+def test_groups_are_whole_with_two_finite_numbers(bad, whole):
+    """Experts 0, 1 and 2 are finite in the first case, and even so they are a fall-back: weights say so."""
+    logits = [float("nan") if expert in bad else 1.0 for expert in range(8)]
+    one = _compare(logits, [0.0] * 8)["grouped"]
+    assert one.groups == whole
+    assert one.lost == ("groups" if len(whole) < 2 else "")
 
 
 def test_scaling_multiplies_all_but_gemma4():

@@ -293,12 +293,37 @@ def test_one_s_own_logits_are_taken_and_bad_ones_refused(open_page):
     at = open_page(PAGE, part="routers")
     at.text_input(key=f"{PAGE}.own_logits").set_value("0, 0, 0, 0, 0, 0, 0, nan")
     clean(at.button(key=f"{PAGE}.apply").click().run())
-    assert "no longer a choice for: softmax, grouped (torch), Gemma 4" in texts(at)
+    assert "no longer follow the logits in: softmax, grouped (torch), Gemma 4" in texts(at)
     assert np.isnan(at.session_state[f"{PAGE}.logits"][7])
     at.text_input(key=f"{PAGE}.own_logits").set_value("1, 2, three")
     clean(at.button(key=f"{PAGE}.apply").click().run())
     assert "three" in texts(at)
     assert np.isnan(at.session_state[f"{PAGE}.logits"][7])
+
+
+def why(at, router: str) -> str:
+    return next(line for line in texts(at).splitlines() if line.startswith(f"- **{router}**"))
+
+
+def test_an_infinite_logit_is_no_nan(open_page):
+    """∞ − ∞ and ∞ / ∞ make the weights NaN; no logit is."""
+    at = open_page(PAGE, part="routers", logits="30,-30,inf,-inf,0,0,0,0", token="3")
+    assert 2 in router_parts.TABLE[3]
+    said = "\n".join(why(at, router) for router in ("√softplus + bias", "hash", "Gemma 4"))
+    assert "A NaN sorts first" not in said
+    assert why(at, "Gemma 4").endswith("since ∞ − ∞ is NaN, every weight becomes NaN.")
+    assert why(at, "√softplus + bias").endswith("divided by an infinite sum is NaN; finite ones become zero.")
+    assert why(at, "hash").endswith("divided by an infinite sum is NaN; finite ones become zero.")
+    assert "no longer follow the logits in: softmax, √softplus + bias, hash, Gemma 4" in texts(at)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_where_no_group_is_whole_none_is_named(open_page, lang):
+    at = open_page(PAGE, lang=lang, part="routers", logits=",".join(["nan"] * 8))
+    line = why(at, "grouped (kernel)" if lang == "en" else "分组（内核）")
+    assert "groups ," not in line
+    assert "第  组" not in line
+    assert ("Of 4 groups 0 have two finite numbers" if lang == "en" else "4 组里有 0 组含两个有限数") in line
 
 
 def test_the_nan_is_asked_about_before_it_is_explained(open_page):
