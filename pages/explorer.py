@@ -10,6 +10,7 @@ from nvfp4viz.ui import (
     explorer,
     explorer_code,
     explorer_diff,
+    explorer_map,
     explorer_open,
     explorer_ranks,
     explorer_repair,
@@ -65,7 +66,7 @@ if opened is not None:
     gpu = None if page.view["gpu"] == "any" else page.view["gpu"]
     opened = explorer_open.asked(opened, gpu, page.view["tp"], page.view["ep"])
     explorer.summary(page, opened)
-    explorer.map_and_slot(page, opened)
+    explorer_map.map_and_slot(page, opened)
     drawers = {
         "tabs.findings": explorer.findings,
         "tabs.anatomy": explorer.anatomy,

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 F32 = npt.NDArray[np.float32]
+# The picked value's ring in pixels, and the part of the drawn span that is left free at either end for half of it.
+_RING, _EDGE = 17, 0.08
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,10 +85,21 @@ def describe_peers(peers: Peers, lang: str) -> str:
         z = peers.robust_z
         # A minus sign, as figures write it.
         far = words(lang, "peers.z_none") if z is None else words(lang, "peers.z", z=f"{z:+.2f}".replace("-", "−"))
-        return words(lang, "peers.value", **place, value=value, ratio=f"{peers.ratio:.3g}") + far
+        return words(lang, "peers.value", **place, value=value, ratio=times(peers.ratio)) + far
     if peers.median is None:
         return words(lang, "peers.alone", **place, status=status)
     return words(lang, "peers.none", **place, status=status, median=f"{peers.median:.4g}")
+
+
+def times(ratio: float) -> str:
+    """How many times, with four significant digits and no exponent: a ratio of scales may be a million or a millionth.
+
+    >>> times(2652.4), times(1.2345), times(1234567.0), times(3.2e-6), times(1.0)
+    ('2,652', '1.234', '1,235,000', '0.0000032', '1')
+    """
+    text = np.format_float_positional(ratio, precision=4, unique=False, fractional=False, trim="-")
+    whole, point, rest = text.partition(".")
+    return f"{int(whole):,}{point}{rest}"
 
 
 def peers_rows(peers: Peers) -> list[dict[str, Any]]:
@@ -107,6 +120,8 @@ def peers_figure(peers: Peers, *, theme: Theme, lang: str) -> go.Figure:
     low, high = (float(peers.values[good].min()), float(peers.values[good].max())) if good.any() else (1e-3, 1e-2)
     # Far enough below to be apart, near enough to leave the numbers their room; no gutter where none is needed.
     gutter = low / max(1.6, (high / low) ** 0.35) if not good.all() else low
+    # Half a ring and more at both ends, however many decades there are between them.
+    edge = max(float(np.log10(1.25)), _EDGE * float(np.log10(high / gutter)))
     traces: list[dict[str, Any]] = [
         {
             "type": "scatter",
@@ -148,7 +163,7 @@ def peers_figure(peers: Peers, *, theme: Theme, lang: str) -> go.Figure:
             "x": [peers.picked],
             "y": [float(peers.values[peers.picked]) if good[peers.picked] else gutter],
             "mode": "markers",
-            "marker": {"size": 17, "symbol": "circle-open", "color": ink.ink, "line": {"width": 2}},
+            "marker": {"size": _RING, "symbol": "circle-open", "color": ink.ink, "line": {"width": 2}},
             "hoverinfo": "skip",
             "name": words(lang, "peers.picked"),
         }
@@ -169,7 +184,7 @@ def peers_figure(peers: Peers, *, theme: Theme, lang: str) -> go.Figure:
             "title": words(lang, "peers.axis"),
             "type": "log",
             **(_ticks(low, high) if good.any() else {"tickvals": []}),
-            "range": [float(np.log10(gutter / 1.25)), float(np.log10(high * 1.25))],
+            "range": [float(np.log10(gutter)) - edge, float(np.log10(high)) + edge],
         },
     )
     # Made in one go: adding part after part costs ten times as much.

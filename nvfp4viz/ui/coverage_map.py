@@ -33,6 +33,7 @@ def coverage_map(
     selected: tuple[int, int] | None = None,
     tall: bool = False,
     on_pick: Callable[[], None] | None = None,
+    on_role: Callable[[], None] | None = None,
 ) -> tuple[str, Pick | None]:
     """Draw the map.
 
@@ -45,7 +46,10 @@ def coverage_map(
     selected
         (layer number, expert) to frame, or None.
     on_pick
-        Called when a cell or a role is chosen, before the page runs again.
+        Called when a cell is chosen, before the page runs again: ``selected`` of the component's state is the cell's
+        ``layer``, ``expert`` and ``role``.
+    on_role
+        Called when the reader switches to another role: ``role`` of the component's state has its ``name``.
 
     Returns
     -------
@@ -63,9 +67,9 @@ def coverage_map(
         key=key,
         data=pack(grid, lang=lang(), role_name=role, overlay=overlay, selected=place, tall=tall),
         on_selected_change=on_pick or ignore,
-        on_role_change=on_pick or ignore,
+        on_role_change=on_role or ignore,
     )
-    chosen = result.get("selected")
-    shown = result.get("role") or role
+    chosen, switched = result.get("selected"), result.get("role")
+    shown = switched["name"] if switched else role
     pick = Pick(str(chosen["role"]), int(chosen["layer"]), int(chosen["expert"])) if chosen else None
     return (shown if shown in grid.roles else role), pick

@@ -1,9 +1,9 @@
-"""The parts of the Explorer page: summary, map with pick, findings, one expert's tensors, backends, files."""
+"""The parts of the Explorer page beside its map: summary, findings, one expert's tensors, backends, files."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import streamlit as st
@@ -12,18 +12,13 @@ from nvfp4viz.audit import describe
 from nvfp4viz.audit.facts import UNREADABLE
 from nvfp4viz.audit.texts import id_list
 from nvfp4viz.checkpoint.problems import SEVERITIES
-from nvfp4viz.figures import peers as peer_figures
-from nvfp4viz.figures.coverage import CoverageGrid
-from nvfp4viz.figures.slots import SCALE_ROLES, coverage_grid, is_expected, peers_of, roles_shown
-from nvfp4viz.ui import state
-from nvfp4viz.ui.coverage_map import coverage_map
+from nvfp4viz.figures.slots import is_expected
 from nvfp4viz.ui.errors import escape
-from nvfp4viz.ui.i18n import lang, t
+from nvfp4viz.ui.i18n import lang, listed, t
 from nvfp4viz.ui.numbers import four
-from nvfp4viz.ui.theme import theme
 
 if TYPE_CHECKING:
-    from nvfp4viz.audit import Finding, Report
+    from nvfp4viz.audit import Finding
     from nvfp4viz.checkpoint import Slot
     from nvfp4viz.ui.explorer_open import Opened
     from nvfp4viz.ui.lesson import Lesson
@@ -36,7 +31,6 @@ MOST_FINDINGS = 60
 FEW_FINDINGS = 3
 # Files that the summary names.
 MOST_NAMES = 3
-MAP_KEY = "explorer.map"
 
 
 def size_text(size: int) -> str:
@@ -59,6 +53,12 @@ def readable(opened: Opened) -> bool:
     return any(header.readable for header in opened.audit.checkpoint.files)
 
 
+def is_unread(opened: Opened, slot: Slot) -> bool:
+    """Whether the files have the slot's tensor, or may have it, where nobody can read it."""
+    states = opened.audit.facts.states.get((slot.role, slot.layer, slot.projection))
+    return states is not None and slot.expert < len(states) and states[slot.expert] == UNREADABLE
+
+
 def summary(page: Lesson, opened: Opened) -> None:
     """Verdict, scheme, shape, files, and how little was read."""
     report = opened.audit.report
@@ -69,7 +69,7 @@ def summary(page: Lesson, opened: Opened) -> None:
         (
             page.t("summary.model"),
             page.t("summary.model_value", layers=layers, experts=experts) if layers else "–",
-            page.t("summary.model_help", projections=", ".join(report.model.projections) or "–")
+            page.t("summary.model_help", projections=listed(report.model.projections) or "–")
             + (page.t("summary.model_drafts", layers=id_list(drafts)) if drafts else ""),
         ),
         (
@@ -90,142 +90,19 @@ def summary(page: Lesson, opened: Opened) -> None:
         return
     unread = opened.audit.checkpoint.unread
     if unread:
-        names = page.t("findings.separator").join(map(code_span, unread[:MOST_NAMES]))
+        names = listed(map(code_span, unread[:MOST_NAMES]))
         more = ", …" if len(unread) > MOST_NAMES else ""
         page.finding("summary.unread", count=len(unread), names=names + more)
     if report.format.scheme == "UNQUANTISED":
         page.finding("summary.plain")
         return
-    sources = page.t("findings.separator").join(code_span(name) for name in report.format.config_sources)
+    sources = listed(code_span(name) for name in report.format.config_sources)
     page.finding(
         "summary.sentence",
         dialect=report.format.dialect,
         scheme=report.format.scheme,
         group=report.format.group_size,
         sources=sources or page.t("summary.no_sources"),
-    )
-
-
-def _picked() -> None:
-    """The map's callback: what was chosen there becomes the shared cursor before the page runs again."""
-    chosen = (st.session_state.get(MAP_KEY) or {}).get("selected")
-    if chosen:
-        st.session_state.update(layer=int(chosen["layer"]), expert=int(chosen["expert"]))
-        st.session_state["projection"] = str(chosen["role"])
-
-
-def settle_cursor(page: Lesson, grid: CoverageGrid) -> None:
-    """The cursor comes from other pages and from links: move it to a slot that this checkpoint has.
-
-    The slot shown at first is the first hole, because that is what one comes for.
-    """
-    view = page.view
-    fits = view["layer"] in grid.layers and (view["expert"] is not None and view["expert"] < grid.experts)
-    if not fits:
-        layer, expert, name = next(_holes(grid), (grid.layers[0], 0, grid.roles[0]))
-        view.put(layer=layer, expert=expert, projection=name)
-    if view["projection"] not in grid.roles:
-        view.put(projection=grid.roles[0])
-
-
-def _real_ranges(page: Lesson, report: Report) -> None:
-    """Layers, experts and projections of what is open: a link that asks for others is told so."""
-    layers, names = (*report.model.moe_layers, *report.model.draft_layers), report.model.projections
-
-    def one_of(text: str) -> int:
-        if int(text) not in layers:
-            raise ValueError(text)
-        return int(text)
-
-    page.refine(
-        layer=state.Param(None, one_of, id_list(layers) if layers else "–"),
-        expert=state.integer(0, report.model.experts - 1),
-        projection=state.choice(names),
-    )
-
-
-def _holes(grid: CoverageGrid) -> Iterator[tuple[int, int, str]]:
-    for name in grid.roles:
-        for row, expert in zip(*grid.holes(name).nonzero(), strict=True):
-            yield grid.layers[int(row)], int(expert), name
-
-
-def map_and_slot(page: Lesson, opened: Opened) -> None:
-    """The coverage map on the stage; beside it the pick by keyboard and the slot among its peers."""
-    facts, report = opened.audit.facts, opened.audit.report
-    if not readable(opened):
-        page.prose("map.unreadable")
-        return
-    _real_ranges(page, report)
-    offered = roles_shown(report)
-    if not offered:
-        if report.format.scheme != "UNQUANTISED":  # that has been said
-            page.prose("map.none")
-        return
-    page.refine(role=state.choice(offered, default=offered[0]))
-    stage, side = page.stage()
-    with side:
-        role = st.radio(page.t("map.role"), offered, **page.view.widget("role"))
-        lacking = [name for name in SCALE_ROLES if name not in offered]
-        if lacking:
-            names = page.t("findings.separator").join(map(code_span, lacking))
-            st.caption(page.t("map.not_needed", scheme=report.format.scheme, roles=names))
-    grid = coverage_grid(facts, report, str(role))
-    if grid is None:
-        with stage:
-            page.prose("map.none")
-        return
-    settle_cursor(page, grid)
-    with side:
-        page.heading("pick.title")
-        named = {layer: page.t("pick.draft", layer=layer) for layer in grid.drafts}
-        st.selectbox(
-            page.t("pick.layer"), grid.layers, format_func=lambda layer: named.get(layer, str(layer)),
-            **page.view.widget("layer"),
-        )  # fmt: skip
-        st.number_input(page.t("pick.expert"), 0, grid.experts - 1, step=1, **page.view.widget("expert"))
-        st.selectbox(page.t("pick.projection"), grid.roles, **page.view.widget("projection"))
-    layer, expert, projection = page.view["layer"], page.view["expert"], page.view["projection"]
-    with stage:
-        coverage_map(grid, key=MAP_KEY, role=projection, selected=(layer, expert), on_pick=_picked)
-        count = report.coverage.get(str(role))
-        if count is not None:
-            page.finding(
-                "map.finding_unreadable" if count.unreadable else "map.finding",
-                role=role,
-                missing=f"{count.missing:,}",
-                invalid=f"{count.invalid:,}",
-                expected=f"{count.expected:,}",
-                unreadable=f"{count.unreadable:,}",
-            )
-        strip = peers_of(facts, report, str(role), layer, projection, expert)
-        if strip is not None:
-            page.figure(
-                peer_figures.peers_figure(strip, theme=theme(), lang=lang()),
-                alt=page.t("pick.title"),
-                finding=peer_figures.describe_peers(strip, lang()),
-                rows=lambda: peer_figures.peers_rows(strip),
-            )
-        else:
-            _tensor_words(page, opened, opened.audit.facts.view.slot(layer, expert, projection, str(role)))
-
-
-def _tensor_words(page: Lesson, opened: Opened, slot: Slot) -> None:
-    """A slot that holds more than one number has no place among its peers: what is stored, and where."""
-    place = {"layer": slot.layer, "expert": slot.expert, "projection": slot.projection, "role": slot.role}
-    entry = slot.entry
-    if entry is None:
-        page.prose("map.tensor_missing", **place)
-        return
-    page.prose(
-        "map.tensor",
-        **place,
-        name=code_span(entry.name),
-        dtype=entry.dtype,
-        shape=list(entry.shape),
-        size=size_text(entry.nbytes),
-        file=code_span(entry.file),
-        group=opened.audit.report.format.group_size,
     )
 
 
@@ -237,14 +114,14 @@ def findings(page: Lesson, opened: Opened) -> None:
         page.prose(
             "findings.naive",
             verdict=page.t("findings.naive_pass" if opened.naive.passed else "findings.naive_fail"),
-            counts=page.t("findings.separator").join(
+            counts=listed(
                 page.t(f"findings.naive_step.{step.id}", found=f"{step.found:,}", expected=f"{step.expected:,}")
                 for step in steps
             ),
         )
     found = opened.audit.report.findings
     if not found:
-        page.prose("findings.none")
+        page.prose("findings.none" if is_expected(opened.audit.report, "weight_scale") else "findings.none_plain")
         return
     present = [name for name in reversed(SEVERITIES) if any(item.severity == name for item in found)]
     shown = st.pills(
@@ -279,7 +156,7 @@ def _one_finding(item: Finding) -> None:
     if advice:
         st.caption(_advised(advice))
     if item.tensors:
-        names = t("explorer.findings.separator").join(code_span(name) for name in item.tensors[:2])
+        names = listed(code_span(name) for name in item.tensors[:2])
         st.caption(t("explorer.findings.tensors", names=names))
 
 
@@ -288,14 +165,13 @@ def _alike(items: Sequence[Finding], key: str) -> None:
     layers = tuple(sorted({item.layer for item in items if item.layer is not None}))
     roles = dict.fromkeys(item.role for item in items if item.role)
     projections = dict.fromkeys(item.projection for item in items if item.projection)
-    separator = t("explorer.findings.separator")
     kind = "group" if layers and roles and projections else "group_layers" if layers else "group_plain"
     st.markdown(
         t(
             f"explorer.findings.{kind}",
             count=len(items),
-            roles=separator.join(code_span(name) for name in roles),
-            projections=separator.join(projections),
+            roles=listed(code_span(name) for name in roles),
+            projections=listed(projections),
             layers=id_list(layers),
             slots=sum(item.count for item in items),
         )
@@ -351,7 +227,7 @@ def _tensor(page: Lesson, opened: Opened, role: str, slot: Slot) -> None:
     """One tensor: what is stored, and its three sentences, beside each other where there is room."""
     entry, table = slot.entry, opened.audit.facts.tables.get((role, slot.layer, slot.projection))
     needed = role == "weight" or is_expected(opened.audit.report, role)
-    unread = entry is not None and table is not None and table.state[slot.expert] == UNREADABLE
+    unread = is_unread(opened, slot)
     status = "unread" if unread else "present" if entry else "missing" if needed else "absent"
     parts = [f"**{role}**", page.t(f"anatomy.status.{status}")]
     name = slot.name.rpartition(".")[2]
@@ -387,7 +263,7 @@ def backends(page: Lesson, opened: Opened) -> None:
             (
                 code_span(item.name),
                 f"**{page.t(f'outcomes.{item.outcome}')}**",
-                page.t("findings.separator").join(page.t(f"outcomes.{name}") for name in item.possible) or "–",
+                listed(page.t(f"outcomes.{name}") for name in item.possible) or "–",
                 page.t(f"scopes.{item.scope}"),
                 escape(describe(item, lang())[0]),
             )

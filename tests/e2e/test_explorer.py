@@ -156,3 +156,25 @@ def test_a_mended_copy_lands_beside_its_source(browser, tmp_path, monkeypatch):
     finally:
         context.close()
         server.stop()
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_the_projection_chosen_in_the_map_is_the_one_the_page_speaks_of(visit, lang):
+    """In the link, beside the map and under it; also when it was changed elsewhere in between."""
+    page = visit(f"/explorer?lang={lang}&checkpoint={HOLES}&layer=0&expert=1&projection=gate")
+    chosen = page.locator(".st-key-projection input")
+    down, gate = (page.get_by_role("radio", name=name, exact=True) for name in ("down", "gate"))
+    for switch, name in ((down, "down"), (gate, "gate"), (down, "down")):
+        switch.click()
+        page.wait_for_function("name => location.search.includes(`projection=${name}`)", arg=name)
+        settle(page)
+        assert chosen.input_value() == name
+        assert page.get_by_text(f"{name}: input_scale").or_(page.get_by_text(f"{name}：input_scale")).count()
+    # The browser's Back, and then the same choice again.
+    page.go_back()
+    gate.and_(page.locator("[aria-checked=true]")).wait_for()
+    settle(page)
+    down.click()
+    page.wait_for_function("() => location.search.includes('projection=down')")
+    settle(page)
+    assert chosen.input_value() == "down"

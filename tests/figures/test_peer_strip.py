@@ -78,3 +78,26 @@ def test_without_any_number_the_axis_has_no_ticks():
     figure = peers_figure(Peers("input_scale", 0, "gate", values, ("missing",) * 3, 0), theme="dark", lang="zh")
     assert len(figure.layout.yaxis.tickvals) == 0
     assert list(figure.data[1].text) == ["∅"] * 3
+
+
+@pytest.mark.parametrize("spread", [1.5, 2500.0, 1e12])
+@pytest.mark.parametrize("status", ["present", "missing"])
+def test_the_picked_value_s_ring_is_never_cut(spread, status):
+    """At the top, at the bottom, and in the gutter; a ring of 17 pixels on a plot of some 200."""
+    values = np.float32([1e-3, 1.1e-3, np.nan if status == "missing" else 1.05e-3, 1e-3 * spread])
+    for picked in range(4):
+        peers = Peers("input_scale", 0, "down", values, ("present", "present", status, "present"), picked)
+        figure = peers_figure(peers, theme="light", lang="en")
+        low, high = figure.layout.yaxis.range
+        at = np.log10(figure.data[-1].y[0])
+        room = figure.data[-1].marker.size / 2 / 200 * (high - low)
+        assert low + room <= at <= high - room
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.parametrize(
+    ("factor", "said"), [(2652.4, "2,652 ×"), (1.23456, "1.235 ×"), (1e6, "1,000,000 ×"), (1 / 40960, "0.00002441 ×")]
+)
+def test_the_ratio_has_four_digits_and_no_exponent(lang, factor, said):
+    peers = Peers("input_scale", 0, "down", np.float32([factor, 1, 1, 1]), ("present",) * 4, 0)
+    assert (said if lang == "en" else said.replace("×", "倍")) in describe_peers(peers, lang)

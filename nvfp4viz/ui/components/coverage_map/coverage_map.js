@@ -98,7 +98,8 @@ class CoverageMap {
 
   report(name, value, echo) {
     (this.echoes[name] ??= { last: undefined, sent: [] }).sent.push({ echo, at: performance.now() });
-    this.pick(name, value);
+    // The time makes each choice a new value: the page was moved elsewhere by other means, and nobody tells this map's state.
+    this.pick(name, { ...value, at: Date.now() });
   }
 
   at(layer, expert) {
@@ -209,7 +210,7 @@ class CoverageMap {
     this.legend();
     this.draw();
     this.speak();
-    this.report("role", this.data.roles[index], index);
+    this.report("role", { name: this.data.roles[index] }, index);
   }
 
   setToken(index) {
