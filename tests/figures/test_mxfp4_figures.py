@@ -5,6 +5,7 @@ import pytest
 
 from nvfp4viz.figures import mxfp4
 from nvfp4viz.figures.blocks import outlier_pair
+from nvfp4viz.figures.words import listed
 from nvfp4viz.quant.recipes import MXFP4_RECIPES
 from nvfp4viz.quant.schemes import compare_rules, compare_schemes, layer_bytes, rule_binade
 
@@ -71,7 +72,7 @@ class TestFigures:
         }
         assert len(looks) == 3  # hatch and fill: not by colour alone
         said = mxfp4.describe_rules(traces, lang)
-        assert "ocp-floor, vllm-even" in said
+        assert listed(lang, ("ocp-floor", "vllm-even")) in said
         assert all(f"{name} {float(trace.decoded[trace.top]):g}" in said for name, trace in traces.items())
         unclipped = mxfp4.describe_rules(compare_rules(mxfp4.sample_block(5.0)), lang)
         assert unclipped != said
