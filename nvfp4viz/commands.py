@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nvfp4viz.audit import Audit, run_audit, to_json, to_text
+from nvfp4viz.audit.backends import known_gpu
 from nvfp4viz.audit.deep import Elsewhere, can_resume
 from nvfp4viz.audit.deep_findings import deepen
 from nvfp4viz.audit.diff import diff, diff_to_json
@@ -35,6 +36,7 @@ from nvfp4viz.checkpoint.source import is_address
 from nvfp4viz.cli_options import is_hub
 from nvfp4viz.cli_words import cli_words
 from nvfp4viz.errors import InputError
+from nvfp4viz.serving.selection import GPUS
 
 OK, FOUND, UNREADABLE = 0, 1, 2
 
@@ -94,8 +96,8 @@ def _gpu(text: str | None) -> str | None:
     if text is None:
         return None
     digits = text.lower().removeprefix("sm").removeprefix("_").rstrip("af")
-    if not (digits.isascii() and digits.isdigit() and 2 <= len(digits) <= 3):
-        raise InputError("cli.gpu", gpu=printable(text, 40))
+    if not (digits.isascii() and digits.isdigit() and 2 <= len(digits) <= 3) or known_gpu(digits) is None:
+        raise InputError("cli.gpu", gpu=printable(text, 40), known=", ".join(gpu for gpu in GPUS if gpu[:3] == "sm_"))
     return f"sm_{digits}"
 
 
@@ -188,8 +190,10 @@ def inject(options: argparse.Namespace) -> int:
     print(cli_words(lang, "inject.files", rewritten=len(done.rewritten), linked=len(done.linked)))
     if not fault.findings:
         print(cli_words(lang, "inject.invisible"))
+    elif not done.findings:
+        print(cli_words(lang, "inject.alone"))
     else:
-        codes = cli_words(lang, "inject.or").join(fault.findings)
+        codes = cli_words(lang, "inject.or").join(done.findings)
         # A number of one's own, or random bits, may be as plausible as what they replace.
         chosen = options.value is not None or options.fault == "random-bits"
         print(cli_words(lang, "inject.deep" if fault.deep else "inject.may" if chosen else "inject.finds", codes=codes))

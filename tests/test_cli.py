@@ -19,7 +19,7 @@ import pytest
 from nvfp4viz import cli
 from nvfp4viz.checkpoint import FAULTS, copies, open_checkpoint, write_checkpoint
 from nvfp4viz.errors import CONTENT
-from tests.audit.layouts import bf16
+from tests.audit.layouts import LAYOUTS, bf16
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, scalar, snapshot, without
 from tests.checkpoint.web_server import Site, serve
 
@@ -185,6 +185,16 @@ def test_bad_usage_exits_with_64(capsys, arguments):
     code, out, err = run(capsys, *arguments)
     assert (code, out) == (64, "")
     assert err
+
+
+@pytest.mark.parametrize("gpu", ["sm_999", "sm_70", "130", "fast", "sm_1000"])
+def test_a_gpu_that_was_not_read_about_is_refused_with_those_that_were(capsys, good, gpu):
+    code, out, err = run(capsys, "audit", good, "--gpu", gpu)
+    assert (code, out) == (64, "")
+    assert gpu in err
+    assert "sm_75, sm_80, sm_86, sm_89, sm_90, sm_100, sm_103, sm_110, sm_120, sm_121," in err
+    for one in ("sm_75", "sm121", "120a", "sm_101"):
+        assert run(capsys, "audit", good, "--gpu", one)[0] == 0
 
 
 def test_show(capsys, good):
@@ -361,6 +371,17 @@ def test_an_invisible_fault_says_so(capsys, good, tmp_path):
         "--projection", "up",
     )  # fmt: skip
     assert "no check of the files alone can see" in out
+
+
+def test_a_number_without_peers_is_not_promised_to_be_found(capsys, tmp_path):
+    layout = LAYOUTS["fused"]
+    write_checkpoint(tmp_path / "a", layout.tensors(), config=layout.config, hf_quant_config=layout.quant)
+    slot = ("--layer", "0", "--expert", "1", "--projection", "gate_up")
+    said = run(capsys, "inject", str(tmp_path / "a"), str(tmp_path / "b"), "--fault", "reciprocal", *slot)[1]
+    assert "one for all" in said
+    assert "should report" not in said
+    report = json.loads(run(capsys, "audit", str(tmp_path / "b"), "--format", "json")[1])
+    assert [item["code"] for item in report["findings"]] == ["loader.note"]
 
 
 @pytest.mark.parametrize(

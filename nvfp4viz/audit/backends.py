@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nvfp4viz.serving.selection import GPUS, MOE, MoeRequest, capability_of, select_moe
-from nvfp4viz.serving.selection_mxfp4 import MXFP4, Mxfp4Request, select_mxfp4
+from nvfp4viz.serving.selection_mxfp4 import MODELS, MXFP4, Mxfp4Request, select_mxfp4
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +214,8 @@ def automatic_backend(
     weight_only
         The checkpoint is served as W4A16.
     mxfp4
-        The dialect of MXFP4 experts, which have an order of their own (5.3); None for NVFP4.  What it picks may be
-        outside the vocabulary (Triton), which is None here.
+        The dialect of MXFP4 experts; None for NVFP4.  Their order was read for gpt-oss and DeepSeek V4 alone (5.3), and
+        what it picks may be outside the vocabulary (Triton): both are None here.
     clamped
         The experts clamp their gate.
 
@@ -226,8 +226,9 @@ def automatic_backend(
     if known is None:
         return None
     if mxfp4 is not None:
-        model = "deepseek-v4" if mxfp4 == "deepseek-v4" else "gpt-oss"
-        chosen = select_mxfp4(Mxfp4Request(known, model, humming=True))
+        if mxfp4 not in MODELS:
+            return None
+        chosen = select_mxfp4(Mxfp4Request(known, mxfp4, humming=True))
     else:
         scheme = "W4A16" if weight_only else "W4A4"
         chosen = select_moe(MoeRequest(known, activation, scheme, humming=True, swiglu_limit=clamped))

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.checkpoint.canonical import CanonicalView, Slot, canonical_of
+from nvfp4viz.checkpoint.dialects.per_expert import E8M0
 from nvfp4viz.checkpoint.dtypes import DTYPES, SCALE_BYTES
 from nvfp4viz.checkpoint.header import TensorEntry
 from nvfp4viz.checkpoint.problems import printable
@@ -173,8 +174,9 @@ def changes(
     Raises
     ------
     InputError
-        ``fault.unknown``, ``fault.layout``, ``fault.no-such-slot``, ``fault.pair``, ``fault.role``, ``fault.absent``,
-        ``fault.value``, ``fault.format``; ``fault.rounded`` where the tensor's type does not have the fault's number.
+        ``fault.unknown``, ``fault.layout``, ``fault.no-such-slot``, ``fault.pair``, ``fault.role``, ``fault.never``
+        where the layout has no such tensor, ``fault.absent`` where it is missing already, ``fault.value``,
+        ``fault.format``; ``fault.rounded`` where the tensor's type does not have the fault's number.
     """
     spec = _spec(fault, role, value)
     if not view.complete or not view.modules:
@@ -185,7 +187,8 @@ def changes(
             "fault.no-such-slot", layer=layer, expert=expert, projection=printable(projection), layers=_span(numbers)
         )
     paired = {"gate", "up"} <= set(view.projections_in[layer])
-    if (fault == "pair-mismatch" and projection not in ("gate", "up")) or (fault == "gate-up-swap" and not paired):
+    apart = paired and projection in ("gate", "up")
+    if (fault == "pair-mismatch" and not apart) or (fault == "gate-up-swap" and not paired):
         raise InputError("fault.pair", projection=printable(projection))
     at = _At(view, read, layer, expert, projection, role or spec.roles[0], seed)
     factor = next((number for number in (value, spec.value) if number is not None), 1.0)
@@ -204,7 +207,9 @@ def _spec(fault: str, role: str | None, value: float | None) -> Fault:
     if role is not None and role not in spec.roles:
         raise InputError("fault.role", fault=fault, role=printable(role, 40), roles=", ".join(spec.roles))
     # A factor of NaN would make another fault than the one that was asked for.
-    if value is not None and (spec.value is None or not np.isfinite(np.float32(value))):
+    with np.errstate(over="ignore"):
+        usable = value is None or (spec.value is not None and np.isfinite(np.float32(value)))
+    if not usable:
         raise InputError("fault.value", fault=fault, value=value)
     return spec
 
@@ -225,9 +230,22 @@ class _At:
         slot = self.view.slot(
             self.layer, self.expert if expert is None else expert, projection or self.projection, role
         )
+        if slot.entry is None and self.never(role):
+            raise InputError("fault.never", tensor=printable(slot.name), role=role, dialect=self.view.dialect)
         if slot.entry is None:
             raise InputError("fault.absent", tensor=printable(slot.name))
         return slot
+
+    def never(self, role: str) -> bool:
+        """Do the layer's experts need no such tensor, and has none of them one?"""
+        if role in self.view.roles_in(self.layer):
+            return False
+        places = (
+            (at, kind)
+            for at in range(self.view.experts_in[self.layer])
+            for kind in self.view.projections_in[self.layer]
+        )
+        return all(self.view.slot(self.layer, at, kind, role).entry is None for at, kind in places)
 
     def name(self, role: str) -> str:
         return self.slot(role).name
@@ -336,15 +354,17 @@ def _bytes(at: _At, old: U8, fault: str) -> U8:
     elif fault == "zero-weight":
         new[:] = 0
     elif fault == "exponent-cast":
-        if dtype not in ("F8_E8M0", "U8"):
+        if dtype not in E8M0:
             raise InputError("fault.format", fault=fault, tensor=printable(slot.name), dtype=dtype)
         # A cast takes the value 2^(b−127) for the byte: everything below one becomes 0.
         new = np.clip(np.exp2(new.astype(np.float64) - 127), 0, 255).astype(np.uint8)
     elif new.size:
-        if dtype != "F8_E4M3":
+        # E8M0 has a NaN, and no sign.
+        nan = 0x7F if dtype == "F8_E4M3" else 0xFF if dtype in E8M0 else None
+        if nan is None or (fault == "block-negative" and dtype != "F8_E4M3"):
             raise InputError("fault.format", fault=fault, tensor=printable(slot.name), dtype=dtype)
         place = int(at.rng.integers(0, new.size))
-        new[place] = 0x7F if fault == "block-nan" else new[place] | 0x80
+        new[place] = nan if fault == "block-nan" else new[place] | 0x80
     return new
 
 

@@ -5,20 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from nvfp4viz.checkpoint.canonical import canonical
+from nvfp4viz.checkpoint.canonical import CanonicalView, canonical
 from nvfp4viz.checkpoint.copies import changed_copy
-from nvfp4viz.checkpoint.faults import changes
+from nvfp4viz.checkpoint.faults import FAULTS, SCALARS, changes
 from nvfp4viz.checkpoint.open import open_checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """What `inject` did: tensors changed and removed, files rewritten and linked."""
+    """What `inject` did: tensors changed and removed, files rewritten and linked.
+
+    ``findings`` are codes of which the audit must report one; empty where no check of the files can see the fault.
+    """
 
     changed: tuple[str, ...]
     removed: tuple[str, ...]
     rewritten: tuple[str, ...]
     linked: tuple[str, ...]
+    findings: tuple[str, ...]
 
 
 def inject(
@@ -45,8 +49,9 @@ def inject(
         ``checkpoint.exists``, ``checkpoint.damaged`` where a shard to rewrite is not sound, ``source.*``.
     """
     checkpoint = open_checkpoint(source)
+    view = canonical(checkpoint)
     new = changes(
-        canonical(checkpoint),
+        view,
         checkpoint.read_tensor,
         fault,
         layer=layer,
@@ -60,4 +65,31 @@ def inject(
         pass
     changed = tuple(name for name, item in new.items() if item is not None)
     removed = tuple(name for name, item in new.items() if item is None)
-    return Injection(changed, removed, copied.rewritten, copied.linked)
+    findings = promised(view, fault, layer=layer, expert=expert, projection=projection, role=role)
+    return Injection(changed, removed, copied.rewritten, copied.linked, findings)
+
+
+def promised(
+    view: CanonicalView, fault: str, *, layer: int, expert: int, projection: str, role: str | None
+) -> tuple[str, ...]:
+    """Codes of which the audit must report one when this fault is at this slot; empty where no check can see it there.
+
+    A number that a server can use shows only beside others: where a layer has one for all its experts, or fewer than
+    three, its scales have no peers.
+    """
+    spec = FAULTS[fault]
+    role = role or spec.roles[0]
+    shared = view.is_whole(layer) and view.slot(layer, expert, projection, role).index is None
+    if role not in SCALARS or not (shared or view.experts_in[layer] < 3):
+        return spec.findings
+    codes = set(spec.findings) - {"scale.outlier", "scale.filled", "scale.identity"}
+    if (
+        role != "weight_scale_2"
+        or projection not in ("gate", "up")
+        or not {"gate", "up"} <= set(view.projections_in[layer])
+    ):
+        codes.discard("scale.pair-mismatch")
+    # Turned over for all experts of a layer, weight scales look like the other convention.
+    if fault == "reciprocal" and shared and role == "weight_scale_2":
+        codes.add("scale.convention")
+    return tuple(code for code in (*spec.findings, "scale.convention") if code in codes)

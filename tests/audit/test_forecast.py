@@ -249,6 +249,10 @@ def test_what_vllm_picks_by_itself(gpu, activation, weight_only, expected):
         ("sm_90", "gpt-oss", None),  # rests with Triton, which is no NVFP4 backend
         ("sm_120", "gpt-oss", None),  # rests with FlashInfer's CUTLASS, whose conditions were not read
         ("sm_70", "gpt-oss", None),
+        # Their order was read for these two models alone.
+        ("sm_100", "quark", None),
+        ("sm_90", "modelopt", None),
+        ("sm_100", "compressed-tensors", None),
     ],
 )
 def test_what_vllm_picks_for_mxfp4(gpu, dialect, expected):

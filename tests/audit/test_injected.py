@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from nvfp4viz.audit import audit
-from nvfp4viz.checkpoint import FAULTS, inject_tensors
+from nvfp4viz.audit import audit, run_audit
+from nvfp4viz.audit.deep_findings import deepen
+from nvfp4viz.checkpoint import FAULTS, canonical, inject_tensors
+from nvfp4viz.checkpoint.injection import promised
 from nvfp4viz.errors import InputError
 from tests.audit.layouts import LAYOUTS
 
@@ -17,13 +19,15 @@ CELLS = [
     for role in fault.roles
     if role in layout.roles
 ]
-# A scale without peers of its own kind can only be judged by its class.
-NEEDS_PEERS = ("scaled", "constant", "reciprocal", "random-bits")
 
 
-def injected(layout, fault, **place):
+NO_PEERS = [(fault, role) for fault in ("scaled", "constant") for role in ("input_scale", "weight_scale_2")]
+NO_PEERS.append(("reciprocal", "input_scale"))
+
+
+def injected(layout, fault, at_layer=0, **place):
     return inject_tensors(
-        layout.tensors(), fault, layer=0, expert=BAD, config=layout.config, hf_quant_config=layout.quant, **place
+        layout.tensors(), fault, layer=at_layer, expert=BAD, config=layout.config, hf_quant_config=layout.quant, **place
     )
 
 
@@ -34,11 +38,16 @@ def test_what_is_injected_is_found(layout, fault, role):
     if layout.id == "Inkling" and fault.id == "missing" and role != "weight_scale_2":
         assert findings == []  # its names are not public
         return
-    if layout.arrangement == "fused" and fault.id in NEEDS_PEERS:
-        assert {item.code for item in findings} <= {*fault.findings, "scale.convention"}
+    codes = promised(canonical(layout.open()), fault.id, layer=0, expert=BAD, projection="down", role=role)
+    # A scale without peers of its own kind can only be judged by its class.
+    assert bool(codes) == (layout.arrangement != "fused" or (fault.id, role) not in NO_PEERS)
+    if not codes or (layout.arrangement == "fused" and fault.id == "random-bits"):
+        assert {item.code for item in findings} <= {*codes, *({"scale.convention"} if role == "weight_scale_2" else ())}
         return
     [finding] = findings
-    assert finding.code in fault.findings
+    assert finding.code in codes
+    if finding.code == "scale.convention":
+        return
     assert (finding.layer, finding.projection, finding.role) == (0, "down", role)
     if layout.arrangement == "expert":
         assert finding.experts == (BAD,)
@@ -74,3 +83,45 @@ def test_faults_that_no_scalar_shows_raise_no_alarm(layout, fault):
     broken = injected(layout, fault, projection="up" if "up" in layout.kinds else "down", role=role)
     findings = [item for item in audit(layout.open(broken)).findings if item.code not in layout.notes]
     assert findings == []
+
+
+@pytest.mark.parametrize("id", [id for id, layout in LAYOUTS.items() if layout.block == "MXFP4"])
+def test_a_nan_among_exponents_is_what_deep_finds(id):
+    """0xFF is E8M0's NaN, whether the file calls the type F8_E8M0 or U8; a sign it does not have."""
+    layout = LAYOUTS[id]
+    kind = layout.kinds[-1]
+    layer = canonical(layout.open()).moe_layers[0]
+    healthy, name = layout.tensors(), layout.name(BAD, kind, "weight_scale")
+    broken = injected(layout, "block-nan", projection=kind, at_layer=layer)
+    old, new = (np.frombuffer(some[name].tobytes(), np.uint8) for some in (healthy, broken))
+    [place] = np.flatnonzero(old != new)
+    assert new[place] == 0xFF
+    [finding] = [
+        item for item in deepen(run_audit(layout.open(broken))).report.findings if item.code not in layout.notes
+    ]
+    assert (finding.code, finding.experts, finding.count) == ("block-scale.nan", (BAD,), 1)
+    with pytest.raises(InputError) as error:
+        injected(layout, "block-negative", projection=kind, at_layer=layer)
+    assert error.value.code == "fault.format"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("role", ["input_scale", "weight_scale_2"])
+def test_what_a_layout_never_has_is_not_called_missing(layout, role):
+    view = canonical(layout.open())
+    layer, kind = view.moe_layers[0], layout.kinds[-1]
+    if role in layout.roles:
+        return
+    for fault in ("missing", "zero", "nan", "constant"):
+        with pytest.raises(InputError) as error:
+            injected(layout, fault, projection=kind, role=role, at_layer=layer)
+        assert error.value.code == "fault.never"
+        assert "missing already" not in str(error.value)
+
+
+def test_a_pair_needs_both_of_its_halves():
+    layout = LAYOUTS["non-gated"]
+    for fault in ("pair-mismatch", "gate-up-swap"):
+        with pytest.raises(InputError) as error:
+            injected(layout, fault, projection="up")
+        assert error.value.code == "fault.pair"

@@ -241,8 +241,9 @@ def test_a_damaged_shard_is_not_rewritten(folder, tmp_path):
         ("pair-mismatch", {"projection": "down"}, "fault.pair"),
     ],
 )
+@pytest.mark.filterwarnings("error")
 def test_what_makes_no_sense_is_refused(fault, more, code):
-    with np.errstate(over="ignore"), pytest.raises(InputError) as caught:
+    with pytest.raises(InputError) as caught:
         inject_tensors(base(), fault, **{**AT, **more})
     assert caught.value.code == code
     assert "{" not in str(caught.value)
