@@ -92,6 +92,7 @@ def forecast(
                 text = f"why.unsupported.layers{'' if family.engine == 'vllm' else '.elsewhere'}"
                 effects.append(Effect("unsupported", (), "layer", bare, text))
             effects += _caused(causes, "input_scale", by_block["NVFP4"], lambda each: of_activations(family, each))
+            effects += _each(found, lambda items: _siblings(family, items))
         if not only_mxfp4:
             effects += _functions(family, config, set(facts.layers))
         effects += _caused(causes, "input_scale", by_block["MXFP4"], lambda each: of_static_inputs(family, each))
@@ -117,6 +118,14 @@ def _caused(
         for effect in of(each):
             effect.causes = tuple(known)
             yield effect
+
+
+def _siblings(family: Family, findings: list[Finding]) -> Iterator[Effect]:
+    """Gate and up that disagree about their common input: the larger is taken, and it may be the right one."""
+    for item in findings:
+        if item.text == "scale.outlier.sibling" and item.layer is not None and family.reach != "none":
+            fill = {"layer": item.layer, "larger": item.params["larger"], "slots": item.count}
+            yield Effect("degraded", MILD, "layer", {item.layer}, "why.sibling", fill)
 
 
 def _each(findings: Iterable[Finding], of: Callable[[list[Finding]], Iterable[Effect]]) -> Iterator[Effect]:

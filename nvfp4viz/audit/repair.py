@@ -95,6 +95,8 @@ class Repair:
     checkpoint: Checkpoint
     changes: Changes
     files: dict[str, bytes]
+    suspected: int = 0
+    """Activation scales of routed experts that only look wrong, and are left as they are."""
 
     @property
     def is_empty(self) -> bool:
@@ -138,8 +140,9 @@ def plan_repair(
     Raises
     ------
     InputError
-        ``repair.unmendable`` with what stands in the way; ``repair.no-peers``, ``repair.algorithm``, ``repair.policy``,
-        ``repair.value``.
+        ``repair.unmendable`` with what stands in the way, ``repair.ordinary`` or ``repair.still-read`` where that is
+        nothing but other activation scales; ``repair.no-peers``, and ``repair.no-scale`` where ``"layer-max"`` has
+        none to take either; ``repair.algorithm``, ``repair.policy``, ``repair.value``.
     CheckpointError
         ``source.*``.
     """
@@ -159,6 +162,7 @@ def plan_repair(
         # A scale that is missing is mended too where its module needs none any more.
         _refuse_rest(
             done,
+            policy,
             lambda item: (
                 item.role == "input_scale"
                 and all(is_activation_scale(name, checkpoint.tensors) for name in item.tensors)
@@ -170,7 +174,7 @@ def plan_repair(
     else:
         codes = (*BROKEN, *SUSPECT) if suspects else BROKEN
         places = _Places(done)
-        _refuse_rest(done, lambda item: item.code in codes and places.has(item))
+        _refuse_rest(done, policy, lambda item: item.code in codes and places.has(item))
         with np.errstate(all="ignore"):
             slots, new = _numbers(places, codes, policy, number)
     record = RepairRecord(
@@ -186,7 +190,10 @@ def plan_repair(
         note=GUESSED if policy != "weight-only" else NOT_GUESSED,
         earlier=_earlier(checkpoint),
     )
-    return Repair(record, checkpoint, new, files)
+    left = () if suspects or policy == "weight-only" else (i for i in done.report.findings if i.code in SUSPECT)
+    named = {place for item in left for place in _Places(done).of(item)}
+    suspected = named - {(slot.layer, slot.expert, slot.projection) for slot in slots}
+    return Repair(record, checkpoint, new, files, len(suspected))
 
 
 GUESSED = "These scales were set by a rule, not measured on data. Recalibrating is the cure; see the policy."
@@ -267,14 +274,16 @@ def _number(policy: str, value: float | None) -> np.float32 | None:
     return number
 
 
-def _refuse_rest(done: Audit, mends: Any) -> None:
+def _refuse_rest(done: Audit, policy: str, mends: Any) -> None:
     """A copy that still breaks is no repair."""
     found = done.report.findings
     left = [item for item in found if item.severity in ("backend", "error") and not mends(item)]
     # Nobody knows what is in a file that was not read.
     left += [item for item in found if item.code == UNREAD and item not in left]
     if left:
-        raise InputError("repair.unmendable", findings=_listed(left), count=len(left))
+        other = all(item.role == "input_scale" and item.code in BROKEN for item in left)
+        code = "unmendable" if not other else "still-read" if policy == "weight-only" else "ordinary"
+        raise InputError(f"repair.{code}", findings=_listed(left), count=len(left))
 
 
 def _listed(findings: list[Finding]) -> str:
@@ -309,6 +318,9 @@ class _Places:
         if item.role != "input_scale" or not self.view.complete:
             return
         if item.layer is None and item.code != "scheme.mislabelled":
+            return
+        if item.text == "scale.outlier.sibling":
+            # Which of the two projections is wrong nobody knows.
             return
         for layer in self.facts.layers if item.layer is None else (item.layer,):
             for projection in self.view.projections_in[layer] if item.projection is None else (item.projection,):
@@ -383,15 +395,22 @@ def _largest(
     places: _Places, distrusted: set[tuple[int, int, str]], policy: str, layer: int, projection: str
 ) -> np.float32:
     """What the file stores for the largest effective scale of the peers (a divisor is then the smallest number)."""
-    kinds = (projection,) if policy == "peer-max" else places.view.projections_in[layer]
-    stored: list[np.float32] = []
-    values: list[np.float32] = []
-    for kind in kinds:
-        table = places.table(layer, kind)
-        for expert in table.where(table.good()) if table is not None else ():
-            if table is not None and (layer, expert, kind) not in distrusted:
-                stored.append(table.stored[expert])
-                values.append(table.values[expert])
-    if not values:
-        raise InputError("repair.no-peers", layer=layer, projection=projection, policy=policy)
-    return stored[int(np.argmax(values))]
+    found = {kind: _calibrated(places, distrusted, layer, kind) for kind in places.view.projections_in[layer]}
+    own = [found[projection]] if policy == "peer-max" else list(found.values())
+    stored, values = (np.concatenate([pair[number] for pair in own]) for number in (0, 1))
+    if not len(values):
+        elsewhere = any(len(numbers) for numbers, _ in found.values())
+        raise InputError(f"repair.no-{'peers' if elsewhere else 'scale'}", layer=layer, projection=projection)
+    best: np.float32 = stored[int(np.argmax(values))]
+    return best
+
+
+def _calibrated(
+    places: _Places, distrusted: set[tuple[int, int, str]], layer: int, projection: str
+) -> tuple[np.ndarray[Any, np.dtype[np.float32]], np.ndarray[Any, np.dtype[np.float32]]]:
+    """What is stored for usable scales that nothing is held against, and their effective values."""
+    table = places.table(layer, projection)
+    if table is None:
+        return np.zeros(0, np.float32), np.zeros(0, np.float32)
+    experts = [each for each in table.where(table.good()) if (layer, each, projection) not in distrusted]
+    return table.stored[experts], table.values[experts]
