@@ -43,7 +43,7 @@ def names(term: str, language: str) -> tuple[str, ...]:
     """What a term is called in a language, without code marks.
 
     >>> names("weight_only", "en")
-    ('Weight-only', 'W4A16')
+    ('weight-only', 'W4A16')
     """
     parts = _BETWEEN.split(words(language, f"glossary.{term}.term").replace("`", ""))
     return tuple(part.strip() for part in parts if part.strip())

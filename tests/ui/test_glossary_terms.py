@@ -34,7 +34,8 @@ SPOKEN = (
     *words_of("attention hole route hash sigmoid softplus batch latency throughput gloo cuBLAS recipe loss rounding"),
     *words_of("overflow infinity twin block peer-max projection cast packing operand header compressed-tensors"),
     *words_of("mega-kernel transformer driver instruction CuteDSL seed magnitude redundant Hopper Blackwell"),
-    *words_of("clipping head draft bandwidth float configuration"),
+    *words_of("clipping head draft bandwidth float configuration dot doubling atomics quantiser held-out"),
+    *("cut off", "thread block", "natural routing"),
     *("block scale", "global scale", "residual stream", "grouped GEMM", "all-to-all", "load guard", "weight-only"),
     *("tensor core", "tensor memory", "shared memory", "outlier channel", "partial sum", "correction bias"),
     *("encode scale", "decode scale", "stochastic rounding", "state-space layer", "rotary embedding"),
@@ -212,6 +213,31 @@ def test_names_are_told_apart():
     assert glossary_terms.names("gate_up", "en") == ("gate and up", "w1", "w3", "w13")
     assert glossary_terms.names("weight_only", "zh") == ("仅权重", "W4A16")
     assert glossary_terms.names("input_scale", "en") == ("input_scale",)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_no_name_stands_for_two_terms(language):
+    names = [name.lower() for term in glossary_terms.terms() for name in glossary_terms.names(term, language)]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_what_is_cut_off_is_neither_clipped_nor_clamped():
+    """Three things that one Chinese word would do for; a file that ends too early is none of them."""
+    names = [glossary_terms.names(term, "zh")[0] for term in ("cut_off", "clipping", "clamp")]
+    assert names == ["截断", "裁剪", "限幅"]
+    said = {key: text for key, text in catalogue("zh").items() if "截断" in text and not key.startswith("glossary.")}
+    assert {key.split(".")[0] for key in said} == {"tensor_core", "mega_kernel"}
+
+
+def test_an_expert_is_not_called_wider_than_its_layer():
+    """tiny-moe's is half as wide; so the text says what most models do."""
+    assert "narrower" in catalogue("en")["glossary.expert.text"]
+    assert "窄" in catalogue("zh")["glossary.expert.text"]
+
+
+def test_shards_are_files_everywhere():
+    """vLLM calls the parts of a fused matrix shards too; here only files are."""
+    assert glossary_terms.uses()["shard"].named == ("explorer",)
 
 
 def test_rows_hold_both_languages():

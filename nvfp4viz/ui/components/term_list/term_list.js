@@ -18,6 +18,21 @@ function marked(text) {
   });
 }
 
+// Characters with several readings, put as one with the reading that they have in our terms: 重排 is chóngpái, 校准 is jiàozhǔn.
+const READINGS = { 重: "虫", 校: "叫" };
+const LATIN = /^[A-Za-z]/;
+
+// By alphabet, or by pinyin behind the names that begin with Latin letters; in the reader's own language, which stands first.
+function inOrder(terms) {
+  const own = terms[0]?.sides[0].lang === "zh" ? "zh-u-co-pinyin" : "en";
+  const { compare } = new Intl.Collator(own, { numeric: true });
+  const key = ({ sides }) => sides[0].term.replaceAll("`", "").replace(/[重校]/g, (character) => READINGS[character]);
+  return terms
+    .map((term) => [key(term), term])
+    .sort(([a], [b]) => LATIN.test(b) - LATIN.test(a) || compare(a, b))
+    .map(([, term]) => term);
+}
+
 class TermList {
   constructor(root) {
     this.root = root;
@@ -38,7 +53,7 @@ class TermList {
     const now = JSON.stringify(data.terms);
     if (now !== this.before) {
       this.before = now;
-      this.root.querySelector("dl").replaceChildren(...data.terms.map((term) => this.entry(term)));
+      this.root.querySelector("dl").replaceChildren(...inOrder(data.terms).map((term) => this.entry(term)));
       this.mark(this.term, false);
     }
     if (data.version !== this.version) {
