@@ -210,7 +210,7 @@ def anatomy(page: Lesson, opened: Opened) -> None:
         page.prose("map.none")
         return
     module = view.module(layer, expert, projection)
-    where = view.slot(layer, expert, projection, "weight").name.rpartition(".")[0]
+    where = module.name
     page.prose(
         "anatomy.text",
         layer=layer,
@@ -220,13 +220,17 @@ def anatomy(page: Lesson, opened: Opened) -> None:
         state=page.t(f"anatomy.state.{module.state}"),
     )
     for role in TENSOR_ROLES:
-        _tensor(page, opened, role, view.slot(layer, expert, projection, role))
+        slot = view.slot(layer, expert, projection, role)
+        plain = module.extras.get("") if role == "weight" else None
+        if slot.entry is None and plain is not None:  # a fused weight that is not quantised has its module's name
+            slot = dataclasses.replace(slot, name=plain.name, entry=plain)
+        _tensor(page, opened, role, slot)
 
 
 def _tensor(page: Lesson, opened: Opened, role: str, slot: Slot) -> None:
     """One tensor: what is stored, and its three sentences, beside each other where there is room."""
     entry, table = slot.entry, opened.audit.facts.tables.get((role, slot.layer, slot.projection))
-    needed = role == "weight" or is_expected(opened.audit.report, role)
+    needed = role == "weight" or _is_needed(opened, slot)
     unread = is_unread(opened, slot)
     status = "unread" if unread else "present" if entry else "missing" if needed else "absent"
     parts = [f"**{role}**", page.t(f"anatomy.status.{status}")]
@@ -237,14 +241,35 @@ def _tensor(page: Lesson, opened: Opened, role: str, slot: Slot) -> None:
         parts.append(f"{entry.dtype} {list(entry.shape) if entry.shape else page.t('anatomy.scalar')}")
         if table is not None and not unread:
             parts.append(f"**{four(float(table.stored[slot.expert]))}**")
-    # Gate and up are one matrix at run time, and gate's second-level scale serves both.
-    text = "weight_scale_2_up" if (role, slot.projection) == ("weight_scale_2", "up") else role
+    texts = f"roles.{_sentences(opened, slot) if needed or entry else 'not_needed'}"
+    report = opened.audit.report
+    kind = {"group": report.format.group_size, "scheme": report.format.scheme}
     with st.container(border=True, key=f"card_tensor_{role}"):
         st.markdown(" · ".join(parts))
         for column, what in zip(st.columns(3, gap="medium"), ("who", "reads", "absent"), strict=True):
             with column:
                 st.caption(page.t(f"columns.{what}"))
-                st.markdown(page.t(f"roles.{text}.{what}"))
+                st.markdown(page.t(f"{texts}.{what}", **kind))
+
+
+def _is_needed(opened: Opened, slot: Slot) -> bool:
+    """Whether the slot's layer needs its scale; a weight-only layer needs no activation scale."""
+    needs = opened.audit.facts.needs.get(slot.layer, ())
+    return slot.role in needs and is_expected(opened.audit.report, slot.role)
+
+
+def _sentences(opened: Opened, slot: Slot) -> str:
+    """Which sentences hold for a tensor: those of its role, in the layout and the format that its layer has."""
+    view, role = opened.audit.facts.view, slot.role
+    if role == "weight_scale":
+        dialect = view.dialects.get(slot.layer)
+        known = dialect is not None and (slot.entry is None or slot.entry.dtype in dialect.scale_types)
+        block = opened.audit.facts.block(slot.layer)
+        return f"weight_scale{'' if block == 'NVFP4' else '_mxfp4'}" if known else "weight_scale_other"
+    # Gate and up are one matrix at run time, and gate's second-level scale serves both.
+    up = "_up" * ((role, slot.projection) == ("weight_scale_2", "up"))
+    divisor = "_divisor" * (role != "weight" and view.divisors_in(slot.layer))
+    return role + up + divisor
 
 
 def backends(page: Lesson, opened: Opened) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 import streamlit as st
@@ -112,6 +112,8 @@ def map_and_slot(page: Lesson, opened: Opened) -> None:
     if not offered:
         if report.format.scheme != "UNQUANTISED":  # that has been said
             page.prose("map.none")
+        elif report.model.moe_layers:
+            _slot_without_map(page, report)
         return
     settle_role(page, offered)
     stage, side = page.stage()
@@ -129,13 +131,7 @@ def map_and_slot(page: Lesson, opened: Opened) -> None:
     settle_cursor(page, grid, opened.identity)
     with side:
         page.heading("pick.title")
-        named = {layer: page.t("pick.draft", layer=layer) for layer in grid.drafts}
-        st.selectbox(
-            page.t("pick.layer"), grid.layers, format_func=lambda layer: named.get(layer, str(layer)),
-            **page.view.widget("layer"),
-        )  # fmt: skip
-        st.number_input(page.t("pick.expert"), 0, grid.experts - 1, step=1, **page.view.widget("expert"))
-        st.selectbox(page.t("pick.projection"), grid.roles, **page.view.widget("projection"))
+        _pick(page, grid.layers, grid.experts, grid.roles, grid.drafts)
     layer, expert, projection = (page.view[name] for name in CURSOR)
     with stage:
         coverage_map(grid, key=MAP_KEY, role=projection, selected=(layer, expert), on_pick=_picked, on_role=_switched)
@@ -150,6 +146,29 @@ def map_and_slot(page: Lesson, opened: Opened) -> None:
             )
         else:
             _tensor_words(page, opened, facts.view.slot(layer, expert, projection, role))
+
+
+def _pick(
+    page: Lesson, layers: tuple[int, ...], experts: int, projections: tuple[str, ...], drafts: Collection[int]
+) -> None:
+    """A slot by keyboard."""
+    named = {layer: page.t("pick.draft", layer=layer) for layer in drafts}
+    st.selectbox(
+        page.t("pick.layer"), layers, format_func=lambda layer: named.get(layer, str(layer)),
+        **page.view.widget("layer"),
+    )  # fmt: skip
+    st.number_input(page.t("pick.expert"), 0, experts - 1, step=1, **page.view.widget("expert"))
+    st.selectbox(page.t("pick.projection"), projections, **page.view.widget("projection"))
+
+
+def _slot_without_map(page: Lesson, report: Report) -> None:
+    """Experts without scales have no map, and yet their tensors can be looked at one by one."""
+    model, view = report.model, page.view
+    layers = (*model.moe_layers, *model.draft_layers)
+    first = dict(zip(CURSOR, (layers[0], 0, model.projections[0]), strict=True))
+    view.put(**{name: value for name, value in first.items() if view[name] is None})
+    with st.container(horizontal=True, gap="medium", key="explorer_pick"):
+        _pick(page, layers, model.experts, model.projections, model.draft_layers)
 
 
 def _counts(page: Lesson, report: Report, role: str) -> None:

@@ -1,9 +1,13 @@
 """The Explorer's map and the slot beside it: they speak of one slot, and say only what was looked at."""
 
+import json
+
 import pytest
 
+from nvfp4viz.checkpoint import file_bytes
 from nvfp4viz.ui import i18n
 from sample_checkpoints import ensure
+from tests.checkpoint.checkpoint_fixtures import CONFIG, CT_QUANT, ct_base
 
 from .conftest import clean, tab, texts
 from .test_explorer import HOLES, LANGUAGES, upload
@@ -98,3 +102,44 @@ def test_a_link_to_a_slot_that_is_in_order_opens_it(open_page):
     first = cursor(at)
     at = open_page("explorer", checkpoint=HOLES, layer=str(first[0]), expert=str(first[1]), projection=first[2])
     assert cursor(at) == first
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_the_anatomy_of_mxfp4_speaks_of_mxfp4(open_page, lang, monkeypatch):
+    monkeypatch.setattr(i18n, "lang", lambda: lang)
+    said = texts(tab(open_page("explorer", lang=lang, checkpoint=MXFP4), "explorer", 1))
+    assert "E8M0" in said
+    assert "E4M3" not in said
+    assert "32" in said
+    # Neither a second level nor activation scales exist there: nothing is wrong without them.
+    assert said.count({"en": "it is not missing", "zh": "它并不缺失"}[lang]) == 2
+    assert {"en": "arbitrary scale", "zh": "尺度是任意的"}[lang] not in said
+    assert {"en": "old memory", "zh": "旧内存"}[lang] not in said.partition("input_scale")[2]
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_the_anatomy_of_divisors_speaks_of_divisors(open_page, lang, monkeypatch):
+    monkeypatch.setattr(i18n, "lang", lambda: lang)
+    files = {
+        "model.safetensors": file_bytes(ct_base()),
+        "config.json": json.dumps(CONFIG | {"quantization_config": CT_QUANT}).encode(),
+    }
+    said = texts(tab(upload(open_page("explorer", lang=lang), *files.items()), "explorer", 1))
+    assert "weight_global_scale" in said
+    assert said.count({"en": "a number to divide by", "zh": "是一个除数"}[lang]) == 2
+    plain = texts(tab(open_page("explorer", lang=lang, checkpoint=HOLES), "explorer", 1))
+    assert {"en": "a number to divide by", "zh": "是一个除数"}[lang] not in plain
+    assert "E4M3" in plain
+    assert "TensorRT-LLM" in plain
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_experts_without_scales_can_be_looked_at_tensor_by_tensor(open_page, lang, monkeypatch):
+    monkeypatch.setattr(i18n, "lang", lambda: lang)
+    at = open_page("explorer", lang=lang, checkpoint="tiny-moe-bf16")
+    at.number_input(key="expert").set_value(5).run()
+    said = texts(tab(at, "explorer", 1))
+    assert {"en": "no routed experts that this version", "zh": "没有本版本能按层和专家排列"}[lang] not in said
+    assert {"en": "Expert 5 of layer 0", "zh": "第 0 层专家 5"}[lang] in said
+    assert "BF16 [" in said
+    assert said.count({"en": "it is not missing", "zh": "它并不缺失"}[lang]) == 3
