@@ -109,7 +109,8 @@ def promotion_part(page: Lesson) -> None:
     if not revealed:
         text, _ = example_texts(WEIGHT_ONLY)
         with stage:
-            st.code(text, language="json")
+            # Without Streamlit's colours, which are too pale for small type.
+            st.code(text, language=None)
         with side:
             _verdict(page, read_configs(text, ""))
         return
@@ -187,7 +188,7 @@ def _verdict(page: Lesson, found: Decision) -> None:
     if found.line is not None:
         text = found.text.replace("`", "ˋ")
         page.finding("promotion.absent" if found.absent else "promotion.line", file=found.file, line=found.line)
-        st.code(text, language="json")
+        st.code(text, language=None)
     page.glossary("weight_only", "w4a4")
 
 

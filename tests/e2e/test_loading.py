@@ -16,6 +16,7 @@ PLACES = [*(("loading", part) for part in LOADING), *(("online_quantisation", pa
 @pytest.mark.parametrize(("name", "part"), PLACES)
 def test_nothing_overflows_a_phone(visit, lang, name, part):
     page = visit(f"/{name}?lang={lang}&part={part}", width=390)
+    assert overflow(page) <= 0
     skip_question(page, lang)
     assert overflow(page) <= 0
 
@@ -24,6 +25,7 @@ def test_nothing_overflows_a_phone(visit, lang, name, part):
 @pytest.mark.parametrize(("name", "part"), PLACES)
 def test_contrast_and_names_pass_axe(visit, name, part, theme):
     page = visit(f"/{name}?lang=en&part={part}", theme=theme)
+    assert violations(page) == []
     skip_question(page)
     assert violations(page) == []
 
