@@ -59,10 +59,11 @@ elif part == "shapes":
 else:
     parts.swizzle_part(page)
 
-own = tensor.snippet_of(page)
+own, real = tensor.snippet_of(page), parts.snippet_of_expert(page)
 page.foot(
-    snippet="blocks_tensor" if own else None,
+    snippet="blocks_tensor" if own else "blocks_experts" if real else None,
     code=own
+    or real
     or {
         "m": view["m"],
         "n": view["n"],

@@ -40,15 +40,17 @@ elif part == "kinds":
 else:
     parts.unchanged_part(page)
 
+measured = scales.snippet_of(page)
 page.foot(
-    code={
+    snippet=f"fusion_{part}" if measured else None,
+    code=measured
+    or {
         "tp": view["tp"],
         "attention": figures.ATTENTION[view["attn"]],
         "intermediate": figures.INTERMEDIATE[view["ffn"]],
         "deltanet": figures.DELTANET[view["gdn"]],
         "rank": view["rank"],
         "row": view["row"],
-        "layer": view["layer"],
     },
     data={
         "rows": lambda: [

@@ -169,6 +169,14 @@ def products_of(page: Lesson) -> tuple[grouping.GroupedProduct, ...]:
     return tiny_moe_products(view["layer"], view["expert"])
 
 
+def snippet_of_expert(page: Lesson) -> dict[str, object]:
+    """What fills ``blocks_experts``, the code of a real expert's product; nothing where another one is shown."""
+    view = page.view
+    if (view["part"], view["data"]) != ("error", "tiny_moe"):
+        return {}
+    return {"layer": view["layer"], "expert": view["expert"], "characters": _CHARACTERS}
+
+
 def error_part(page: Lesson) -> None:
     """The same bits a weight, grouped three ways: asked first, then shown."""
     view = page.view

@@ -69,6 +69,15 @@ def shared_rows(page: Lesson) -> figures.Rows:
     return about(of, figures.scale_rows(shared_of(page)))
 
 
+def snippet_of(page: Lesson) -> dict[str, object]:
+    """What fills the code of the two parts here, ``fusion_scale`` and ``fusion_kinds``; nothing for the others."""
+    view = page.view
+    if view["part"] == "scale":
+        own = {name: view[name] for name in ("what", "layer", "expert", "stretch")}
+        return own | {"outliers": OUTLIERS, "factors": FACTORS}
+    return {"layer": ASKED_LAYER, "experts": MEASURED_EXPERTS} if view["part"] == "kinds" else {}
+
+
 @st.cache_resource(max_entries=2, show_spinner=False)
 def measured() -> tuple[FusionBits, ...]:
     """Every fusion on tiny-moe's layer that the questions are about."""

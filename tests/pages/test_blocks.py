@@ -192,6 +192,12 @@ def test_the_code_shown_repeats_the_comparison(open_page, query):
         assert f"{decibels} dB" in texts(at).replace(output, "")
 
 
+def test_the_code_shown_multiplies_the_expert_that_is_shown(open_page):
+    output = shown_code_output(open_page(PAGE, part="error", data="tiny_moe", layer="2", expert="9"), PAGE)
+    for found, line in zip(tiny_moe_products(2, 9), output.splitlines(), strict=True):
+        assert line == f"{found.along}: product {found.y.sqnr_db:.1f} dB, {found.x.zeroed} activations became zero"
+
+
 def test_real_channels_of_one_size_have_no_better_direction():
     """The page says so of tiny-moe: within a decibel, for every layer."""
     for layer in range(4):

@@ -6,7 +6,7 @@ from nvfp4viz.figures import fusion as figures
 from nvfp4viz.figures.words import listed
 from nvfp4viz.moe.fusion import find_row, trace_row
 from nvfp4viz.ui.fusion_parts import PARTS, RANKS, WHICH
-from nvfp4viz.ui.fusion_scale_parts import ASKED_LAYER, STRETCHES, WHAT, measured, shared
+from nvfp4viz.ui.fusion_scale_parts import ASKED_LAYER, FACTORS, STRETCHES, WHAT, measured, shared
 
 from .conftest import clean, guessed, shown_code_output, skipped, texts
 
@@ -183,7 +183,32 @@ def test_the_code_shown_gives_the_page_s_numbers(open_page, query):
     output = shown_code_output(open_page(PAGE, **query), PAGE)
     if not query:
         assert "qkv: 1280 rows a rank; FusedRow(part='k', unit=1" in output
-        assert "'v': 'x 1.25, 11.3" in output
+        assert "4,096 channels meet another channel's kernel" in output
+
+
+@pytest.mark.parametrize(
+    "query", [{}, {"what": "expert", "stretch": "262144", "expert": "9"}, {"what": "mlp", "layer": "1"}], ids=str
+)
+def test_the_code_of_one_scale_measures_the_weights_that_are_shown(open_page, query):
+    at = open_page(PAGE, part="scale", **query)
+    output = shown_code_output(at, PAGE)
+    what, layer, expert = query.get("what", "qkv"), int(query.get("layer", ASKED_LAYER)), int(query.get("expert", 0))
+    found = shared(what, layer, expert, float(query.get("stretch", 1)))
+    lines = dict(line.split(" ", 1) for line in output.splitlines() if not line.startswith("input"))
+    assert list(lines) == list(found)
+    for way, parts in found.items():
+        for name, one in parts.items():
+            assert f"'{name}': 'x {one.factor:.4g}, {one.summary.sqnr_db:.2f} dB'" in lines[way]
+    assert output.count("subnormal block scales") == len(FACTORS)
+
+
+def test_the_code_of_the_kinds_counts_what_the_page_counts(open_page):
+    at = skipped(open_page(PAGE, part="kinds"), BITS)
+    shown = texts(at)
+    output = shown_code_output(at, PAGE)
+    for one in measured():
+        assert f"{one.differ:,} of {one.values:,} differ" in output
+        assert f"| {one.values:,} | {one.differ:,} |" in shown
 
 
 def test_downloads_open(open_page):

@@ -1,10 +1,7 @@
-import numpy as np
-from nvfp4viz.checkpoint import open_checkpoint
 from nvfp4viz.errors import InputError
 from nvfp4viz.moe.fusion import ba_layout, find_row, gate_up_layout, qkv_layout, qkvz_layout, trace_row
+from nvfp4viz.moe.fusion_arrays import misplaced_channels
 from nvfp4viz.moe.fusion_bits import check_layout
-from nvfp4viz.quant.shared_scale import share_scale
-from sample_checkpoints import ensure
 
 # where a row of a rank comes from, and which ranks hold it
 makers = {
@@ -21,11 +18,8 @@ for name, make in makers.items():
         places = find_row(layout, found.part, found.part_row)
         print(f"{name}: {layout.rank_rows} rows a rank; {found}; on (rank, row) {places}")
         print("  outputs, and those that differ from the separate products:", check_layout(layout))
+        if name.startswith("qkvz"):
+            wrong, channels = misplaced_channels(layout)
+            print(f"  taken as it comes, {wrong:,} of {channels:,} channels meet another channel's kernel")
     except InputError as error:
         print(f"{name}: {error}")
-
-# one scale for q, k and v of a real layer
-opened = open_checkpoint(ensure("tiny-moe-bf16"))
-weights = {part: np.asarray(opened.read(f"model.layers.$layer.self_attn.{part}_proj.weight")) for part in "qkv"}
-for way, parts in share_scale(weights).items():
-    print(way, {name: f"x {part.factor:.4g}, {part.summary.sqnr_db:.2f} dB" for name, part in parts.items()})
