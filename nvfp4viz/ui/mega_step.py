@@ -12,7 +12,7 @@ from nvfp4viz.quant.tensor_core_k32_step import FRACTION_BITS_K32, STEP_K32, Ste
 from nvfp4viz.quant.tensor_core_step import F32_FRACTION_BITS, split_f32
 from nvfp4viz.ui import tensor_core_lab as lab
 from nvfp4viz.ui.i18n import t
-from nvfp4viz.ui.numbers import exact, four, hex_byte, hex_f32, hex_nibble
+from nvfp4viz.ui.numbers import exact, four, hex_byte, hex_f32, hex_nibble, whole
 from nvfp4viz.ui.state import View
 
 PAGE = "mega_kernel"
@@ -66,7 +66,7 @@ def describe(trace: StepTraceK32) -> str:
         return t(f"{PAGE}.verdict.overflow", bits=bits)
     cut = sum(bool(term.lost) for term in trace.terms)
     off = float(trace.result) - float(trace.exact)
-    values = {"cut": cut, "terms": SLOTS, "result": exact(float(trace.result)), "bits": bits, "off": four(abs(off))}
+    values = {"cut": cut, "terms": SLOTS, "result": whole(float(trace.result)), "bits": bits, "off": four(abs(off))}
     return t(f"{PAGE}.verdict.{'exact' if off == 0 else 'cut' if cut else 'rounded'}", **values)
 
 
@@ -126,7 +126,9 @@ def _formula(rule: str, settings: facts.StepSettings, trace: StepTraceK32, slot:
         moved = f"E = {top};  {top} − {lab.bracket(term.exponent)} = {term.shift}"
         lost = f";  {t(f'{PAGE}.formula.cut_off')} {four(float(term.lost))}" if term.lost else ""
         return f"{moved};  {term.aligned} · {unit}{lost}".replace("-", "−")
-    return f"Σ = {trace.total} · {unit} → 0x{trace.result_bits:08X} = {exact(float(trace.result))}".replace("-", "−")
+    result = whole(float(trace.result))
+    equals = "" if result.startswith("≈") else "= "
+    return f"Σ = {trace.total} · {unit} → 0x{trace.result_bits:08X} {equals}{result}".replace("-", "−")
 
 
 def _split_formula(settings: facts.StepSettings, slot: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import numpy as np
 
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -53,6 +55,22 @@ def near(value: float) -> str:
     if not np.isfinite(number) or number == 0 or float(f"{number:.3e}") == number:
         return four(number)
     return f"≈ {four(number)}"
+
+
+def whole(value: float) -> str:
+    """All decimal digits of a float32 where they are a dozen at most, else `exact` with ``≈`` in front: for where the
+    number itself is meant, and not one that reads back the same.
+
+    >>> whole(3.3369140625), whole(-2.5), whole(0.1), whole(2.0**-30), whole(float("inf"))
+    ('3.3369140625', '−2.5', '≈ 0.1', '≈ 9.313226×10⁻¹⁰', '∞')
+    """
+    number = float(np.float32(value))
+    if not np.isfinite(number) or number == 0:
+        return exact(number)
+    digits = Decimal(number).normalize()
+    if len(digits.as_tuple().digits) <= 12 and 1e-5 <= abs(number) < 1e7:
+        return f"{digits:f}".replace("-", "−")
+    return f"≈ {exact(number)}"
 
 
 def percent(share: float) -> str:

@@ -124,7 +124,9 @@ def _kib(count: int) -> str:
 
 
 def _size(count: int) -> str:
-    return f"{four(count / 2**20)} MiB"
+    """Whole numbers whole, and large ones to the MiB: they are counts of bytes."""
+    size = count / 2**20
+    return f"{size:.0f} MiB" if size.is_integer() or size >= 1000 else f"{four(size)} MiB"
 
 
 def _launches(page: Lesson, experts: int) -> None:

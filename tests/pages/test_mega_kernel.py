@@ -1,13 +1,18 @@
 """The page on the mega-kernel as a reader in either language meets it."""
 
+import math
+import re
+from fractions import Fraction
+
 import pytest
 
 from nvfp4viz.figures import mega_kernel as figures
 from nvfp4viz.formats import decode_e2m1, decode_e4m3, padded_place, unpack_nibbles, utccp_transpose, widen_e2m1
 from nvfp4viz.quant.tensor_core_k32_step import STEP_K32
+from nvfp4viz.ui import i18n
 from nvfp4viz.ui.mega_kernel_parts import PARTS, layer
 from nvfp4viz.ui.mega_layout_parts import USUAL
-from nvfp4viz.ui.mega_step import RULES, SLOTS, picture
+from nvfp4viz.ui.mega_step import RULES, SLOTS, describe, picture
 
 from .conftest import clean, guessed, shown_code_output, texts
 
@@ -216,3 +221,18 @@ def test_downloads_open(open_page):
     at = open_page(PAGE)
     at.session_state[f"{PAGE}.download"] = True
     clean(at.run())
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_what_is_called_the_exact_sum_has_all_its_digits_or_says_that_it_has_not(lang, monkeypatch):
+    monkeypatch.setattr(i18n, "lang", lambda: lang)
+    seen = set()
+    for settings in figures.STEPS.values():
+        trace = figures.explain_step(settings)
+        if trace.special is not None or not math.isfinite(float(trace.result)) or trace.result != trace.exact:
+            continue
+        (shown,) = re.findall(r"(≈ )?([−\d.]+)[^(（]*[(（]`0x", describe(trace))
+        digits = Fraction(shown[1].replace("−", "-"))
+        assert (digits == Fraction(float(trace.result))) == (not shown[0])
+        seen.add(shown[1])
+    assert "3.3369140625" in seen

@@ -126,6 +126,8 @@ def test_memory_of_a_large_model_is_counted_and_times_are_recorded_ones(open_pag
     seen = texts(revealed(open_page, "memory", shape="deepseek_v4_flash"))
     assert "256 × 4096 × 4096 weights, 8192 MiB in BF16. **Counted** at the peak" in seen
     assert "KiB more" not in seen
+    assert "24576 MiB" in seen  # six bytes for each of 256 × 4096 × 4096 weights, counted and not rounded
+    assert "24580" not in seen
     assert "10.67 times as much" in seen or "10.7 times as much" in seen
     gpu, one, ranges = recorded_times()
     assert gpu.startswith("NVIDIA")
