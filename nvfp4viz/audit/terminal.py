@@ -118,6 +118,8 @@ def repair_to_text(plan: Repair, language: str = "en") -> str:
         lines.append(word("repair.dropped", count=len(record.dropped)))
     if record.config:
         lines.append(word("repair.config", files=", ".join(record.config)))
+    if plan.suspected:
+        lines.append(word("repair.suspected", count=plan.suspected))
     if plan.is_empty:
         lines.append(word("repair.nothing"))
     else:

@@ -11,6 +11,7 @@ import pytest
 from nvfp4viz import serving
 from nvfp4viz.audit import audit
 from nvfp4viz.audit.repair import POLICIES, RECORD, apply_repair, plan_repair
+from nvfp4viz.audit.terminal import repair_to_text
 from nvfp4viz.checkpoint import FAULTS, copies, inject, inject_tensors, open_checkpoint, tensor, write_checkpoint
 from nvfp4viz.checkpoint.weight_only import activation_scales
 from nvfp4viz.errors import CheckpointError, InputError
@@ -74,7 +75,7 @@ def test_inject_audit_repair_audit(layout, fault, policy, tmp_path):
     if policy == "peer-max" and no_peers:
         with pytest.raises(InputError) as caught:
             plan_repair(tmp_path / "bad", policy, suspects=suspects)
-        assert caught.value.code == "repair.no-peers"
+        assert caught.value.code == "repair.no-peers"  # and layer-max, tried next, has some
         return
     plan = mended(tmp_path / "bad", tmp_path / "out", policy, suspects=suspects, **constant(layout, policy))
     assert snapshot(tmp_path / "bad") == before
@@ -202,7 +203,13 @@ def test_activation_scales_beside_mxfp4(fault, tmp_path):
     assert codes(layout, tmp_path / "out") == []
     with pytest.raises(InputError) as caught:
         plan_repair(tmp_path / "bad", "weight-only")
-    assert caught.value.code == "repair.unmendable"
+    assert caught.value.code == "repair.still-read"
+    # With a weight that needs the original as well, that is said.
+    inject(tmp_path / "bad", tmp_path / "worse", "missing", layer=0, expert=BAD, projection="up", role="weight_scale")
+    for policy in POLICIES:
+        with pytest.raises(InputError) as caught:
+            plan_repair(tmp_path / "worse", policy)
+        assert caught.value.code == "repair.unmendable"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
@@ -243,12 +250,71 @@ def test_ordinary_modules_are_mended_by_weight_only_alone(tmp_path):
     tensors = layout.tensors()
     tensors["model.layers.0.mlp.shared_experts.up_proj.input_scale"] = scalar(np.nan)
     folder = written(layout, tmp_path / "bad", tensors)
-    with pytest.raises(InputError) as caught:
-        plan_repair(folder, "peer-max")
-    assert caught.value.code == "repair.unmendable"
+    for policy in ("peer-max", "layer-max", "constant"):
+        with pytest.raises(InputError) as caught:
+            plan_repair(folder, policy)
+        assert caught.value.code == "repair.ordinary"
+        assert "shared_experts.up_proj.input_scale" in caught.value.what
     mended(folder, tmp_path / "out", "weight-only")
     assert codes(layout, tmp_path / "out") == ["scheme.weight-only"]
     assert not [name for name in tensors_of(tmp_path / "out") if "input_scale" in name]
+
+
+def test_scales_of_fp8_are_mended_by_no_policy(tmp_path):
+    """Without NVFP4's activation scales FP8 still reads its own."""
+    layout = LAYOUTS["MIXED_PRECISION"]
+    tensors = layout.tensors()
+    tensors["model.layers.0.linear_attn.out_proj.input_scale"] = scalar(np.nan)
+    folder = written(layout, tmp_path / "bad", tensors)
+    for policy in POLICIES:
+        with pytest.raises(InputError) as caught:
+            plan_repair(folder, policy)
+        assert caught.value.code == ("repair.still-read" if policy == "weight-only" else "repair.ordinary")
+
+
+@pytest.mark.parametrize(("kinds", "code"), [((KIND,), "repair.no-peers"), (("gate", "up", KIND), "repair.no-scale")])
+def test_the_next_policy_is_one_that_helps(kinds, code, tmp_path):
+    layout = LAYOUTS["modelopt"]
+    tensors = layout.tensors()
+    for kind in kinds:
+        for expert in range(8):
+            layout.put(tensors, expert, kind, "input_scale", np.nan)
+    folder = written(layout, tmp_path / "bad", tensors)
+    with pytest.raises(InputError) as caught:
+        plan_repair(folder, "peer-max")
+    assert caught.value.code == code
+    assert ("layer-max" in caught.value.text("en")["next"]) == (code == "repair.no-peers")
+    # One policy or the other helps as the words say.
+    plan = plan_repair(folder, "layer-max" if code == "repair.no-peers" else "weight-only")
+    assert not plan.is_empty
+
+
+def test_what_only_looks_wrong_is_counted_where_it_is_left(tmp_path):
+    layout = LAYOUTS["modelopt"]
+    inject(written(layout, tmp_path / "good"), tmp_path / "bad", "scaled", layer=0, expert=BAD, projection=KIND)
+    left = plan_repair(tmp_path / "bad", "peer-max")
+    assert (left.is_empty, left.suspected) == (True, 1)
+    assert "1 value only looks wrong and stays as it is; --suspects" in repair_to_text(left)
+    taken = plan_repair(tmp_path / "bad", "peer-max", suspects=True)
+    assert (taken.is_empty, taken.suspected) == (False, 0)
+    assert "--suspects" not in repair_to_text(taken)
+    assert plan_repair(tmp_path / "bad", "weight-only").suspected == 0
+
+
+def test_a_plan_names_no_file_that_does_not_exist(tmp_path):
+    layout = LAYOUTS["modelopt"]
+    tensors = layout.tensors()
+    for kind in layout.kinds:
+        for expert in range(8):
+            layout.put(tensors, expert, kind, "input_scale", 0.0)
+    # More slots than a terminal gets.
+    many = {name.replace("layers.0.", f"layers.{at}."): item for name, item in tensors.items() for at in (0, 1)}
+    config = {**layout.config, "num_hidden_layers": 2}
+    write_checkpoint(tmp_path / "bad", many, config=config, hf_quant_config=layout.quant)
+    for language, word in (("en", "more slots"), ("zh", "个槽位")):
+        said = repair_to_text(plan_repair(tmp_path / "bad", "constant", value=0.002), language)
+        assert word in said
+        assert RECORD not in said
 
 
 def test_a_mislabelled_checkpoint_becomes_weight_only(tmp_path):
@@ -258,7 +324,7 @@ def test_a_mislabelled_checkpoint_becomes_weight_only(tmp_path):
     assert codes(layout, folder) == ["scheme.mislabelled"]
     with pytest.raises(InputError) as caught:
         plan_repair(folder, "layer-max")
-    assert caught.value.code == "repair.no-peers"
+    assert caught.value.code == "repair.no-scale"
     mended(folder, tmp_path / "out", "weight-only")
     assert codes(layout, tmp_path / "out") == ["scheme.weight-only"]
     plan = mended(folder, tmp_path / "filled", "constant", value=0.002)
