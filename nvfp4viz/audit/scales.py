@@ -94,9 +94,11 @@ def _missing(facts: Facts, layer: int, projection: str, role: str, explained: Ab
 def _values(facts: Facts, table: ScaleTable, fills: dict[str, Mask], explained: Mask) -> Iterator[Finding]:
     """Classes and oddities of one table's values; ``explained`` ones have their finding already."""
     classes = table.classes()
+    # Calibration mends an activation scale, and not every backend reads it; a weight's scale is the exporter's.
+    of_weight = ".weight" if table.role != "input_scale" else ""
     for number, name in enumerate(CLASSES[1:], start=1):
         inverted = facts.view.divisors_in(table.layer) and name in ("zero", "inf", "subnormal")
-        text = f"scale.{name}.divisor" if inverted else f"scale.{name}"
+        text = f"scale.{name}{'.divisor' if inverted else ''}{of_weight}"
         yield from _report(facts, table, classes == number, f"scale.{name}", severity_of(table.role), text)
     good = table.good()
     if not good.any():
@@ -109,13 +111,13 @@ def _values(facts: Facts, table: ScaleTable, fills: dict[str, Mask], explained: 
     one = good & (table.stored == 1)
     if np.array_equal(one, good):
         one = np.zeros_like(good)
-    yield from _report(facts, table, one & ~explained, "scale.identity", "info")
+    yield from _report(facts, table, one & ~explained, "scale.identity", "info", f"scale.identity{of_weight}")
     if not has_wrong_convention(table):
         far = outliers(table.values, good) & ~explained & ~one
         # The number beside the stored one is a stored one too.
         divisors = facts.view.divisors_in(table.layer)
         usual = median(table.stored if divisors else table.values, good)
-        text = "scale.outlier.divisor" if divisors else "scale.outlier"
+        text = f"scale.outlier{'.divisor' if divisors else ''}{of_weight}"
         yield from _report(facts, table, far, "scale.outlier", "warn", text, median=usual)
 
 
