@@ -9,6 +9,7 @@ from nvfp4viz.serving import selection_mxfp4 as mx
 from nvfp4viz.serving.selection import ACTIVATIONS, GPUS, PARALLEL, SCHEMES, select_moe
 from nvfp4viz.serving.selection_cost import RANKS
 from nvfp4viz.ui import backends_defaults as defaults
+from nvfp4viz.ui import backends_opening as opening
 from nvfp4viz.ui import backends_other as other
 from nvfp4viz.ui import backends_parts as parts
 from nvfp4viz.ui import backends_remedies as remedies
@@ -44,7 +45,7 @@ page.view.put(ranks=int(page.view["ranks"]))
 
 part = page.parts("part", parts.PARTS)
 if part == "moe":
-    parts.moe_part(page)
+    opening.experts_part(page)
 elif part == "linear":
     other.linear_part(page)
 elif part == "mxfp4":

@@ -23,11 +23,10 @@ from nvfp4viz.serving.selection import (
     MoeBackend,
     MoeRequest,
     Selection,
-    automatic_order,
     select_moe,
 )
 from nvfp4viz.serving.selection_cost import RANKS, RankBytes, rank_bytes
-from nvfp4viz.ui import errors, predict
+from nvfp4viz.ui import errors
 from nvfp4viz.ui.export import about
 from nvfp4viz.ui.i18n import has, listed
 from nvfp4viz.ui.lesson import Lesson
@@ -51,7 +50,8 @@ def moe_request(page: Lesson) -> MoeRequest:
 
 
 @cache
-def _style() -> str:
+def style() -> str:
+    """The style sheet, as the element that brings it along."""
     return f"<style>{(Path(__file__).parent / 'backends.css').read_text(encoding='utf-8')}</style>"
 
 
@@ -74,7 +74,7 @@ def draw_ladder(page: Lesson, rungs: list[tuple[str, str, str, str]]) -> None:
         f'<span class="name">{escape(name)}</span><span class="said">{escape(said)}</span></li>'
         for kind, sign, name, said in rungs
     )
-    st.html(f'{_style()}<ol class="ladder" aria-label="{escape(page.t("ladder"))}">{lines}</ol>')
+    st.html(f'{style()}<ol class="ladder" aria-label="{escape(page.t("ladder"))}">{lines}</ol>')
 
 
 def rows_of(request: Any, found: Selection) -> list[dict[str, object]]:
@@ -111,9 +111,6 @@ def toggles(page: Lesson, *names: str) -> None:
 
 def moe_part(page: Lesson) -> None:
     """The ladder for experts; then what the winner reads, converts and stores."""
-    if not _which_backend(page):
-        _who_is_asked(page)
-        return
     stage, side = page.stage()
     with side:
         pick(page, "gpu", GPUS)
@@ -134,37 +131,6 @@ def moe_part(page: Lesson) -> None:
         _winner(page, found.winner, request)
     page.prose("moe.text", version=VLLM)
     page.glossary("input_scale", "backend", "all_to_all")
-
-
-ASKED = MoeRequest()
-"""What the question is about: the page's own opening state."""
-OFFERED = ("FLASHINFER_TRTLLM", "FLASHINFER_CUTLASS", "VLLM_CUTLASS", "MARLIN")
-
-
-def _which_backend(page: Lesson) -> bool:
-    """Asked: who serves a file with missing input scales, where nobody names a backend?"""
-    winner = select_moe(ASKED).winner
-    assert isinstance(winner, MoeBackend)
-    (reported,) = (row for row in MOE if row.reach == "expert")
-    elsewhere = [gpu for gpu in GPUS if select_moe(replace(ASKED, gpu=gpu)).winner == reported]
-    return predict.ask(
-        f"{PAGE}.predict.auto",
-        tuple(name.lower() for name in OFFERED),
-        answer=winner.enum.lower(),
-        gpu=ASKED.gpu,
-        winner=winner.enum,
-        reach=page.t(f"reach.{winner.reach}"),
-        reported=reported.enum,
-        elsewhere=gpus_named(page, *elsewhere),
-        **{row.enum.lower(): page.t(f"short.{row.reach}") for row in MOE if row.enum in OFFERED},
-    )
-
-
-def _who_is_asked(page: Lesson) -> None:
-    """Before the answer: the order, and what each candidate would read."""
-    page.finding("moe.before", version=VLLM)
-    order = automatic_order(ASKED.gpu)
-    draw_ladder(page, [("asked", str(k), row.enum, page.t(f"before.{row.reach}")) for k, row in enumerate(order, 1)])
 
 
 def _moe_finding(page: Lesson, request: MoeRequest, found: Selection) -> None:

@@ -1,6 +1,7 @@
 """The page on backends as a reader in either language meets it."""
 
 import html
+import re
 
 import pytest
 
@@ -90,6 +91,57 @@ def test_it_asks_who_is_taken_and_shows_whom_vllm_asks(open_page, lang):
     assert "✗" not in rungs
     reads = {"en": "would read each expert's own scale", "zh": "会读每个专家自己的缩放因子"}[lang]
     assert html.unescape(rungs).count(reads) == 1
+
+
+def picture(at):
+    """The HTML of one file over all GPUs."""
+    return next(str(part.proto.body) for part in at.get("html") if '<ul class="over"' in str(part.proto.body))
+
+
+def rows_drawn(at):
+    """Class and GPUs of each row of the picture."""
+    return re.findall(r'<li class="([^"]*)"><span class="gpus">([^<]*)<', picture(at))
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_it_opens_with_the_same_file_broken_on_one_gpu_and_sound_on_others(open_page, lang):
+    at = open_page(PAGE, lang=lang)
+    drawn = rows_drawn(at)
+    rocm = words(lang, f"{PAGE}.gpu.rocm")
+    assert [gpu for _, gpus in drawn for gpu in re.split(", |、", gpus)] == [
+        rocm if gpu == "rocm" else gpu for gpu in GPUS
+    ]
+    reach = {row.enum: row.reach for row in MOE}
+    for kind, gpus in drawn:
+        first = next(gpu for gpu in GPUS if gpus.startswith(gpu) or (gpu, gpus) == ("rocm", rocm))
+        winner = select_moe(MoeRequest(first)).winner.enum
+        if first == "sm_120":
+            assert kind == "asked here"  # and its answer is nowhere in the picture
+            assert winner not in picture(at)
+        else:
+            assert kind == reach[winner]
+            assert winner in picture(at)
+    assert [gpus for kind, gpus in drawn if kind == "expert"] == ["sm_110"]
+    said = {"en": "**broken on sm_110**", "zh": "在 **sm_110** 上**出错**"}[lang]
+    assert said in texts(at)
+    # The picture comes before the question.
+    order = [
+        part.proto.body if part.type == "html" else part.type for part in at.main if part.type in ("html", "radio")
+    ]
+    assert order.index("radio") > next(k for k, body in enumerate(order) if '<ul class="over"' in body)
+
+
+def test_the_picture_tells_everything_once_answered_and_follows_the_settings(open_page):
+    at = answered(open_page)
+    assert "layer here" in [kind for kind, _ in rows_drawn(at)]
+    assert "FLASHINFER_CUTLASS" in picture(at)
+    at = answered(open_page, fi="0")
+    assert ("expert here", "sm_100, sm_103, sm_110, sm_120, sm_121") in rows_drawn(at)
+    assert "broken on sm_100, sm_103, sm_110, sm_120, sm_121" in texts(at)
+    at = answered(open_page, scheme="W4A16")
+    assert "broken nowhere" in texts(at)
+    at = answered(open_page, pick="b12x")
+    assert {kind for kind, _ in rows_drawn(at)} == {"open here"}
 
 
 @pytest.mark.parametrize("guess", ["vllm_cutlass", "flashinfer_cutlass"])
