@@ -6,6 +6,7 @@ import os
 import shutil
 import zipfile
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -73,6 +74,22 @@ def test_two_samples_are_compared_as_on_the_command_line(open_page, lang):
         assert (row["layer"], row["expert"], row["projection"], row["A"], row["B"]) == (
             item.layer, item.expert, item.projection, str(item.a), str(item.b),
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("other", [SOUND, HOLES])
+def test_a_comparison_says_what_could_not_be_read(open_page, lang, other, monkeypatch):
+    """A shard of B that fails midway: it is named, and without another difference A and B are not called the same."""
+
+    def cut(*sides, **more):
+        return msgspec.structs.replace(diff(*sides, **more), same=False, unread_b=("model-00002.safetensors",))
+
+    monkeypatch.setattr("nvfp4viz.ui.explorer_diff.diff", cut)
+    at = tab(open_page("explorer", lang=lang, other=other), "explorer", COMPARE)
+    shown = plain(at)
+    assert i18n.t("explorer.compare.unread", side="B", count=1, file="model-00002.safetensors") in shown
+    assert (i18n.t("explorer.compare.same_so_far") in shown) == (other == HOLES)
+    assert i18n.t("explorer.compare.same") not in shown
 
 
 def test_a_comparison_can_be_filtered_and_what_is_hidden_is_not_counted_away(open_page):
