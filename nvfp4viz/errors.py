@@ -31,21 +31,25 @@ def error_texts(language: str) -> dict[str, dict[str, str]]:
 
 
 # What is counted somewhere in the texts, and the verbs that follow.
-_COUNTED = (
+COUNTED = (
     "articles backends bits blocks bytes cells characters checks choices codes columns copies digits documents "
     "elements entries experts factors fields files findings gaps groups implementations instructions "
-    "keys layers linears lines logits modules names numbers outputs overlaps pairs parts paths "
+    "keys layers linears lines logits maps modules names numbers outputs overlaps pairs parts paths "
     "patterns peers places points positions products projections prompts ranks registers remedies "
     "replies roles rounds routers routes rows runs scalars scales seconds settings shards slots steps targets "
-    "tensors texts threads times tokens towers values weights"
+    "tensors texts threads times tokens towers values vectors weights"
 )
 _IRREGULAR = {"copies": "copy", "entries": "entry", "remedies": "remedy", "replies": "reply"}
 _VERBS = {"are": "is", "have": "has", "were": "was", "do": "does"} | {
-    verb: f"{verb}s" for verb in ("belong", "differ", "fit", "get", "hold", "lie", "need", "read", "stand", "visit")
+    verb: f"{verb}s"
+    for verb in ("belong", "differ", "fit", "get", "hold", "lie", "need", "read", "show", "stand", "store", "visit")
 }
 _COUNT = re.compile(
-    rf"\{{(\w+)\}}((?: [A-Za-z-]+){{0,2}}?) ({'|'.join(_COUNTED.split())})\b(?: ({'|'.join(_VERBS)})\b)?"
+    rf"\{{(\w+)\}}((?: [A-Za-z(][A-Za-z)-]*){{0,2}}?) ({'|'.join(COUNTED.split())})\b(?: ({'|'.join(_VERBS)})\b)?"
 )
+
+# What else a number governs is written out for both: <count:its header|their headers>.
+_BOTH = re.compile(r"<(\w+):([^<>|]*)\|([^<>|]*)>")
 
 
 def fill(template: str, values: Mapping[str, object], language: str = "en") -> str:
@@ -53,11 +57,15 @@ def fill(template: str, values: Mapping[str, object], language: str = "en") -> s
 
     >>> fill("{n} files have {m} tensors", {"n": 1, "m": 2})
     '1 file has 2 tensors'
+    >>> fill("{n} files with <n:its tensors|their tensors>", {"n": 1}), fill("<n:it is|they are> here", {"n": 2})
+    ('1 file with its tensors', 'they are here')
     >>> fill("{n} 个文件", {"n": 1}, "zh")
     '1 个文件'
     """
     if language == "en" and any(str(value) == "1" for value in values.values()):
         template = _COUNT.sub(lambda found: _one(found) if str(values.get(found[1])) == "1" else found[0], template)
+    if language == "en":
+        template = _BOTH.sub(lambda found: found[2 if str(values.get(found[1])) == "1" else 3], template)
     return template.format(**values)
 
 

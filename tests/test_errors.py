@@ -3,6 +3,7 @@
 import pickle
 import re
 import string
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -80,8 +81,49 @@ def test_every_english_text_that_counts_knows_its_singular():
     names = ["nvfp4viz/content/en", "nvfp4viz/content/en/pages"]
     texts = [path.read_text(encoding="utf-8") for name in names for path in sorted((ROOT / name).glob("*.toml"))]
     counted = re.compile(
-        r"\{(n|m|count|slots|files|tensors|layers|experts|peers|characters|tokens|pads)\} ((?!is|has)[a-z]+s)\b"
+        r"\{(n|m|count|slots|files|tensors|layers|experts|peers|characters|tokens|pads)\} ((?!is|has|holds)[a-z]+s)\b"
     )
     plural = {found[2] for text in texts for found in counted.finditer(text)}
     unknown = {noun for noun in plural if errors.fill(f"{{n}} {noun}", {"n": 1}) == f"1 {noun}"}
     assert unknown == set()
+
+
+COUNTS = ("count", "slots", "more", "others", "modules", "pairs", "shards", "gaps", "waiting")
+# A plural noun or verb that a one governs; what follows "of the" or "of X" is another subject.
+PLURAL = re.compile(
+    rf"\b1(?: (?!of )[\w()/-]+){{0,2}}? (?:{'|'.join(errors.COUNTED.split())}|others)\b|"
+    r"\b1 (?!of |(?:(?! of the)[^.,;:()])* up to )[^.,;:()]*?\b"
+    r"(?:are|were|have|do|hold|store|give|get|stand|belong|look|show|need|lie)\b"
+)
+# Pairs of steps, and all slots of a role, are never one.
+MANY = ("One instruction step multiplies exactly", "All {slots} slots")
+
+
+def counting():
+    """(file, text's place, English text, one count of it) of everything that the library says in sentences."""
+    for file in ("findings*", "errors_*", "report", "cli", "coverage"):
+        for path in sorted((errors.CONTENT / "en").glob(f"{file}.toml")):
+            for place, text in leaves(tomllib.loads(path.read_text(encoding="utf-8"))):
+                for name in COUNTS:
+                    if f"{{{name}}}" in text and not text.startswith(MANY):
+                        yield pytest.param(text, name, id=f"{path.stem}-{place}-{name}")
+
+
+def leaves(node, place=""):
+    for key, item in node.items():
+        if isinstance(item, dict):
+            yield from leaves(item, f"{place}{key}.")
+        else:
+            yield f"{place}{key}", str(item)
+
+
+@pytest.mark.parametrize(("text", "name"), counting())
+def test_verbs_and_pronouns_agree_with_one_and_with_two(text, name):
+    places = set(re.findall(r"{(\w+)[}:]", text))
+    one, two = (errors.fill(text, {**dict.fromkeys(places, "X"), name: number}) for number in (1, 2))
+    assert "<" not in one + two or "|" not in one + two
+    for sentence in re.split(r"(?<=[.;:]) ", one):
+        assert not PLURAL.search(sentence), sentence
+        if sentence.startswith("1 "):
+            assert not re.search(r"\b(?:they|(?<!of )them|their)\b", sentence), sentence
+    assert not re.match(r"2 (?:[\w-]+ ){0,2}(?:is|was|has|does)\b", two), two
