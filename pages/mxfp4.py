@@ -42,9 +42,11 @@ else:
 traces = schemes.compare_rules(parts.block_of(page))
 exponent = parts.exponent_of(traces)
 experts, matrices = figures.LAYERS[view["stored"]]
+real = view["data"] == "tiny_moe"
 page.foot(
+    snippet="mxfp4_experts" if real else None,
     code={
-        "size": view["size"],
+        **{name: view[name] for name in (("layer", "expert", "w") if real else ("size",))},
         "mx": view["mx"],
         "x": [float(value) for value in parts.block_of(page)],
         "exponent": exponent,

@@ -2,7 +2,6 @@
 
 from nvfp4viz.figures import planner as plan_figures
 from nvfp4viz.figures import routing as figures
-from nvfp4viz.model import corpus
 from nvfp4viz.ui import lesson, router_parts, routing_run, state
 from nvfp4viz.ui import routing_parts as parts
 from nvfp4viz.ui.export import about
@@ -39,7 +38,8 @@ DRAW[page.parts("part", parts.PARTS)](page)
 pilot, target = int(view["pilot"]), int(view["target"])
 page.foot(
     code={
-        "text": corpus.DOMAINS[0] if view["plan"] == "all" else view["plan"],
+        **parts.map_code(page),
+        "texts": parts.kinds_of(view["plan"]),
         "documents": int(view["n"]),
         "pilot": pilot,
         "target": target,

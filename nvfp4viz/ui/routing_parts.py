@@ -46,8 +46,13 @@ def log_of(name: str) -> RoutingLog:
 
 @st.cache_resource(show_spinner=False)
 def _all_domains() -> RoutingLog:
-    logs = [caches.routing_log(name) for name in corpus.DOMAINS]
+    logs = [caches.routing_log(name) for name in kinds_of("all")]
     return joined(logs).part(0, logs[0].documents)
+
+
+def kinds_of(text: str) -> tuple[str, ...]:
+    """The recorded kinds of text that one of `TEXTS` stands for."""
+    return corpus.DOMAINS if text == "all" else (text,)
 
 
 def seen() -> I64:
@@ -89,6 +94,17 @@ def told(page: Lesson) -> dict[str, object]:
     return {"text": view["text"]} if view["source"] == "text" else {"prompt": read_prompt(page)}
 
 
+def map_code(page: Lesson) -> dict[str, object]:
+    """What fills the snippet's part on the maps.  A reader's prompt may hold any character, so it comes as hex."""
+    view = page.view
+    prompt = read_prompt(page)
+    own = "" if prompt == _prompt(page) else prompt
+    return {
+        "source": view["source"], "kind": _domain(view["text"]), "shown": kinds_of(view["text"]),
+        "own": own.encode().hex(),
+    }  # fmt: skip
+
+
 def _prompt(page: Lesson) -> str:
     return corpus.DEMO_PROMPTS[_domain(page.view["text"])]
 
@@ -115,6 +131,8 @@ def map_part(page: Lesson) -> None:
             **view.widget("text"),
         )
         own = _own_prompt(page) if prompting else ""
+        if prompting and view["ask"] and not own:
+            page.prose("map.instead", text=page.t(f"text.{view['text']}"))
         used = used_of(page)
         routes, slots = figures.blind_routes(used, seen())
         page.finding(

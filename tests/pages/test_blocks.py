@@ -192,6 +192,14 @@ def test_the_code_shown_repeats_the_comparison(open_page, query):
         assert f"{decibels} dB" in texts(at).replace(output, "")
 
 
+def test_padding_and_global_scales_are_told_as_they_are(open_page):
+    """Columns are padded as well; only one of two kernels writes there; every matrix has a global scale of its own."""
+    said = texts(open_page(PAGE, part="swizzle"))
+    assert "Rows and columns are padded to whole tiles, which are four columns wide." in said
+    assert "its kernel for experts leaves there what memory held" in said
+    assert "gate, up and down have one each" in texts(open_page(PAGE, part="shapes"))
+
+
 def test_the_code_shown_multiplies_the_expert_that_is_shown(open_page):
     output = shown_code_output(open_page(PAGE, part="error", data="tiny_moe", layer="2", expert="9"), PAGE)
     for found, line in zip(tiny_moe_products(2, 9), output.splitlines(), strict=True):
@@ -264,6 +272,8 @@ def test_the_code_shown_gives_the_page_s_numbers(open_page, query):
     output = shown_code_output(open_page(PAGE, **query), PAGE)
     if not query:
         assert "k 0-15: -12.0 * 26624.0 = -319488.0" in output
+        # The exact output, as the page has it.
+        assert "output -5953664" in output
         assert "k: product 8.5 dB" in output
 
 

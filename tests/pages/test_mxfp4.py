@@ -159,6 +159,21 @@ def test_the_code_shown_gives_the_page_s_numbers(open_page, query):
         assert "6.03125 to 6.96875: byte 0x7F, clips True" in output
 
 
+@pytest.mark.parametrize(
+    "query",
+    [{}, {"layer": "2", "expert": "9", "w": "down_proj", "mx": "ocp-floor"}, {"data": "outliers", "size": "40"}],
+)
+def test_the_code_shown_gives_the_tensor_s_numbers(open_page, query):
+    """Those that stand in the sentence and in the table above it."""
+    at = open_page(PAGE, **query)
+    output = shown_code_output(at, PAGE)
+    shown = texts(at).replace(output, "")
+    for name in ("mxfp4", "nvfp4"):
+        found = re.search(rf"^{name}: ([0-9.]+) bits, ([0-9.]+) dB, (\d+) scale bytes", output, re.MULTILINE)
+        assert found[2] in shown
+        assert f"| {found[3]} |" in shown
+
+
 def test_downloads_open(open_page):
     at = open_page(PAGE)
     at.session_state[f"{PAGE}.download"] = True

@@ -116,6 +116,10 @@ def test_one_s_own_prompt_is_routed(open_page):
     at.text_input(key=f"{PAGE}.ask").set_value("naïve").run()
     clean(at)
     assert "ï" in texts(at)
+    # The number below is another prompt's, and says so.
+    assert "what follows is the prompt for **arithmetic**" in texts(at)
+    at.text_input(key=f"{PAGE}.ask").set_value("naive").run()
+    assert "could not be read" not in texts(clean(at))
 
 
 def test_holes_close_as_the_slider_moves(open_page):
@@ -349,6 +353,31 @@ def test_the_code_shown_gives_the_page_s_numbers(open_page, query):
         plan = routing_parts.plans_of("code", 64, 512)[-1]
         came = routing_parts.log_of("code").holes_after()[512]
         assert f"{plan.low} to {plan.high} predicted after 512; came: {came}" in output
+
+
+@pytest.mark.parametrize(
+    "query",
+    [{}, {"text": "news"}, {"source": "text", "text": "all"}, {"source": "text", "text": "news"}, {"ask": "1+1 = ?\n"}],
+    ids=str,
+)
+def test_the_code_shown_gives_the_map_s_numbers(open_page, query):
+    at = open_page(PAGE, **query)
+    output, shown = shown_code_output(at, PAGE), texts(at)
+    routes, every, slots = re.search(
+        r"^([0-9,]+) of ([0-9,]+) routes .* at (\d+) slots$", output, re.MULTILINE
+    ).groups()
+    said = shown.replace(output, "").replace("*", "")
+    if routes == "0":
+        assert f"No route of {every} goes" in said
+    else:
+        assert re.search(rf"{routes} of {every} routes \(.*\) go to experts without a scale, at {slots} slots", said)
+
+
+def test_the_code_shown_plans_for_all_kinds_of_text(open_page):
+    plan = routing_parts.plans_of("all", 64, 512)[-1]
+    came = routing_parts.log_of("all").holes_after()[512]
+    output = shown_code_output(open_page(PAGE, plan="all", part="planner"), PAGE)
+    assert f"{plan.low} to {plan.high} predicted after 512; came: {came}" in output
 
 
 def test_downloads_open(open_page):

@@ -6,7 +6,7 @@ x, w = (quantize_along(operand, $along) for operand in inner_pair())
 runs = partial_sums(x, w, $m, $n)
 for run in runs[:4]:
     print(f"k {run.start}-{run.stop - 1}: {float(run.dot)} * {float(run.scale)} = {float(run.term)}")
-print(f"{len(runs)} scales in the sum of 64 products, output {float(sum(run.term for run in runs)):.4g}")
+print(f"{len(runs)} scales in the sum of 64 products, output {float(sum(run.term for run in runs)):.9g}")
 
 # the same GEMM under every grouping
 for found in compare_grouping(*outlier_pair($size)):
