@@ -320,9 +320,16 @@ def summarise(values: npt.NDArray[Any], decoded: npt.NDArray[Any], clipped: int 
     difference = decoded.astype(np.float64) - values.astype(np.float64)
     mse = float(np.mean(difference**2))
     power = float(np.mean(values.astype(np.float64) ** 2))
-    if mse == 0:
-        sqnr = float("inf")
-    else:
-        sqnr = 10 * float(np.log10(power / mse)) if power else float("-inf")
     zeroed = int(((values != 0) & (decoded == 0)).sum())
-    return ErrorSummary(mse, sqnr, float(np.abs(difference).max()), zeroed, clipped)
+    return ErrorSummary(mse, decibels(power, mse), float(np.abs(difference).max()), zeroed, clipped)
+
+
+def decibels(power: float, error: float) -> float:
+    """Signal to error power: inf without an error, -inf without a signal, else NaN where either is NaN.
+
+    >>> decibels(100.0, 1.0), decibels(1.0, 0.0), decibels(0.0, 1.0), decibels(0.0, float("nan"))
+    (20.0, inf, -inf, -inf)
+    """
+    if error == 0:
+        return float("inf")
+    return 10 * float(np.log10(power / error)) if power else float("-inf")

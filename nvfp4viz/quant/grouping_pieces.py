@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nvfp4viz.quant.compare import ErrorSummary, summarise
+from nvfp4viz.quant.compare import ErrorSummary, decibels, summarise
 from nvfp4viz.quant.grouping import GROUPINGS, RECIPE, GroupedError, quantize_along
 from nvfp4viz.quant.scales import amax, global_scale
 
@@ -61,9 +61,9 @@ class _Sums:
         self.size += values.size
         self.power += float(np.sum(values.astype(np.float64) ** 2))
         self.error += found.mse * values.size
-        self.max_abs = max(self.max_abs, found.max_abs)
+        self.max_abs = float(np.maximum(self.max_abs, found.max_abs))  # a NaN stays, as in the whole matrix
         self.zeroed += found.zeroed
 
     def summary(self) -> ErrorSummary:
-        sqnr = 10 * float(np.log10(self.power / self.error)) if self.error else float("inf")
+        sqnr = decibels(self.power, self.error)
         return ErrorSummary(self.error / self.size, sqnr, self.max_abs, self.zeroed, 0)
