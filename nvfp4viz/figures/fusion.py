@@ -57,6 +57,9 @@ WIDTH = 0.84
 """Of a column; the rest is the gap to the next."""
 WRITTEN = 5
 """Up to this many columns, runs carry their heads; beyond it only their letter."""
+MARGIN_ABOVE, MARGIN_BELOW = 44, 42
+LEAST_STRIP = 16
+"""Pixels below which a strip has no room for its label; hovering tells it."""
 
 
 # ------------------------------------------------------------------ layouts of the page
@@ -104,7 +107,14 @@ def rows_figure(
                 zorder=1,
                 name=part.name,
                 marker={"color": shade.fill, "pattern": pattern, "line": {"color": ink.page, "width": 1}},
-                text=[_label(part, run) if len(columns) <= WRITTEN else part.name for _, run in mine],
+                text=[
+                    ""
+                    if run.rows / totals[at] * (height - MARGIN_ABOVE - MARGIN_BELOW) < LEAST_STRIP
+                    else _label(part, run)
+                    if len(columns) <= WRITTEN
+                    else part.name
+                    for at, run in mine
+                ],
                 textposition="inside",
                 insidetextanchor="middle",
                 textangle=0,
@@ -121,7 +131,7 @@ def rows_figure(
     figure.layout = base_layout(
         theme,
         height=height,
-        margin={"t": 44, "b": 42},
+        margin={"t": MARGIN_ABOVE, "b": MARGIN_BELOW},
         barmode="overlay",
         uniformtext={"minsize": 10, "mode": "hide"},
         xaxis={

@@ -51,7 +51,7 @@ USES = (
     Use("DeepSeek-V4-Flash", "MXFP4", "w1.weight I8 [2048, 2048]", "w1.scale F8_E8M0 [2048, 128]", "Automodel#2034"),
     Use("AMD Quark", "MXFP4", "weight U8 [N, K/2]", "weight_scale U8 [N, K/32]", "vllm#49420"),
     Use(
-        "nvidia/DeepSeek-V4-Flash-NVFP4",
+        "nvidia/DeepSeek-V4-Pro-NVFP4",
         "NVFP4 + MXFP4",
         "ffn.experts: NVFP4",
         "mtp.*.ffn.experts: MXFP4",

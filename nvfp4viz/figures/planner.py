@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -134,7 +135,8 @@ def check_figure(checks: Sequence[HeldOut], names: Mapping[str, str], *, theme: 
         barmode="overlay",
         xaxis={
             "tickvals": middles,
-            "ticktext": [names[text] for text in texts],
+            # On a phone two long names beside each other would touch.
+            "ticktext": [re.sub("[,，] ?", "<br>", names[text]) for text in texts],
             "showgrid": False,
             "zeroline": False,
             "ticks": "",

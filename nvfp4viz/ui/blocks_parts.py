@@ -10,6 +10,7 @@ import streamlit as st
 from nvfp4viz.figures import blocks as figures
 from nvfp4viz.formats import BLOCK, offset_8x4, offset_128x4, offset_linear, scale_at, swizzled_size
 from nvfp4viz.quant import grouping
+from nvfp4viz.serving.quant_config import VLLM
 from nvfp4viz.ui import blocks_tensor, caches, errors, predict
 from nvfp4viz.ui.export import about
 from nvfp4viz.ui.i18n import lang
@@ -302,7 +303,7 @@ def swizzle_part(page: Lesson) -> None:
         right.number_input(page.t("swizzle.column"), 0, columns - 1, **view.widget("s_col"))
         size = swizzled_size(rows, columns, view["layout"])
         page.finding("swizzle.seen", scales=rows * columns, size=size, padding=size - rows * columns)
-        page.prose(f"swizzle.why.{view['layout']}")
+        page.prose(f"swizzle.why.{view['layout']}", version=VLLM)
         page.glossary("swizzle", "block_scale")
     with stage:
         swizzle_map(view, rows=rows, columns=columns)

@@ -261,6 +261,8 @@ def _which_cut(page: Lesson) -> bool:
         (*ORDERS, "both", "neither"),
         answer=answer,
         ranks=tp,
+        model=figures.MODELS[model],
+        rows=f"{figures.deltanet_of(model, tp, ORDERS[0]).whole.rank_rows:,}",
         flat=_held(firsts["flat"]),
         interleaved=_held(firsts["interleaved"]),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,8 @@ import streamlit as st
 
 from nvfp4viz.errors import NvError
 from nvfp4viz.figures import tensor_core as facts
+from nvfp4viz.figures.scaling import power_of_two
+from nvfp4viz.formats import decode_ue8m0
 from nvfp4viz.quant.tensor_core_explain import TensorCoreExplanation
 from nvfp4viz.ui import errors, predict, registry
 from nvfp4viz.ui.i18n import lang
@@ -73,6 +76,7 @@ def _ask_negative(page: Lesson) -> bool:
         plain=exact(float(positive.dequantized)),
         alpha=exact(-ALPHA),
         flipped=exact(facts.epilogue(negative, -ALPHA)),
+        ue8m0=power_of_two(math.log2(decode_ue8m0(negative.a_scales[found.group]))),
     )
 
 

@@ -322,6 +322,21 @@ def test_rows_are_walked_and_spoken(opened):
     assert step_of(page) == 6
 
 
+def test_rows_are_walked_from_the_slider_too(opened):
+    """Up and down choose a row wherever the focus is, as the hint says; on their own they would move the slider."""
+    page, _ = opened("&step=6")
+    scrub = page.locator(".flow .scrub")
+    scrub.focus()
+    chosen = page.locator(".flow .healthy:not(.away) .chip[aria-pressed=true]")
+    before = chosen.get_attribute("data-route")
+    page.keyboard.press("ArrowDown")
+    expect(chosen).not_to_have_attribute("data-route", before)
+    page.keyboard.press("ArrowUp")
+    expect(chosen).to_have_attribute("data-route", before)
+    assert step_of(page) == 6
+    expect(scrub).to_be_focused()
+
+
 def test_the_chosen_row_shows_its_bits_side_by_side(opened):
     page, _ = opened("&step=6")
     page.locator(".flow .inspector", has_text="encode scale of expert 9").wait_for()

@@ -86,6 +86,17 @@ class TestRows:
         assert sum(row["last_row"] - row["first_row"] + 1 for row in rows) == held
 
 
+def test_a_label_taller_than_its_strip_is_left_out():
+    """Interleaved, the checkpoint's column is cut into strips that no line of text fits into."""
+    layout = fusion.deltanet_of("small", 4, "interleaved")
+    figure = fusion.rows_figure(layout, theme="light", lang="en", height=520)
+    room = 520 - fusion.MARGIN_ABOVE - fusion.MARGIN_BELOW
+    bars = [bar for bar in figure.data if bar.type == "bar"]
+    strips = [(high * room, text) for bar in bars for high, text in zip(bar.y, bar.text, strict=True)]
+    assert all(bool(text) == (high >= fusion.LEAST_STRIP) for high, text in strips)
+    assert {bool(text) for _, text in strips} == {True, False}
+
+
 def test_few_columns_name_heads_and_many_only_parts():
     few, many = (fusion.rows_figure(fusion.attention_of("qwen3_30b", tp), theme="light", lang="en") for tp in (4, 8))
     assert few.data[0].text[1] == "q 0–7"

@@ -115,6 +115,7 @@ def test_what_can_be_cut_is_asked_before_it_is_shown(open_page):
     at = open_page(PAGE, part="deltanet")
     assert len(at.get("plotly_chart")) == 0
     guessed(at, CUT, "flat")
+    assert "Of Qwen3-Next-80B-A3B's 12,288 rows the first of 4 pieces" in texts(at)
     assert "interleaved: 512 q · 512 k · 1,024 v · 1,024 z. Flat: 2,048 q · 1,024 k." in texts(at)
     assert len(at.get("plotly_chart")) == 2
 

@@ -129,6 +129,9 @@ def test_a_negative_scale_is_asked_before_it_can_be_chosen(open_page):
     assert "the sign is ignored" not in texts(at)
     assert "negative scale" not in at.get("button_group")[1].options + at.get("button_group")[0].options
     guessed(at, NEGATIVE, "flips")
+    assert "A damaged NVFP4 checkpoint" in texts(at)
+    assert "In the sample step, whatever is set here" in texts(at)
+    assert "0xCC is 2⁷⁷ there" in texts(at)
     assert "nothing: the sign is ignored" in texts(at)
     assert "give the same bits, 0x472995F7" in texts(at)
 

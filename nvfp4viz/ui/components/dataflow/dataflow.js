@@ -393,13 +393,14 @@ class Flow {
     else if (to !== undefined) {
       this.go(to);
       if (event.target.closest?.(".step")) this.find(`.step[data-step="${this.step}"]`).focus();
-    } else if (along && event.target.closest?.(".chip")) {
-      // Through the rows as they lie at this step.
+    } else if (along && event.target.closest?.(".chip, .scrub")) {
+      // Through the rows as they lie at this step; also from the slider, which would take the keys for steps.
       const order = this.picture.routes.map((_, number) => number);
       if (!LANES.has(this.step)) order.sort((a, b) => this.picture.routes[a].row - this.picture.routes[b].row);
       const at = order.indexOf(this.route);
       this.choose({ route: order[(at + along + order.length) % order.length] });
-      this.find(`.healthy:not(.away) .chip[data-route="${this.route}"]`).focus({ preventScroll: true });
+      const chip = this.find(`.healthy:not(.away) .chip[data-route="${this.route}"]`);
+      if (!event.target.closest(".scrub")) chip.focus({ preventScroll: true });
     } else return;
     event.preventDefault();
     event.stopPropagation();

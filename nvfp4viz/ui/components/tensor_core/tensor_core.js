@@ -126,7 +126,8 @@ class Lab {
       for (const scale of term.scales) card.append(this.scale(scale));
       if (term.value) card.append(this.when(box("span", "value", term.value), 4, 4));
     } else {
-      const value = box("span", "", term.dot);
+      // A long number breaks before its power of ten, or it would leave the card.
+      const value = box("span", "", term.dot.replace("×", "\u200b×"));
       card.append(this.when(value, 1, ...(term.nan ? [1] : [])));
       card.append(box("span", "", term.hex));
       if (term.value) card.append(this.when(box("span", "value", term.value), this.reveal.value, this.reveal.value));
