@@ -11,6 +11,9 @@ from nvfp4viz.audit.facts import CLASSES, MISSING, NOT_A_SCALAR, NOT_NEEDED, OK,
 from nvfp4viz.audit.report import Coverage, Finding
 from nvfp4viz.checkpoint.dialects.per_expert import ROLES
 
+# What a finding says about a slot that holds an ordinary number.
+REMARKS = {"scale.outlier": "outlier", "scale.filled": "filled", "scale.identity": "identity"}
+
 
 @dataclass(frozen=True, slots=True)
 class SlotRow:
@@ -19,8 +22,8 @@ class SlotRow:
     Attributes
     ----------
     status
-        ``"ok"``, ``"missing"``, ``"unreadable"``, ``"not-needed"``, ``"not-a-scalar"``, ``"filled"``, or a class of
-        `nvfp4viz.audit.facts.CLASSES`.
+        ``"ok"``, ``"missing"``, ``"unreadable"``, ``"not-needed"``, ``"not-a-scalar"``, a class of
+        `nvfp4viz.audit.facts.CLASSES`, or of `REMARKS`.
     value
         The stored scalar, or None.
     draft
@@ -82,11 +85,11 @@ def _absent(facts: Facts, key: tuple[str, int, str]) -> int:
 
 def slot_rows(facts: Facts, findings: Iterable[Finding] = ()) -> Iterator[SlotRow]:
     """Every slot of every audited layer, in order of layer, expert, projection and role."""
-    filled = {
-        (item.role, item.layer, item.projection, expert)
+    remarks = {
+        (item.role, item.layer, item.projection, expert): REMARKS[item.code]
         for item in findings
-        if item.code == "scale.filled"
-        for expert in (range(facts.view.experts_in[item.layer or 0]) if item.experts is None else item.experts)
+        if item.code in REMARKS and item.layer in facts.view.experts_in
+        for expert in (range(facts.view.experts_in[item.layer]) if item.experts is None else item.experts)
     }
     names = {MISSING: "missing", UNREADABLE: "unreadable", NOT_A_SCALAR: "not-a-scalar"}
     for layer in facts.layers:
@@ -107,7 +110,7 @@ def slot_rows(facts: Facts, findings: Iterable[Finding] = ()) -> Iterator[SlotRo
                         status = "ok" if table is None else CLASSES[int(table.classes()[expert])]
                         # The shortest digits that mean this float32.
                         value = None if table is None else float(str(table.stored[expert]))
-                        if status == "ok" and (role, layer, projection, expert) in filled:
-                            status = "filled"
+                        if status == "ok":
+                            status = remarks.get((role, layer, projection, expert), status)
                     name = facts.view.slot(layer, expert, projection, role).name
                     yield SlotRow(layer, expert, projection, role, status, value, name, draft)

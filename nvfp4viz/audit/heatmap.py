@@ -7,6 +7,7 @@ classes, which the page's style sheet fills for light, dark and paper.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from html import escape
@@ -15,14 +16,14 @@ from itertools import groupby
 from nvfp4viz.audit.coverage import SlotRow
 
 WIDTH, LEFT, TOP = 760.0, 52, 16
-# How a status is drawn: class and sign.
+# How a status is drawn: class and sign, as on the pages (`nvfp4viz.figures.palette.MARKS`).
 MARKS = {
     "missing": ("missing", ""), "unreadable": ("unreadable", "?"), "filled": ("filled", "≈"), "zero": ("bad", "0"),
-    "nan": ("bad", "N"), "inf": ("bad", "∞"), "negative": ("bad", "−"), "subnormal": ("bad", "s"),
-    "not-a-scalar": ("bad", "#"),
+    "nan": ("bad", "N"), "inf": ("bad", "∞"), "neginf": ("bad", "−∞"), "negative": ("bad", "−"),
+    "subnormal": ("bad", "s"), "not-a-scalar": ("bad", "#"), "outlier": ("filled", "!"), "identity": ("filled", "1"),
 }  # fmt: skip
-# Narrower cells get no sign; their titles name the status.
-_ROOM = 7.0
+# Narrower cells get no sign; their titles name the status.  A sign's size is at most so many times its cell's width.
+_ROOM, _SLIM = 5.0, 1.5
 
 
 @dataclass(slots=True)
@@ -47,7 +48,9 @@ def slot_maps(rows: Iterable[SlotRow]) -> list[SlotMap]:
         if row.status == "not-needed":
             continue
         at = maps.setdefault((row.role, row.projection), SlotMap(row.role, row.projection))
-        at.layers.setdefault(row.layer, []).append((row.expert, row.status))
+        # One class of values; minus infinity has a sign of its own (a divisor's zero has one, too).
+        below = row.status == "inf" and row.value is not None and math.copysign(1.0, row.value) < 0
+        at.layers.setdefault(row.layer, []).append((row.expert, "neginf" if below else row.status))
         if row.draft:
             at.drafts.add(row.layer)
     return list(maps.values())
@@ -115,5 +118,7 @@ def _bar(
     )
     if sign and cell >= _ROOM and high >= 12:
         middles = (x + cell * (k + 0.5) for k in range(count))
-        text += "".join(f'<text class="on" x="{m:.1f}" y="{y + high - 4}">{sign}</text>' for m in middles)
+        small = min(10.0, _SLIM * cell / len(sign))
+        size = "" if small == 10.0 else f' style="font-size:{small:.1f}px"'
+        text += "".join(f'<text class="on" x="{m:.1f}" y="{y + high - 4}"{size}>{sign}</text>' for m in middles)
     return text

@@ -135,9 +135,9 @@ def _backends(report: Report, language: str) -> list[str]:
     lines = [f"<h2>{escape(word('page.backends'))}</h2>", '<div class="wide"><table>']
     lines.append(f"<thead><tr>{names}</tr></thead><tbody>")
     for row in backend_rows(report, language):
-        shown = "<br>".join(f"<code>{escape(name)}</code>" for name in row.names)
-        cells = (row.outcome, row.scope, row.why)
-        lines.append(f"<tr><td>{shown}</td>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>")
+        shown = "".join(f"<code>{escape(name)}</code>" for name in row.names)
+        cells = f"<td>{escape(row.outcome)}</td><td>{escape(row.scope)}</td>"
+        lines.append(f'<tr><td class="names">{shown}</td>{cells}<td class="why">{escape(row.why)}</td></tr>')
     lines.append("</tbody></table></div>")
     if isinstance(report.auto, str) or report.auto is None:
         lines.append(f"<p>{escape(word('auto', backend=report.auto or '–'))}</p>")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nvfp4viz.audit.coverage import REMARKS
 from nvfp4viz.audit.facts import CLASSES, MISSING, NOT_A_SCALAR, NOT_NEEDED, OK, UNREADABLE, Facts, ScaleTable
 from nvfp4viz.audit.report import Report
 from nvfp4viz.figures.coverage import STATUSES, CoverageGrid
@@ -13,10 +14,6 @@ from nvfp4viz.figures.peers import Peers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-# What a finding says about a slot that holds an ordinary number.
-_REMARKS = {"scale.outlier": "outlier", "scale.filled": "filled", "scale.identity": "identity"}
-
 
 # Roles of scales, in the order in which a page offers them.
 SCALE_ROLES = ("input_scale", "weight_scale_2", "weight_scale")
@@ -61,7 +58,7 @@ def slot_statuses(facts: Facts, report: Report, table: ScaleTable, *, numbers: b
         out[here] = STATUSES.index(name)
     out[held & np.isneginf(table.values)] = STATUSES.index("neginf")
     for finding in report.findings:
-        remark = _REMARKS.get(finding.code)
+        remark = REMARKS.get(finding.code)
         if remark and (finding.role, finding.layer, finding.projection) == (table.role, table.layer, table.projection):
             # One number for all experts is named without them.
             for expert in range(len(out)) if finding.experts is None else finding.experts:

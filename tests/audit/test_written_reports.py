@@ -24,7 +24,10 @@ from nvfp4viz.audit.schema import FOLDER, schemas, text_of
 from nvfp4viz.audit.tables import to_csv
 from nvfp4viz.checkpoint import memory_checkpoint, tensor, write_checkpoint
 from nvfp4viz.errors import CONTENT
+from nvfp4viz.figures.coverage import STATUSES
+from nvfp4viz.figures.palette import MARKS as SIGNS
 from nvfp4viz.figures.palette import contrast
+from nvfp4viz.figures.slots import slot_statuses
 from sample_checkpoints import ensure
 from tests.audit.fault_matrix import FAULTS, Case
 from tests.audit.layouts import LAYOUTS
@@ -157,12 +160,37 @@ def test_a_map_has_every_slot_that_is_not_in_order():
     assert "layer 0, expert 1: NaN" in text
 
 
+@pytest.mark.parametrize("name", ["modelopt", "compressed-tensors", "stacked"])
+def test_outliers_and_both_infinities_carry_the_signs_of_the_page(name):
+    layout = LAYOUTS[name]
+    tensors = layout.tensors()
+    with np.errstate(divide="ignore"):
+        for expert, value in ((1, 5.0), (3, np.inf), (6, -np.inf)):
+            layout.put(tensors, expert, "down", "input_scale", layout.stored(value))
+    done = run_audit(layout.open(tensors))
+    [found] = [one for one in slot_maps(done.rows()) if (one.role, one.projection) == ("input_scale", "down")]
+    drawn = {expert: status for cells in found.layers.values() for expert, status in cells if status != "ok"}
+    assert drawn == {1: "outlier", 3: "inf", 6: "neginf"}
+    # The figures' own statuses of the same slots.
+    layer = done.view.moe_layers[0]
+    codes = slot_statuses(done.facts, done.report, done.facts.tables["input_scale", layer, "down"])
+    assert {expert: STATUSES[code] for expert, code in enumerate(codes.tolist()) if code} == drawn
+    assert {status: MARKS[status][1] for status in drawn.values()} == {s: SIGNS[s] for s in drawn.values()}
+    page = to_html(done)
+    for sign in ("!", "∞", "−∞"):
+        assert page.count(f">{sign}</text>") == 2  # in its cell and in the key
+    rows = {row["expert"]: row["status"] for row in csv.DictReader(io.StringIO(to_csv(done.rows())))
+            if (row["role"], row["projection"]) == ("input_scale", "down")}  # fmt: skip
+    assert (rows["1"], rows["3"], rows["6"], rows["0"]) == ("outlier", "inf", "inf", "ok")
+
+
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_every_status_can_be_drawn(language):
     from nvfp4viz.audit.texts import report_words
 
     statuses = {row.status for layout in ("modelopt", "compressed-tensors") for row in _rows(LAYOUTS[layout])}
-    assert {"missing", "zero", "nan", "inf", "negative", "subnormal", "not-a-scalar", "filled"} <= statuses
+    expected = {"missing", "zero", "nan", "inf", "negative", "subnormal", "not-a-scalar", "filled", "outlier"}
+    assert expected | {"identity"} <= statuses
     assert statuses - {"ok", "not-needed"} <= set(MARKS)
     for status in MARKS:
         assert report_words(language, f"status.{status}")
