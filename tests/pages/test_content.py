@@ -147,3 +147,15 @@ def test_pages_join_names_with_the_comma_of_the_reader_s_language():
     ]
     assert len(files) > 50
     assert joined == []
+
+
+@pytest.mark.parametrize("word", ["词元", "mega-kernel"])
+def test_a_term_has_one_word_in_chinese(word):
+    """token and 巨型内核; the other word stands once, in brackets, where the term is explained or is a title."""
+    uses = {
+        f"{path.name}: {line.strip()}"
+        for path in sorted((CONTENT / "zh").rglob("*.toml"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if word in line.replace(f"（{word}）", "")
+    }
+    assert not uses
