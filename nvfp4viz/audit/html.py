@@ -64,7 +64,7 @@ def _coverage(done: Audit, language: str) -> list[str]:
     lines.append(f"<thead><tr><th>{escape(word('columns.slots'))}</th>{names}</tr></thead><tbody>")
     for role, row in report.coverage.items():
         cells = "".join(f'<td class="n">{getattr(row, name)}</td>' for name in COVERAGE_COLUMNS)
-        lines.append(f"<tr><td><code>{escape(role)}</code></td>{cells}</tr>")
+        lines.append(f'<tr><td class="names"><code>{escape(role)}</code></td>{cells}</tr>')
     lines.append("</tbody></table></div>")
     maps = slot_maps(done.rows())
     holed = [found for found in maps if found.statuses]
