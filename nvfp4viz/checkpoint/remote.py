@@ -340,7 +340,7 @@ class HubSource(RemoteSource):
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
         if not re.fullmatch(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", repository, re.ASCII):
-            raise CheckpointError("source.hub-name", name=printable(repository.partition(":")[0]))
+            raise CheckpointError("source.hub-name", name=printable(repository.partition(":")[0]) or "hf://")
         shown = f"hf://{repository}" + (f"@{printable(revision)}" if revision else "")
         endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
         # Redirects to storage leave the hub's host, and the token stays behind.

@@ -132,6 +132,8 @@ def findings(page: Lesson, opened: Opened) -> None:
         default=present,
         key=f"explorer.severity.{opened.identity[:40]}",
     )
+    if not shown:
+        page.prose("findings.hidden", count=f"{len(found):,}")
     finding_cards([item for item in found if item.severity in shown], key="explorer")
 
 

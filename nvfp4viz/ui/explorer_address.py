@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 # What addresses gave in this session, and how many of them are kept.
 MEMORY = "explorer.kept.read"
 REMEMBERED = 4
+SCHEMES = ("http", "https", "hf")
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", re.ASCII)
 # Seconds between two looks at how far reading has come.
 LOOK = 0.1
@@ -167,6 +168,9 @@ def as_address(typed: str) -> str:
     """
     text = typed.strip()
     if is_address(text):
+        scheme = text.partition("://")[0]
+        if scheme.lower() not in SCHEMES:
+            raise CheckpointError("source.remote-field", scheme=printable(scheme, 20))
         return text
     if _HUB_ID.fullmatch(text):
         return f"hf://{text}"

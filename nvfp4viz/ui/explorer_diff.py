@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 KINDS = ("config", "types", "only_a", "only_b", "values")
 # Rows that a page shows; the JSON has all.
 MOST_ROWS = 5000
+# Pixels: a number that is cut on its left is another number, and roles that are cut on their right look alike.
+WIDTHS = {"layer": 70, "expert": 75, "projection": 100, "role": 140, "A": 190, "B": 190, "ratio": 120}
 _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -114,11 +116,13 @@ def _table(page: Lesson, rows: list[Row], counts: dict[str, int]) -> None:
         alt=page.t("tabs.compare"),
         placeholder="",
         column_config={
-            name: st.column_config.Column(page.t(f"columns.{name}"))
+            name: st.column_config.Column(
+                name if name in ("A", "B") else page.t(f"columns.{name}"), width=WIDTHS.get(name)
+            )
             for name in columns
-            if name not in ("A", "B", "ratio")
+            if name != "ratio"
         }
-        | {"ratio": st.column_config.NumberColumn("B / A", format="%.6g")},
+        | {"ratio": st.column_config.NumberColumn("B / A", format="%.4g", width=WIDTHS["ratio"])},
     )
     if len(fitting) > MOST_ROWS:
         st.caption(page.t("compare.more", shown=f"{MOST_ROWS:,}", count=f"{len(fitting):,}"))

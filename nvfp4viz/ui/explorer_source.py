@@ -33,10 +33,11 @@ def choose(page: Lesson, place: str = FIRST) -> Opened | None:
     """
     offered = {"address": explorer_address.allowed(), "server": bool(explorer_roots.roots())}
     kinds = [kind for kind in explorer_open.KINDS if offered.get(kind, True)]
+    # Not the widget's default: set here, the choice also moves in the browser when the page starts over.
+    st.session_state.setdefault(f"{place}.source", "sample")
     kind = st.segmented_control(
         page.t("source.from"),
         kinds,
-        default="sample",
         required=True,
         format_func=lambda name: page.t(f"source.{name}"),
         label_visibility="collapsed",

@@ -17,10 +17,11 @@ WORDS = {
     "en": {"backends": "Backends", "ranks": "TP and EP", "compare": "Compare", "repair": "Repair",
            "make": "Make the changed files",
            "zip": "Changed files as ZIP", "server": "On this server", "write": "Write the mended copy",
-           "cost": "What this policy costs"},
+           "cost": "What this policy costs", "kinds": ("Your own files", "Shipped samples"),
+           "reset": "Start this page over"},
     "zh": {"backends": "后端", "ranks": "TP 与 EP", "compare": "比较", "repair": "修复", "make": "生成改动的文件",
            "zip": "改动的文件 ZIP", "server": "这台服务器上", "write": "写入修复后的副本",
-           "cost": "这个策略的代价"},
+           "cost": "这个策略的代价", "kinds": ("你自己的文件", "随附样例"), "reset": "本页重新开始"},
 }  # fmt: skip
 
 
@@ -178,3 +179,39 @@ def test_the_projection_chosen_in_the_map_is_the_one_the_page_speaks_of(visit, l
     page.wait_for_function("() => location.search.includes('projection=down')")
     settle(page)
     assert chosen.input_value() == "down"
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_a_page_that_starts_over_shows_where_its_checkpoint_comes_from(visit, lang):
+    """A reader would take the sample's verdict for that of the own checkpoint."""
+    page = visit(f"/explorer?lang={lang}")
+    own, sample = (page.get_by_role("radio", name=name) for name in WORDS[lang]["kinds"])
+    own.click()
+    page.locator("[data-testid=stFileUploader]").first.wait_for()
+    settle(page)
+    page.get_by_role("button", name=WORDS[lang]["reset"]).click()
+    page.locator("[data-testid=stFileUploader]").first.wait_for(state="detached")
+    settle(page)
+    sample.and_(page.locator("[aria-checked=true]")).wait_for()
+    own.click()
+    page.locator("[data-testid=stFileUploader]").first.wait_for()
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_the_columns_of_a_comparison_have_room_for_their_numbers(visit, lang):
+    """A number that is cut on its left loses its sign; the canvas cannot be read, so its columns are measured."""
+    from nvfp4viz.ui.explorer_diff import WIDTHS
+
+    page = visit(f"/explorer?lang={lang}")
+    open_tab(page, lang, "compare")
+    page.locator("[data-testid=stDataFrame]").first.wait_for()
+    widest = page.evaluate(
+        "font => { const pen = document.createElement('canvas').getContext('2d'); pen.font = font;"
+        " return Object.fromEntries(['−0.00001234', '-1.1754944e-38', 'weight_scale_2'].map("
+        "text => [text, pen.measureText(text).width])); }",
+        "14px 'Source Sans', sans-serif",
+    )
+    padding = 2 * 8
+    assert widest["−0.00001234"] + padding <= WIDTHS["ratio"]
+    assert widest["-1.1754944e-38"] + padding <= min(WIDTHS["A"], WIDTHS["B"])
+    assert widest["weight_scale_2"] + padding <= WIDTHS["role"]

@@ -124,6 +124,7 @@ def test_findings_can_be_filtered(open_page):
     pills = next(group for group in at.get("button_group") if "severity" in str(group.proto.id))
     pills.set_value([]).run()
     assert "`scale.missing`" not in texts(clean(at))
+    assert f"All {len(audit(ensure(HOLES)).findings)} findings are hidden" in texts(at)
 
 
 def test_findings_alike_share_a_card_that_opens(open_page):
