@@ -195,6 +195,7 @@ def ranks_part(page: Lesson) -> None:
             finding=figures.describe_ranks(placed, layer, lang()),
             rows=lambda: figures.slot_rows(placed, layer),
         )
+        _timeline(page, bars_of(page, 1))
     page.prose("ranks.text")
     page.heading("sent.heading")
     if _asked_copies(page):
@@ -278,12 +279,7 @@ def time_part(page: Lesson) -> None:
         )
     bars = bars_of(page, 2 if view["overlap"] == "on" else 1)
     with stage:
-        page.figure(
-            figures.timeline_figure(bars, theme=theme(), lang=lang()),
-            alt=page.t("time.alt"),
-            finding=figures.describe_timeline(bars, lang()),
-            rows=lambda: figures.bar_rows(bars),
-        )
+        _timeline(page, bars)
     box = page.expander("time.batch")
     if box.open:
         with box:
@@ -292,6 +288,15 @@ def time_part(page: Lesson) -> None:
             choose(page, "payload", PAYLOADS)
     page.prose("time.text")
     page.glossary("dual_batch_overlap")
+
+
+def _timeline(page: Lesson, bars: tuple[overlap.Bar, ...]) -> None:
+    page.figure(
+        figures.timeline_figure(bars, theme=theme(), lang=lang()),
+        alt=page.t("time.alt"),
+        finding=figures.describe_timeline(bars, lang()),
+        rows=lambda: figures.bar_rows(bars),
+    )
 
 
 # ------------------------------------------------------------------ EPLB

@@ -8,6 +8,7 @@ import numpy as np
 import streamlit as st
 
 from nvfp4viz.figures import mega_kernel as figures
+from nvfp4viz.figures import mega_stations
 from nvfp4viz.figures.scaling import power_of_two
 from nvfp4viz.formats import (
     E2M1,
@@ -27,11 +28,12 @@ from nvfp4viz.formats.places import ATOM_BYTES, ATOM_CODES, GAP_BYTES, UTCCP_ROW
 from nvfp4viz.formats.tma import BOX_CODES, STRIDE_END, SWIZZLES, TensorMap
 from nvfp4viz.moe.mega_kernel import GROUP, PACKING
 from nvfp4viz.ui import predict, registry
-from nvfp4viz.ui.i18n import listed
+from nvfp4viz.ui.i18n import lang, listed
 from nvfp4viz.ui.lesson import Lesson
 from nvfp4viz.ui.mega_kernel_parts import PAGE, layer_of, power
 from nvfp4viz.ui.numbers import bits, exact, hex_byte, hex_nibble
 from nvfp4viz.ui.place_map import Cells, Panel, place_map
+from nvfp4viz.ui.theme import theme
 
 ROWS = 64
 """Rows of gate and up together in the picture of the interleave."""
@@ -46,7 +48,16 @@ LARGEST = 2**41
 
 
 def bytes_part(page: Lesson) -> None:
-    """128 codes in global and in shared memory; what TMA demands; what the tensor core makes of a code."""
+    """What moves and what changes; 128 codes in global and in shared memory; what the tensor core makes of a code; what
+    TMA demands."""
+    found = mega_stations.stations(layer_of(page))
+    page.figure(
+        mega_stations.stations_figure(found, theme=theme(), lang=lang()),
+        alt=page.t("way.alt"),
+        finding=mega_stations.describe_stations(found, lang()),
+        rows=lambda: mega_stations.station_rows(found),
+    )
+    page.heading("bytes.heading")
     stage, side = page.stage((5, 2))
     packed = layer_of(page).w13[0, 0, : BOX_CODES // 2]
     with stage:

@@ -1,9 +1,12 @@
 """What surrounds a page: cold deep links, language, the copied link, contrast, phone width, no word to the network."""
 
+import io
 import re
+from collections import Counter
 from urllib.parse import parse_qs, urlparse
 
 import pytest
+from PIL import Image
 from playwright.sync_api import expect
 
 from nvfp4viz.ui import blocks_parts, tensor_core_parts
@@ -144,3 +147,30 @@ def test_a_phone_never_scrolls_sideways(visit, path, language):
 def test_contrast_and_names_pass_axe(visit, path, theme):
     page = visit(with_language(path, "en"), theme=theme)
     assert violations(page) == []
+
+
+def test_a_table_wider_than_a_phone_says_so(visit):
+    """A shade on the side where more is to be had, gone where there is none."""
+    page = visit("/expert_parallel?lang=zh&part=moves", width=390)
+    page.wait_for_function(f"() => {{ const box = {WIDE}; return box && box.scrollWidth > box.clientWidth + 16 }}")
+    left, right = edges(page)
+    assert left == PAGE_COLOUR
+    assert right != PAGE_COLOUR
+    page.evaluate(f"() => {{ const box = {WIDE}; box.scrollLeft = box.scrollWidth }}")
+    left, right = edges(page)
+    assert left != PAGE_COLOUR
+    assert right == PAGE_COLOUR
+
+
+PAGE_COLOUR = (255, 255, 255)
+WIDE = "document.querySelector('[class*=st-key-table]')"
+
+
+def edges(page):
+    """The colour two pixels inside the table's frame at the left and the right, where no line of the table runs."""
+    page.wait_for_timeout(100)  # the scroll is painted with the next frame
+    box = page.locator("[class*=st-key-table]").first.bounding_box()
+    picture = Image.open(io.BytesIO(page.screenshot(clip=box))).convert("RGB")
+    # The most frequent colour of the column: words and lines cross it here and there.
+    columns = ([picture.getpixel((x, y)) for y in range(picture.height)] for x in (3, picture.width - 4))
+    return tuple(Counter(column).most_common(1)[0][0] for column in columns)

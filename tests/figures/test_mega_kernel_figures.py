@@ -1,9 +1,12 @@
 """Records and figures about the mega-kernel."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from nvfp4viz.figures import mega_kernel as figures
+from nvfp4viz.figures import mega_stations
 from nvfp4viz.figures.tensor_core import bit_chart
 from nvfp4viz.moe.mega_kernel_error import EFFECTS, LayerError
 
@@ -20,6 +23,36 @@ def test_the_sample_meets_the_clamp_and_stays_within_its_bounds(layer):
     assert (layer.run.gate == 10).any()
     assert (np.abs(layer.run.up) == 10).any()
     assert all(stage.worst <= 1 for stage in layer.error.stages)
+
+
+def test_weights_only_move_and_every_other_place_changes_numbers(layer):
+    found = mega_stations.stations(layer)
+    assert [each.kind for each in found] == ["moved", "fp8", "bf16", "fp8", "bf16", "bf16"]
+    assert found[0].numbers == 2 * layer.w13.size
+    assert not np.array_equal(layer.w13, layer.experts.w13)  # they do move
+    for each in found:
+        assert (each.changed > 0) == (each.kind != "moved")
+        assert each.changed <= each.numbers
+
+
+def test_a_weight_that_changes_on_the_way_is_counted(layer):
+    broken = layer.experts.w13.copy()
+    broken[1, 2, 3] ^= 0x11  # both nibbles of one byte
+    seen = mega_stations.stations(replace(layer, experts=replace(layer.experts, w13=broken)))
+    assert seen[0].changed == 2
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_places_are_drawn_in_order_and_fp8_is_hatched(layer, theme, lang):
+    found = mega_stations.stations(layer)
+    figure = mega_stations.stations_figure(found, theme=theme, lang=lang).to_dict()
+    drawn = {place: share for trace in figure["data"] for place, share in zip(trace["y"], trace["x"], strict=True)}
+    order = figure["layout"]["yaxis"]["categoryarray"]
+    assert [drawn[place] for place in order] == [100 * each.changed / each.numbers for each in found]
+    assert [trace["marker"]["pattern"]["shape"] for trace in figure["data"]] == ["", "/", ""]
+    assert f"{found[0].numbers:,}" in mega_stations.describe_stations(found, lang)
+    assert [row["changed"] for row in mega_stations.station_rows(found)] == [each.changed for each in found]
 
 
 def test_fp8_does_most_and_the_accumulator_next_to_nothing(layer):

@@ -1,5 +1,7 @@
 """The page on expert parallelism as a reader in either language meets it."""
 
+import json
+
 import pytest
 
 from nvfp4viz.device import ranks
@@ -27,7 +29,7 @@ def skip(at, *questions):
 def test_every_part_opens_by_link(open_page, lang, part):
     at = open_page(PAGE, lang=lang, part=part)
     assert at.title[0].value == TITLES[lang]
-    assert len(at.get("plotly_chart")) <= 1
+    assert len(at.get("plotly_chart")) <= (2 if part == "ranks" else 1)
 
 
 @pytest.mark.parametrize(
@@ -54,11 +56,24 @@ def test_it_opens_on_a_rank_that_others_wait_for(open_page):
     assert f"{found.before.ratio:.2f} times the mean" in texts(at)
 
 
+def test_it_opens_on_two_all_to_alls_with_the_wait_between_them(open_page):
+    at = open_page(PAGE)
+    _, timeline = (json.loads(chart.proto.spec) for chart in at.get("plotly_chart"))
+    dispatch, experts, combine = timeline["data"]
+    assert {len(trace["y"]) for trace in timeline["data"]} == {4}
+    ends = [start + wide for start, wide in zip(experts["base"], experts["x"], strict=True)]
+    assert set(dispatch["base"]) == {0}
+    # All combine together, when the busiest rank is done; every other rank has waited.
+    assert combine["base"] == [pytest.approx(max(ends))] * 4  # a start and a length, added again
+    assert sorted(ends)[-2] < max(ends)
+    assert "By the model the layer takes" in texts(at)
+
+
 def test_copies_are_asked_for_before_the_matrix(open_page):
     at = open_page(PAGE)
-    assert len(at.get("plotly_chart")) == 1
-    guessed(at, COPIES, "none")
     assert len(at.get("plotly_chart")) == 2
+    guessed(at, COPIES, "none")
+    assert len(at.get("plotly_chart")) == 3
     layer = parts.asked_layer()
     once, each = (int(layer.dispatch_bytes(4096, "bf16", way).sum()) for way in ("tokens", "routes"))
     assert f"{each:,} bytes with a copy for each expert, {once:,} with one a rank" in texts(at)
@@ -70,7 +85,7 @@ def test_copies_are_asked_for_before_the_matrix(open_page):
 @pytest.mark.parametrize("way", ["tokens", "routes", "gather"])
 def test_every_way_is_drawn(open_page, lang, ranks_, way):
     at = open_page(PAGE, lang=lang, ranks=str(ranks_), way=way, payload="nvfp4", size="tiny_moe", place="round_robin")
-    assert len(skip(at, COPIES).get("plotly_chart")) == 2
+    assert len(skip(at, COPIES).get("plotly_chart")) == 3
 
 
 @pytest.mark.parametrize("ranks_", ["4", "32"])

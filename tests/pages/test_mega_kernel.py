@@ -27,7 +27,20 @@ ROWS, NAN, MOST, WIDEN = (f"{PAGE}.predict.{name}" for name in ("rows", "nan", "
 def test_every_part_opens_by_link(open_page, lang, part):
     at = open_page(PAGE, lang=lang, part=part)
     assert at.title[0].value == TITLES[lang]
-    assert len(at.get("plotly_chart")) == (1 if part == "between" else 0)
+    assert len(at.get("plotly_chart")) == (1 if part in ("bytes", "between") else 0)
+
+
+@pytest.mark.parametrize(
+    ("lang", "said"),
+    [
+        ("en", "0 of 262,144 weight codes change: they only move. Numbers change in 2 quantisations to FP8"),
+        ("zh", "262,144 个权重编码里有 0 个变化：它们只是搬动位置。数值在 2 次量化到 FP8"),
+    ],
+)
+def test_it_opens_with_what_moves_and_what_changes(open_page, lang, said):
+    at = open_page(PAGE, lang=lang)
+    assert said in texts(at)
+    assert len(at.radio) > 0  # what the tensor core makes of a code is still asked
 
 
 @pytest.mark.parametrize(
