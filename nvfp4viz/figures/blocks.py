@@ -17,6 +17,7 @@ from nvfp4viz.figures.palette import Theme, role, surface
 from nvfp4viz.figures.words import words
 from nvfp4viz.formats import decode_e2m1
 from nvfp4viz.quant.grouping import (
+    GROUP_SHAPE,
     GROUPINGS,
     Along,
     GroupedError,
@@ -32,6 +33,8 @@ SIZES = (1.0, 4.0, 10.0, 40.0, 100.0)
 """How much larger the outlier channels are."""
 ROWS, K, OUTLIERS = 64, 512, 8
 INNER_ROWS, INNER_K = 16, 64
+MAP_SHARE = 0.26
+"""Of the figure of one inner sum: the height of X with its blocks."""
 
 
 def outlier_pair(size: float, seed: int = 0) -> tuple[Array, Array]:
@@ -103,8 +106,8 @@ def _products(x: GroupedTensor, w: GroupedTensor, m: int, n: int) -> tuple[float
 def inner_figure(
     record: InnerSum, along: Along, *, shown: Sequence[Along] = GROUPINGS, theme: Theme, lang: str
 ) -> go.Figure:
-    """The products of the codes along K, and below them a box for every scale that stands in the sum: a lane for each
-    grouping in ``shown``."""
+    """The products of the codes along K; below them X with one block of each grouping on the output's row; below that
+    a box for every scale that stands in the sum: a lane for each grouping in ``shown``."""
     ink, scale = surface(theme), role("block_scale", theme)
     label = {name: words(lang, f"figures.blocks.{name}") for name in (*GROUPINGS, "products", "k_axis")}
     figure = go.Figure(
@@ -140,10 +143,11 @@ def inner_figure(
             )
         )
     names = [f"{label[name]}: {len(record.runs[name])}" for name in shown]
-    high = 0.38 * len(shown) / len(GROUPINGS)
+    high = 0.32 * len(shown) / len(GROUPINGS)
+    middle = high + 0.05 + MAP_SHARE
     layout = base_layout(
         theme,
-        height=420,
+        height=500,
         barmode="overlay",
         bargap=0.25,
         xaxis={
@@ -153,7 +157,7 @@ def inner_figure(
             "range": [-0.8, INNER_K - 0.2],
             "anchor": "y2",
         },
-        yaxis={"title": label["products"], "domain": [high + 0.06, 1]},
+        yaxis={"title": label["products"], "domain": [middle + 0.05, 1]},
         yaxis2={
             "domain": [0, high],
             "range": [-len(shown), 0],
@@ -163,9 +167,74 @@ def inner_figure(
             "zeroline": False,
             "ticks": "",
         },
+        yaxis3={
+            "domain": [high + 0.05, middle],
+            "range": [INNER_ROWS, 0],
+            "tickvals": [record.m + 0.5],
+            "ticktext": [words(lang, "figures.blocks.row_of_x", row=record.m)],
+            "showgrid": False,
+            "zeroline": False,
+            "ticks": "",
+        },
+        **_blocks_on_row(record.m, along, theme, lang),
     )
     figure.layout = layout
+    # An axis is drawn where a trace stands on it: the row that the output reads.
+    figure.add_bar(
+        x=[(INNER_K - 1) / 2],
+        width=INNER_K,
+        base=record.m,
+        y=[1],
+        yaxis="y3",
+        marker={"color": ink.line, "line": {"color": ink.muted, "width": 1}},
+        hoverinfo="skip",
+        showlegend=False,
+    )
     return figure
+
+
+def _blocks_on_row(m: int, along: Along, theme: Theme, lang: str) -> dict[str, Any]:
+    """One block of sixteen of every grouping that holds elements of row m, as shapes with their names."""
+    ink, scale = surface(theme), role("block_scale", theme)
+    left = {"k": 0, "rows": 24, "tile": 40}  # any block of a grouping would do; so apart, their names fit
+    top = {name: m // GROUP_SHAPE[name][0] * GROUP_SHAPE[name][0] for name in GROUPINGS}
+    # Beside the row, never on it.
+    high = m < INNER_ROWS / 2
+    at = {
+        "k": (0, m + 2.5 if high else m - 1.5),
+        "rows": (25.5, 12 if high else 3),
+        "tile": (39.5, top["tile"] + (5.5 if high else -1.5)),
+    }
+    shapes = [
+        {
+            "type": "rect",
+            "xref": "x",
+            "yref": "y3",
+            "x0": left[name] - 0.5,
+            "x1": left[name] + GROUP_SHAPE[name][1] - 0.5,
+            "y0": top[name],
+            "y1": top[name] + GROUP_SHAPE[name][0],
+            "fillcolor": scale.fill if name == along else "rgba(0,0,0,0)",
+            "line": {"color": ink.ink, "width": 1.5, "dash": "solid" if name == along else "dot"},
+        }
+        for name in GROUPINGS
+    ]
+    annotations = [
+        {
+            "text": words(lang, f"figures.blocks.shape_{name}"),
+            "xref": "x",
+            "yref": "y3",
+            "x": x,
+            "y": y,
+            "xanchor": "left",
+            "showarrow": False,
+            "font": {"size": 12, "color": ink.ink},
+            "bgcolor": ink.page,
+            "borderpad": 0,
+        }
+        for name, (x, y) in at.items()
+    ]
+    return {"shapes": shapes, "annotations": annotations}
 
 
 def describe_inner(record: InnerSum, lang: str) -> str:

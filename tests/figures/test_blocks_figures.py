@@ -58,7 +58,8 @@ def test_outliers_decide_the_best_grouping(found):
 class TestFigures:
     @pytest.mark.parametrize("along", GROUPINGS)
     def test_inner(self, inner, theme, lang, along):
-        bars, *lanes = blocks.inner_figure(inner, along, theme=theme, lang=lang).to_dict()["data"]
+        bars, *lanes, row = blocks.inner_figure(inner, along, theme=theme, lang=lang).to_dict()["data"]
+        assert (row["base"], row["width"]) == (inner.m, 64)
         assert tuple(bars["y"]) == inner.products[along]
         for name, lane in zip(GROUPINGS, lanes, strict=True):
             assert sum(lane["width"]) == 64
@@ -69,9 +70,18 @@ class TestFigures:
 
     def test_one_grouping_alone_leaves_the_others_out(self, inner, theme, lang):
         figure = blocks.inner_figure(inner, "tile", shown=("tile",), theme=theme, lang=lang).to_dict()
-        _, lane = figure["data"]
+        _, lane, _ = figure["data"]
         assert len(lane["x"]) == len(inner.runs["tile"])
         assert [name.endswith(": 16") for name in figure["layout"]["yaxis2"]["ticktext"]] == [True]
+
+    @pytest.mark.parametrize("m", [0, 3, 15])
+    def test_a_block_of_each_direction_stands_on_the_row_that_is_summed(self, theme, lang, m):
+        figure = blocks.inner_figure(blocks.inner_sum(m, 5), "k", shown=("k",), theme=theme, lang=lang).to_dict()
+        for shape in figure["layout"]["shapes"]:
+            assert shape["y0"] <= m < shape["y1"]
+            assert (shape["y1"] - shape["y0"]) * (shape["x1"] - shape["x0"]) == 16
+        lengths = [shape["x1"] - shape["x0"] for shape in figure["layout"]["shapes"]]
+        assert lengths == [16, 1, 4]
 
     def test_error(self, found, theme, lang):
         bars = blocks.error_figure(found, theme=theme, lang=lang).to_dict()["data"]
