@@ -10,7 +10,7 @@ from nvfp4viz import __version__
 from nvfp4viz.audit.heatmap import MARKS, SlotMap, draw, slot_maps
 from nvfp4viz.audit.report import Finding, Report
 from nvfp4viz.audit.run import Audit, describe
-from nvfp4viz.audit.tables import BACKEND_COLUMNS, COVERAGE_COLUMNS, backend_rows, head_lines
+from nvfp4viz.audit.tables import BACKEND_COLUMNS, COVERAGE_COLUMNS, auto_line, backend_rows, coverage_cells, head_lines
 from nvfp4viz.audit.texts import report_words
 from nvfp4viz.checkpoint import printable
 
@@ -63,7 +63,7 @@ def _coverage(done: Audit, language: str) -> list[str]:
     lines = [f"<h2>{escape(word('page.coverage'))}</h2>", '<div class="wide"><table>']
     lines.append(f"<thead><tr><th>{escape(word('columns.slots'))}</th>{names}</tr></thead><tbody>")
     for role, row in report.coverage.items():
-        cells = "".join(f'<td class="n">{getattr(row, name)}</td>' for name in COVERAGE_COLUMNS)
+        cells = "".join(f'<td class="n">{cell}</td>' for cell in coverage_cells(role, row))
         lines.append(f'<tr><td class="names"><code>{escape(role)}</code></td>{cells}</tr>')
     lines.append("</tbody></table></div>")
     maps = slot_maps(done.rows())
@@ -139,8 +139,8 @@ def _backends(report: Report, language: str) -> list[str]:
         cells = f"<td>{escape(row.outcome)}</td><td>{escape(row.scope)}</td>"
         lines.append(f'<tr><td class="names">{shown}</td>{cells}<td class="why">{escape(row.why)}</td></tr>')
     lines.append("</tbody></table></div>")
-    if isinstance(report.auto, str) or report.auto is None:
-        lines.append(f"<p>{escape(word('auto', backend=report.auto or '–'))}</p>")
+    if auto := auto_line(report, language):
+        lines.append(f"<p>{escape(auto)}</p>")
     return lines
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from nvfp4viz import __version__
 from nvfp4viz.audit.report import Report
 from nvfp4viz.audit.run import describe
-from nvfp4viz.audit.tables import BACKEND_COLUMNS, COVERAGE_COLUMNS, backend_rows, head_lines
+from nvfp4viz.audit.tables import BACKEND_COLUMNS, COVERAGE_COLUMNS, auto_line, backend_rows, coverage_cells, head_lines
 from nvfp4viz.audit.texts import report_words
 from nvfp4viz.checkpoint import printable
 
@@ -32,7 +32,7 @@ def to_markdown(report: Report, language: str = "en") -> str:
         titles = [word("columns.slots"), *(word(f"columns.{name}") for name in COVERAGE_COLUMNS)]
         lines += ["", _row(titles), "|---|" + "--:|" * len(COVERAGE_COLUMNS)]
         for role, row in report.coverage.items():
-            lines.append(_row([f"`{role}`", *(str(getattr(row, name)) for name in COVERAGE_COLUMNS)]))
+            lines.append(_row([f"`{role}`", *coverage_cells(role, row)]))
     lines += ["", f"#### {_text(word('page.findings', count=len(report.findings)))}", ""]
     given: set[str] = set()
     for item in report.findings[:_LIMIT]:
@@ -56,8 +56,8 @@ def to_markdown(report: Report, language: str = "en") -> str:
             names = ", ".join(f"`{name}`" for name in row.names)
             outcome = ": ".join(_text(part) for part in row.outcome.split("\n"))
             lines.append(_row([names, outcome, _text(row.scope), _text(row.why)]))
-        if isinstance(report.auto, str) or report.auto is None:
-            lines += ["", _text(word("auto", backend=report.auto or "–"))]
+        if auto := auto_line(report, language):
+            lines += ["", _text(auto)]
     made = word("page.made", version=__version__, schema=report.schema)
     return "\n".join([*lines, "", f"<sub>{_text(made)} · {report.fingerprint}</sub>", ""])
 

@@ -150,6 +150,8 @@ class Report(msgspec.Struct, frozen=True):
         ``sha256:`` over the sorted (name, dtype, shape) of all readable tensors; see `fingerprint`.
     auto
         With a GPU named: the backend that vLLM picks there by itself, or None where it has none.
+    gpu
+        That GPU, such as ``"sm_100"``.
     """
 
     schema: str
@@ -163,6 +165,7 @@ class Report(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...]
     backends: tuple[BackendForecast, ...]
     auto: str | msgspec.UnsetType | None = msgspec.UNSET
+    gpu: str | msgspec.UnsetType = msgspec.UNSET
 
 
 def to_json(report: Report) -> str:

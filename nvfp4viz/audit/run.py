@@ -152,7 +152,7 @@ def for_gpu(done: Audit, gpu: str) -> Audit:
         gpu, activation_of(config), scheme.weight_only or scheme.promoted, mxfp4, is_clamped(config)
     )
     auto = None if vllm_refuses(done.checkpoint) else auto
-    return replace(done, report=msgspec.structs.replace(done.report, auto=auto))
+    return replace(done, report=msgspec.structs.replace(done.report, auto=auto, gpu=gpu))
 
 
 def for_ranks(done: Audit, tp: int | None, ep: int | None) -> Audit:

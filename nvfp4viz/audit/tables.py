@@ -8,8 +8,11 @@ from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
+
 from nvfp4viz.audit.coverage import SlotRow
-from nvfp4viz.audit.report import Report
+from nvfp4viz.audit.facts import SCALARS
+from nvfp4viz.audit.report import Coverage, Report
 from nvfp4viz.audit.run import describe
 from nvfp4viz.audit.texts import id_list, report_words
 from nvfp4viz.checkpoint import printable
@@ -47,6 +50,18 @@ def head_lines(report: Report, language: str) -> tuple[str, str, str]:
     )
 
 
+def coverage_cells(role: str, row: Coverage) -> list[str]:
+    """One role's counts as text, in the order of `COVERAGE_COLUMNS`; a dash where nobody looked.
+
+    Block scales are counted by name, type and shape: what they hold `--deep` alone reads, and tells of in findings.
+
+    >>> coverage_cells("weight_scale", Coverage(expected=4, present=3, missing=1, invalid=0, filled=0, unreadable=0))
+    ['4', '3', '1', '–', '–', '0']
+    """
+    unread = () if role in SCALARS else ("invalid", "filled")
+    return ["–" if name in unread else str(getattr(row, name)) for name in COVERAGE_COLUMNS]
+
+
 def backend_rows(report: Report, language: str) -> list[BackendRow]:
     """One row for all backends that read a checkpoint alike."""
     word = partial(report_words, language)
@@ -61,6 +76,14 @@ def backend_rows(report: Report, language: str) -> list[BackendRow]:
             shown += "\n" + word("may_be", outcomes=word("between").join(word(f"outcome.{name}") for name in possible))
         rows.append(BackendRow(tuple(names), shown, word(f"scope.{scope}"), why, outcome))
     return rows
+
+
+def auto_line(report: Report, language: str) -> str:
+    """What vLLM picks by itself on the GPU that was named; empty where none was."""
+    if isinstance(report.gpu, msgspec.UnsetType):
+        return ""
+    backend = "–" if isinstance(report.auto, msgspec.UnsetType) else report.auto or "–"
+    return report_words(language, "auto", gpu=report.gpu, backend=backend)
 
 
 def to_csv(rows: Iterable[SlotRow]) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nvfp4viz.audit.report import Report
 from nvfp4viz.audit.run import describe
-from nvfp4viz.audit.tables import BACKEND_COLUMNS, COVERAGE_COLUMNS, backend_rows, head_lines
+from nvfp4viz.audit.tables import BACKEND_COLUMNS, COVERAGE_COLUMNS, auto_line, backend_rows, coverage_cells, head_lines
 from nvfp4viz.audit.texts import report_words
 from nvfp4viz.checkpoint import printable
 from nvfp4viz.checkpoint.problems import as_written
@@ -61,7 +61,7 @@ def to_text(report: Report, language: str = "en", *, colour: bool = False, width
         for column in COVERAGE_COLUMNS:
             table.add_column(label(f"columns.{column}"), justify="right")
         for role, row in report.coverage.items():
-            table.add_row(role, *(str(getattr(row, column)) for column in COVERAGE_COLUMNS))
+            table.add_row(role, *coverage_cells(role, row))
         console.print(table)
 
     given: set[str] = set()
@@ -88,9 +88,8 @@ def to_text(report: Report, language: str = "en", *, colour: bool = False, width
             shown.append(f"\n{rest}" if rest else "")
             table.add_row(Text("\n".join(row.names)), shown, Text(row.scope), Text(row.why))
         console.print(table)
-    auto: Any = report.auto
-    if isinstance(auto, str) or auto is None:
-        console.print(Text(label("auto", backend=auto or "–")))
+    if auto := auto_line(report, language):
+        console.print(Text(auto))
     # Tables are filled up with blanks to their width, which a pipe would carry into an issue.
     return "".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines())
 

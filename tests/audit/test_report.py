@@ -28,7 +28,7 @@ def test_the_json_has_the_fields_of_the_interface(report):
     assert data["schema"] == "nvfp4viz.audit/1"
     assert set(data) == {
         "schema", "source", "fingerprint", "verdict", "format", "model", "container", "coverage", "findings",
-        "backends", "auto",
+        "backends", "auto", "gpu",
     }  # fmt: skip
     assert set(data["format"]) == {"dialect", "scheme", "config_sources", "group_size"}
     assert set(data["model"]) == {

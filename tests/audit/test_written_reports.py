@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from nvfp4viz import cli
-from nvfp4viz.audit import audit, run_audit, to_json
+from nvfp4viz.audit import audit, for_gpu, run_audit, to_json
 from nvfp4viz.audit.diff import diff, diff_to_json
 from nvfp4viz.audit.heatmap import MARKS, slot_maps
 from nvfp4viz.audit.html import to_html
@@ -22,6 +22,7 @@ from nvfp4viz.audit.markdown import to_markdown
 from nvfp4viz.audit.repair import RECORD, apply_repair, plan_repair
 from nvfp4viz.audit.schema import FOLDER, schemas, text_of
 from nvfp4viz.audit.tables import to_csv
+from nvfp4viz.audit.terminal import to_text
 from nvfp4viz.checkpoint import memory_checkpoint, tensor, write_checkpoint
 from nvfp4viz.errors import CONTENT
 from nvfp4viz.figures.coverage import STATUSES
@@ -341,3 +342,24 @@ def test_tiny_moe_in_every_form(tmp_path):
     page = Page(to_html(done)).text
     assert "159 slots are never written" in page
     assert len(list(csv.DictReader(io.StringIO(to_csv(done.rows()))))) == 4 * 64 * 3 * 4
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("sample", ["tiny-moe-nvfp4-full", "tiny-moe-mxfp4"])
+def test_nothing_is_written_of_block_scales_bytes_that_nobody_read(sample, language):
+    done = run_audit(ensure(sample))
+    page = to_html(done, language)
+    row = re.search(r"<code>weight_scale</code></td>(.*?)</tr>", page)[1]
+    assert re.findall(r">([^<]+)</td>", row)[3:5] == ["–", "–"]
+    assert "--deep" in page
+    assert re.search(r"\| `weight_scale` \| \d+ \| \d+ \| 0 \| – \| – \| 0 \|", to_markdown(done.report, language))
+    assert re.search(r"weight_scale +\d+ +\d+ +0 +– +– +0\n", to_text(done.report, language))
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_a_pick_is_said_with_its_gpu(language):
+    done = run_audit(ensure("tiny-moe-nvfp4-full"))
+    for write in (lambda one: to_html(one, language), lambda one: to_markdown(one.report, language),
+                  lambda one: to_text(one.report, language), lambda one: to_json(one.report)):  # fmt: skip
+        assert "sm_120" not in write(done)
+        assert "sm_120" in write(for_gpu(done, "sm_120")).replace("\\", "")
