@@ -27,7 +27,9 @@ TARGET = re.compile(r"(?<=\])\(https://[^)\s]+\)")
 # Values that are names here: the marks of a slot that holds exactly this number, and examples in an empty input.
 # Findings name the constants of the conventions they check (1.0, 2688, a group of 16): they define, they do not report.
 # So does the command line's help: exit codes, defaults, the numbers of a command's inputs.
-NAMED_VALUES = re.compile(r"^findings(_deep)?\.|^cli\.|\.where$|_placeholder$|^(coverage|report)\.status\.(identity|zero)$")
+NAMED_VALUES = re.compile(
+    r"^findings(_deep)?\.|^cli\.|\.where$|_placeholder$|^(coverage|report)\.status\.(identity|zero)$"
+)
 
 
 def _prose(text: str) -> str:
