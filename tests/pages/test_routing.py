@@ -117,7 +117,7 @@ def test_one_s_own_prompt_is_routed(open_page):
     clean(at)
     assert "ï" in texts(at)
     # The number below is another prompt's, and says so.
-    assert "what follows is the prompt for **arithmetic**" in texts(at)
+    assert "number and upper map are those of the prompt for **arithmetic**" in texts(at)
     at.text_input(key=f"{PAGE}.ask").set_value("naive").run()
     assert "could not be read" not in texts(clean(at))
 
