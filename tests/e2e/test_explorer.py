@@ -215,3 +215,31 @@ def test_the_columns_of_a_comparison_have_room_for_their_numbers(visit, lang):
     assert widest["−0.00001234"] + padding <= WIDTHS["ratio"]
     assert widest["-1.1754944e-38"] + padding <= min(WIDTHS["A"], WIDTHS["B"])
     assert widest["weight_scale_2"] + padding <= WIDTHS["role"]
+
+
+def test_each_status_has_its_sign_where_cells_are_narrow(browser, tmp_path, monkeypatch):
+    """Gemma 4 has 128 experts: NaN and a value far from its peers may not be two bars alike."""
+    from nvfp4viz.cli import main
+
+    one, root = tmp_path / "one", tmp_path / "gem"
+    at = ["--layer", "3", "--projection", "gate"]
+    main(["inject", str(ensure("gemma4-skeleton")), str(one), "--fault", "nan", "--expert", "10", *at])
+    main(["inject", str(one), str(root), "--fault", "scaled", "--value", "1000", "--expert", "14", *at])
+    monkeypatch.setenv("NVFP4VIZ_ROOTS", str(root))
+    server = Server(tmp_path)
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
+    # What the map writes on its field; the legend's canvases are small.
+    context.add_init_script(
+        "window.signs = new Set(); const write = CanvasRenderingContext2D.prototype.fillText;"
+        "CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {"
+        " if (this.canvas.width > 100) window.signs.add(String(text)); return write.call(this, text, ...at); };"
+    )
+    try:
+        page = context.new_page()
+        page.set_default_timeout(180_000)  # a fresh server beside other tests
+        page.goto(f"{server.url}/explorer?lang=en")
+        page.get_by_text(WORDS["en"]["server"]).first.click()
+        page.wait_for_function("() => window.signs.has('L29') && window.signs.has('N') && window.signs.has('!')")
+    finally:
+        context.close()
+        server.stop()

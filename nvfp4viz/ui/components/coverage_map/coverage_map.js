@@ -372,12 +372,16 @@ class CoverageMap {
       for (let expert = from; expert < to; expert++) {
         this.cell(g, this.kind(layer, expert), this.x(expert) + gap / 2, y, this.cellWidth - gap, this.cellHeight);
       }
+      // Above all cells of its row, because a sign may be wider than its cell: 128 experts on a laptop.
+      for (let expert = from; expert < to; expert++) {
+        this.sign(g, this.kind(layer, expert), this.x(expert) + gap / 2, y, this.cellWidth - gap, this.cellHeight);
+      }
     });
   }
 
   cell(g, kind, x, y, width, height) {
     const mark = this.data.marks[kind];
-    const { ink, page, muted } = this.colour;
+    const { ink } = this.colour;
     if (kind === "absent") return;
     if (!mark) {
       g.globalAlpha = 0.26;
@@ -402,7 +406,7 @@ class CoverageMap {
       g.setLineDash([]);
     } else {
       g.fillStyle = ink;
-      g.globalAlpha = 0.9;
+      g.globalAlpha = small && this.hasRoom(width, height) ? 0.26 : 0.9;
       if (small) g.fillRect(x, y, width, height);
       else {
         g.strokeStyle = ink;
@@ -423,18 +427,28 @@ class CoverageMap {
       }
       g.globalAlpha = 1;
     }
-    if (!small && width >= 9 && height >= 12) {
-      g.font = `${Math.min(13, width + 1)}px ${this.mono}`;
-      g.textAlign = "center";
-      g.textBaseline = "middle";
-      if (kind !== "missing") {
-        g.lineWidth = 3;
-        g.strokeStyle = page;
-        g.strokeText(mark, x + width / 2, y + height / 2 + 1);
-      }
-      g.fillStyle = kind === "missing" ? muted : ink;
-      g.fillText(mark, x + width / 2, y + height / 2 + 1);
+  }
+
+  hasRoom(width, height) {
+    return width >= 3 && height >= 12;
+  }
+
+  sign(g, kind, x, y, width, height) {
+    const mark = this.data.marks[kind];
+    const wide = width >= 9;
+    // A dashed gap is told from the rest without its sign.
+    if (!mark || kind === "absent" || !this.hasRoom(width, height) || (kind === "missing" && !wide)) return;
+    const { ink, page, muted } = this.colour;
+    g.font = wide ? `${Math.min(13, width + 1)}px ${this.mono}` : `bold 11px ${this.mono}`;
+    g.textAlign = "center";
+    g.textBaseline = "middle";
+    if (kind !== "missing") {
+      g.lineWidth = 3;
+      g.strokeStyle = page;
+      g.strokeText(mark, x + width / 2, y + height / 2 + 1);
     }
+    g.fillStyle = kind === "missing" ? muted : ink;
+    g.fillText(mark, x + width / 2, y + height / 2 + 1);
   }
 
   // Airy rows: from the residual stream (a node above each layer) to the token's experts and back into the stream.
@@ -614,7 +628,10 @@ class CoverageMap {
           g.moveTo(1, 15);
           g.bezierCurveTo(2, 4, 16, 14, 17, 3);
           g.stroke();
-        } else this.cell(g, kind, 2, 1, 13, 16);
+        } else {
+          this.cell(g, kind, 2, 1, 13, 16);
+          this.sign(g, kind, 2, 1, 13, 16);
+        }
         item.append(canvas, label);
         return item;
       }),
