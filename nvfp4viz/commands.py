@@ -188,10 +188,9 @@ def inject(options: argparse.Namespace) -> int:
         for name in names:
             print(cli_words(lang, f"inject.{key}", tensor=printable(name, 500)))
     print(cli_words(lang, "inject.files", rewritten=len(done.rewritten), linked=len(done.linked)))
-    if not fault.findings:
-        print(cli_words(lang, "inject.invisible"))
-    elif not done.findings:
-        print(cli_words(lang, "inject.alone"))
+    if not done.findings:
+        alone = fault.findings and options.fault != "missing"
+        print(cli_words(lang, "inject.alone" if alone else "inject.invisible"))
     else:
         codes = cli_words(lang, "inject.or").join(done.findings)
         # A number of one's own, or random bits, may be as plausible as what they replace.

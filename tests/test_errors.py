@@ -117,7 +117,7 @@ def leaves(node, place=""):
             yield f"{place}{key}", str(item)
 
 
-@pytest.mark.parametrize(("text", "name"), counting())
+@pytest.mark.parametrize(("text", "name"), list(counting()))
 def test_verbs_and_pronouns_agree_with_one_and_with_two(text, name):
     places = set(re.findall(r"{(\w+)[}:]", text))
     one, two = (errors.fill(text, {**dict.fromkeys(places, "X"), name: number}) for number in (1, 2))

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.checkpoint.canonical import CanonicalView, Slot, canonical_of
+from nvfp4viz.checkpoint.dialects import PACKED
 from nvfp4viz.checkpoint.dialects.per_expert import E8M0
 from nvfp4viz.checkpoint.dtypes import DTYPES, SCALE_BYTES
 from nvfp4viz.checkpoint.header import TensorEntry
@@ -26,6 +27,7 @@ from nvfp4viz.checkpoint.writer import Tensor
 from nvfp4viz.errors import InputError
 
 SCALARS = ("input_scale", "weight_scale_2")
+ON_CODES = ("nibble-swap", "zero-weight", "duplicate-expert")
 ANY = ("input_scale", "weight_scale_2", "weight_scale", "weight")
 
 # FLT_MIN/2688: what ModelOpt's export leaves of a tiny amax; its reciprocal overflows float32.
@@ -194,6 +196,10 @@ def changes(
     factor = next((number for number in (value, spec.value) if number is not None), 1.0)
     if fault == "missing":
         return {at.name(at.role): None}
+    entry = at.slot(at.role).entry
+    # Of a weight that is not packed --deep reads nothing, and it has no codes to swap.
+    if fault in ON_CODES and entry is not None and entry.dtype not in PACKED:
+        raise InputError("fault.format", fault=fault, tensor=printable(entry.name), dtype=entry.dtype)
     if fault in ("neighbour", "duplicate-expert", "gate-up-swap"):
         return _copied(at, fault)
     old = at.bytes(at.role)
@@ -231,7 +237,9 @@ class _At:
             self.layer, self.expert if expert is None else expert, projection or self.projection, role
         )
         if slot.entry is None and self.never(role):
-            raise InputError("fault.never", tensor=printable(slot.name), role=role, dialect=self.view.dialect)
+            dialect = self.view.dialects.get(self.layer)
+            kind = "unquantised" if dialect is None else dialect.id
+            raise InputError("fault.never", tensor=printable(slot.name), role=role, layer=self.layer, dialect=kind)
         if slot.entry is None:
             raise InputError("fault.absent", tensor=printable(slot.name))
         return slot

@@ -79,6 +79,10 @@ def promised(
     """
     spec = FAULTS[fault]
     role = role or spec.roles[0]
+    dialect = view.dialects.get(layer)
+    if fault == "missing" and (dialect is None or role not in dialect.certain):
+        # Where nothing has a scale, a weight is all that an expert has; a name that is not public is not missed.
+        return ("expert.absent",) if dialect is None else ()
     shared = view.is_whole(layer) and view.slot(layer, expert, projection, role).index is None
     if role not in SCALARS or not (shared or view.experts_in[layer] < 3):
         return spec.findings
