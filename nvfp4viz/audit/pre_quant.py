@@ -105,12 +105,20 @@ def _lacking(facts: Facts, vectors: Vectors) -> Iterator[Finding]:
 def _by_shape(facts: Facts, vectors: Vectors) -> tuple[list[Finding], Vectors]:
     """Vectors of another length than the input, and the others."""
     odd, fitting = [], {}
+    widths: dict[tuple[int, str, int], int | None] = {}
+    for (layer, projection), have in vectors.items():
+        for expert in have:
+            tensors = facts.view.module(layer, expert, projection).tensors
+            widths[layer, projection, expert] = _width(tensors.get("weight"), tensors.get("weight_scale"))
+    # A vector that fits a projection's other weights stands beside a weight of another shape, which is said already.
+    usual: dict[str, set[int]] = {}
+    for (_, projection, _), width in widths.items():
+        usual.setdefault(projection, set()).update([] if width is None else [width])
     for (layer, projection), have in sorted(vectors.items()):
         groups: dict[tuple[str, int], list[int]] = {}
         for expert, entry in have.items():
-            tensors = facts.view.module(layer, expert, projection).tensors
-            width = _width(tensors.get("weight"), tensors.get("weight_scale"))
-            if _fits(entry, width):
+            width = widths[layer, projection, expert]
+            if _fits(entry, width) or any(_fits(entry, other) for other in usual[projection]):
                 fitting.setdefault((layer, projection), {})[expert] = entry
             else:
                 groups.setdefault((_shape(entry), width or 0), []).append(expert)
