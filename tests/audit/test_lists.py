@@ -1,5 +1,7 @@
 """Exclude lists, allow-lists and files that disagree with the tensors in ways that a name alone does not show."""
 
+from time import sleep
+
 import numpy as np
 import pytest
 
@@ -468,3 +470,18 @@ def test_many_slow_names_are_one_slow_expression(monkeypatch):
     assert answers[0]
     assert expression.too_slow
     assert not answers[-1]
+
+
+def test_an_expression_is_not_given_up_because_the_machine_is_busy(monkeypatch):
+    """A process that waits its turn again and again for hours is not one that computes for a second."""
+
+    class Waiting:
+        def match(self, name, timeout):
+            sleep(0.002)
+            return name if name == "a" else None
+
+    monkeypatch.setattr(Expression, "ALL", 0.05)
+    expression = Expression("a")
+    expression._pattern = Waiting()
+    assert [expression.match(name) for name in ("a", "b") * 50] == [True, False] * 50
+    assert not expression.too_slow
