@@ -260,6 +260,7 @@ class HttpSource(RemoteSource):
         self._files: list[str] | None = None
         self.index = unquote(last) if last.endswith(".index.json") else None
         shown = f"{host}{port}{unquote(parts.path).rstrip('/')}"
+        self._shown = False
         super().__init__(only or printable(shown), only, Transport(timeout, parallel))
 
     def _url(self, file: str) -> str:
@@ -290,10 +291,10 @@ class HttpSource(RemoteSource):
         return sorted(found)
 
     def _raise_if_down(self) -> None:
-        """Nothing was found: say so only if the server said so."""
+        """Nothing was found: say so only if the server said so.  A folder that it shows is there, and has no shards."""
         for file in (INDEX, "model.safetensors", CONFIG):
             error = self._errors.get(file)
-            if error is not None:
+            if error is not None and not (self._shown and error.code == "source.not-found"):
                 raise CheckpointError(error.code, **{**error.params, "name": self.name})
 
     def _indexed(self, index: str) -> list[str]:
@@ -319,6 +320,7 @@ class HttpSource(RemoteSource):
             raise page
         if isinstance(page, CheckpointError) or page.data.lstrip()[:1] != b"<":
             return []
+        self._shown = True
         links = re.findall(rb"""href=["']?(?:\./)?([^"'?#/<> ]+)["'?#> ]""", page.data, re.IGNORECASE)
         names = {unquote(link.decode("utf-8", "replace")) for link in links}
         wanted = {name for name in names if is_confined(name) and name.endswith((".safetensors", ".json"))}

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from nvfp4viz.audit import Report, audit
-from nvfp4viz.checkpoint import Tensor
+from nvfp4viz.checkpoint import Tensor, tensor
 from tests.audit.layouts import (
     ALLOWED,
     CT,
@@ -168,6 +169,8 @@ def _second(layout: Layout, sizes: Mapping[str, tuple[int, int]] = SIZES) -> dic
         kind = next((kind for kind, disk in layout.disk.items() if f".{disk}" in name), None)
         assert kind is not None
         role = next((role for role in layout.roles if layout.name(_expert_of(layout, name), kind, role) == name), None)
+        if name.endswith("pre_quant_scale"):  # a number for each input
+            item = tensor(np.full(sizes[kind][1], 0.5, ml_dtypes.bfloat16))
         out[name.replace("layers.0", "layers.1")] = item if role is None else _sized(layout, item, role, sizes[kind])
     return out
 

@@ -69,6 +69,13 @@ def test_a_folder_reads_as_it_does_from_disk(files, folder, lists, form):
         assert_same_as_local(open_checkpoint(f"{site.address}{form}"), folder)
 
 
+@pytest.mark.parametrize(("lists", "code"), [(True, "source.no-safetensors"), (False, "source.not-found")])
+def test_a_folder_without_shards_is_there_if_the_server_shows_it(lists, code):
+    with serve(Site({"README.md": b"nothing here"}, lists=lists)) as site, pytest.raises(CheckpointError) as caught:
+        open_checkpoint(f"{site.address}/model")
+    assert caught.value.code == code
+
+
 @pytest.mark.parametrize("lists", [True, False])
 def test_the_index_that_was_asked_for(files, folder, lists):
     """Whatever its name, and whatever else lies there; one that is not there is an error."""
