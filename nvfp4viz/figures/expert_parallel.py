@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from nvfp4viz.figures.layout import base_layout
+from nvfp4viz.figures.layout import base_layout, frames, hatch, marks
 from nvfp4viz.figures.palette import SEQUENTIAL, Theme, role, surface
 from nvfp4viz.figures.words import words
 from nvfp4viz.moe.overlap import Bar
@@ -69,40 +69,30 @@ def ranks_figure(placement: Placement, layer: Exchange, *, theme: Theme, lang: s
         )
     )
     ranks, columns = rows.shape
-    figure.add_trace(_idle_slots(rows, names, theme, lang))
+    figure.add_trace(_idle_names(rows, names, theme, lang))
+    idle, half, ink = rows == 0, (0.5 - columns / 500, 0.41), surface(theme)
     figure.layout = base_layout(
         theme,
         height=110 + (34 if ranks <= WRITTEN else 22) * ranks,
         margin=BESIDE_CELLS,
-        barmode="overlay",
         showlegend=False,
+        shapes=marks(f"{frames(idle, *half)} {hatch(idle, *half)}".strip(), ink.line, 1),
         xaxis={"showgrid": False, "zeroline": False, "tickvals": [], "ticks": "", "range": [-0.5, columns - 0.5]},
         yaxis=_ranks_axis(ranks, lang, range=[ranks - 0.5, -0.5]) | _totals(layer.rank_rows, lang),
     )
     return figure
 
 
-def _idle_slots(rows: np.ndarray, names: np.ndarray, theme: Theme, lang: str) -> dict[str, Any]:
-    """Bars over the cells of slots without a row, hatched and named: a heatmap knows no hatch, a path no name."""
-    ink, high = surface(theme), 0.82
+def _idle_names(rows: np.ndarray, names: np.ndarray, theme: Theme, lang: str) -> dict[str, Any]:
+    """Experts in slots without a row, on the hatched cells: a heatmap writes nothing where it has no colour."""
     idle, at = np.nonzero(rows == 0)
     return {
-        "type": "bar",
-        "x": at,
-        "y": np.full(len(idle), high),
-        "base": idle - high / 2,
-        "width": 1 - rows.shape[1] / 250,
-        "marker": {
-            "color": "rgba(0,0,0,0)",
-            "line": {"color": ink.line, "width": 1},
-            "pattern": {"shape": "/", "fgcolor": ink.line, "size": 4, "solidity": 0.3},
-        },
+        "type": "scatter",
+        "mode": "text",
+        "x": at.tolist(),
+        "y": idle.tolist(),
         "text": names[idle, at].tolist(),
-        "textposition": "inside",
-        "insidetextanchor": "middle",
-        "textangle": 0,
-        "constraintext": "none",
-        "textfont": {"color": ink.muted, "size": 12},
+        "textfont": {"color": surface(theme).muted, "size": 12},
         "customdata": idle.tolist(),
         "hovertemplate": words(lang, "figures.expert_parallel.idle_hover") + "<extra></extra>",
     }

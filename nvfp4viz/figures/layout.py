@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from nvfp4viz.figures.palette import MONO, SANS, Theme, surface
 
@@ -71,6 +72,38 @@ def _room(layout: dict[str, Any]) -> dict[str, int]:
         return max((titled if axis["title"].get("text") else labelled for axis in shown), default=8)
 
     return {"l": most("y", 53, 8), "b": most("x", 48, 30)}
+
+
+# All marks of one kind on a map are one path: a bar or a marker for each makes the browser draw twice as long.
+
+
+def marks(path: str, colour: str, width: float, axes: str = "") -> list[dict[str, Any]]:
+    """A path in the units of the axes of that number, as a list of shapes; an empty one for an empty path."""
+    line = {"color": colour, "width": width}
+    return [{"type": "path", "path": path, "xref": f"x{axes}", "yref": f"y{axes}", "line": line}] if path else []
+
+
+def frames(cells: npt.NDArray[np.bool_], half_width: float, half_height: float | None = None) -> str:
+    """The outlines of a map's marked cells (rows, columns) as an SVG path in the axes' units."""
+    sides = _sides(cells, half_width, half_height)
+    return " ".join(f"M{x0:g},{y0:g}L{x1:g},{y0:g}L{x1:g},{y1:g}L{x0:g},{y1:g}Z" for x0, y0, x1, y1 in sides)
+
+
+def hatch(cells: npt.NDArray[np.bool_], half_width: float, half_height: float | None = None) -> str:
+    """Three strokes across each marked cell, likewise."""
+    return " ".join(
+        f"M{x0:g},{(y0 + y1) / 2:g}L{(x0 + x1) / 2:g},{y0:g}M{x0:g},{y1:g}L{x1:g},{y0:g}"
+        f"M{(x0 + x1) / 2:g},{y1:g}L{x1:g},{(y0 + y1) / 2:g}"
+        for x0, y0, x1, y1 in _sides(cells, half_width, half_height)
+    )
+
+
+def _sides(
+    cells: npt.NDArray[np.bool_], half_width: float, half_height: float | None
+) -> Iterator[tuple[float, float, float, float]]:
+    half = half_width if half_height is None else half_height
+    for y, x in np.argwhere(cells).tolist():
+        yield x - half_width, y - half, x + half_width, y + half
 
 
 def drawn_once(figure: go.Figure) -> go.Figure:

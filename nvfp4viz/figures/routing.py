@@ -6,14 +6,14 @@ A slot without a token is hatched; it never has a colour of the scale.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
 
-from nvfp4viz.figures.layout import base_layout
+from nvfp4viz.figures.layout import base_layout, frames, hatch, marks
 from nvfp4viz.figures.palette import SEQUENTIAL, Theme, role, surface
 from nvfp4viz.figures.words import words
 from nvfp4viz.model.routing_log import RoutingLog
@@ -51,7 +51,7 @@ def map_figure(maps: Mapping[str, I64], *, theme: Theme, lang: str) -> go.Figure
         domain = [bottom + 0.1 * part, top - 0.14 * part]
         layers, experts = counts.shape
         figure.add_trace(_counts(counts, missed if at else None, domain, ink.ink, lang) | axes)
-        shapes += _path(_hatch(counts == 0), n, ink.muted, 1)
+        shapes += marks(hatch(counts == 0, HALF_CELL), ink.muted, 1, n)
         titles.append({
             "text": title, "showarrow": False, "x": 0, "xref": "paper", "xanchor": "left", "y": domain[1],
             "yref": "paper", "yanchor": "bottom", "yshift": 3, "font": {"size": 13, "color": ink.ink},
@@ -75,7 +75,7 @@ def map_figure(maps: Mapping[str, I64], *, theme: Theme, lang: str) -> go.Figure
         }
         layout[f"xaxis{n}"]["title"] = words(lang, "figures.routing.expert") if at == len(maps) - 1 else ""
     if missed is not None:
-        shapes += _path(_frames(missed > 0), "2", role("route", theme).text, 2.5)
+        shapes += marks(frames(missed > 0, HALF_CELL), role("route", theme).text, 2.5, "2")
     figure.layout = base_layout(theme, height=60 + (PANEL + 30) * len(maps), **layout)
     return figure
 
@@ -114,33 +114,6 @@ def _counts(counts: I64, missed: I64 | None, domain: Sequence[float], ink: str, 
             "tickfont": {"color": ink, "size": 11},
         },
     }
-
-
-# All marks of a map are one path: a bar or a marker for each makes the browser draw twice as long.
-
-
-def _path(path: str, axes: str, colour: str, width: float) -> list[dict[str, Any]]:
-    line = {"color": colour, "width": width}
-    return [{"type": "path", "path": path, "xref": f"x{axes}", "yref": f"y{axes}", "line": line}] if path else []
-
-
-def _frames(cells: npt.NDArray[np.bool_]) -> str:
-    """The outlines of cells as an SVG path in the axes' units."""
-    return " ".join(f"M{x0:g},{y0:g}L{x1:g},{y0:g}L{x1:g},{y1:g}L{x0:g},{y1:g}Z" for x0, y0, x1, y1 in _sides(cells))
-
-
-def _hatch(cells: npt.NDArray[np.bool_]) -> str:
-    """Three strokes across each cell."""
-    return " ".join(
-        f"M{x0:g},{(y0 + y1) / 2:g}L{(x0 + x1) / 2:g},{y0:g}M{x0:g},{y1:g}L{x1:g},{y0:g}"
-        f"M{(x0 + x1) / 2:g},{y1:g}L{x1:g},{(y0 + y1) / 2:g}"
-        for x0, y0, x1, y1 in _sides(cells)
-    )
-
-
-def _sides(cells: npt.NDArray[np.bool_]) -> Iterator[tuple[float, float, float, float]]:
-    for y, x in np.argwhere(cells).tolist():
-        yield x - HALF_CELL, y - HALF_CELL, x + HALF_CELL, y + HALF_CELL
 
 
 def blind_routes(used: I64, seen: I64) -> tuple[int, int]:

@@ -33,11 +33,12 @@ class TestFigures:
         busy = layer.slot_rows > 0
         assert np.allclose(10 ** drawn[busy] - 1, layer.slot_rows[busy])  # drawn as log10(n + 1)
         # A slot without a row has its own mark, with its expert, where its cell has no colour.
-        at = np.rint((np.asarray(idle["base"]) + np.asarray(idle["y"]) / 2).astype(float)).astype(int)
-        where = at * layer.slot_rows.reshape(ranks, -1).shape[1] + idle["x"]
+        where = np.array(idle["y"]) * layer.slot_rows.reshape(ranks, -1).shape[1] + idle["x"]
         assert sorted(where) == np.flatnonzero(layer.slot_rows == 0).tolist()
         assert len(where) > 0
         assert list(idle["text"]) == np.array(cells["text"]).ravel()[where].tolist()
+        [hatched] = figures.ranks_figure(placed, layer, theme=theme, lang=lang).layout.shapes
+        assert hatched.path.count("Z") == len(where)
         names = np.array(cells["text"]).ravel()
         assert [int(name.rstrip("′")) for name in names] == placed.slots.tolist()
         assert [name.endswith("′") for name in names] == (placed.replicas[placed.slots] > 1).tolist()
