@@ -345,10 +345,9 @@ def _functions(family: Family, config: Mapping[str, Any], layers: set[int]) -> I
 def _alignment(name: str, findings: list[Finding]) -> Iterable[Effect]:
     """What kernels do with shapes that are none of their own."""
     for item in findings:
-        if item.code == "parallel.group-split":
-            # A packed matrix may also be decoded before it is cut.
-            whole = ("safe",) if name == "transformers" else ()
-            possible = ("degraded", "load-error", *whole)
+        # Ranks are a server's: Transformers has no kernel of its own that they would cut blocks for.
+        if item.code == "parallel.group-split" and name != "transformers":
+            possible = ("degraded", "load-error")
             yield Effect("load-error", possible, "model", set(), "why.group-split", dict(item.params))
     if name == "vllm-cutlass":
         for item in findings:

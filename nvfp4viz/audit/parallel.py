@@ -19,6 +19,7 @@ from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.notes import layout_note
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.checkpoint.canonical import config_number
+from nvfp4viz.checkpoint.dialects import GPT_OSS
 
 EXPERT_PARALLEL = "expert-parallel"
 SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -101,15 +102,21 @@ class ExpertRank(msgspec.Struct, frozen=True):
 
 
 def width_ranks(facts: Facts, tp: int) -> tuple[WidthRank, ...]:
-    """The intermediate axis over ``tp`` ranks, in equal parts; empty where the width or the block is not known."""
+    """The intermediate axis over ``tp`` ranks: in equal parts, or gpt-oss's in whole blocks, the last ranks fewer.
+
+    Empty where the width or the block is not known.
+    """
     width, group = expert_width(facts), block_size(facts)
     if width is None or group is None:
         return ()
     halves = 2 if is_gated(facts) else 1
+    share = Fraction(width, tp)
+    if _by_whole_blocks(facts, width):
+        share = Fraction(-(-width // (tp * group)) * group)
     out = []
     for rank in range(tp):
-        borders = Fraction(rank * width, tp), Fraction((rank + 1) * width, tp)
-        rows = halves * Fraction(width, tp)
+        borders = min(rank * share, Fraction(width)), min((rank + 1) * share, Fraction(width))
+        rows = halves * (borders[1] - borders[0])
         cut = sum(border % group != 0 for border in borders)
         missed = tuple(size for size in ALIGNMENTS if rows % size)
         out.append(WidthRank(rank, float(borders[0]), float(borders[1]), float(rows), cut, missed))
@@ -162,7 +169,10 @@ def _widths(facts: Facts, width: int, group: int, tp: int | None) -> Iterator[Fi
     }
     if width % (ranks * group):
         rank = f"{width / ranks:g}"
-        if tp is not None:
+        if _by_whole_blocks(facts, width):
+            fill |= {"blocks": width // group, "share": -(-width // (ranks * group))}
+            yield make("parallel.alignment", "info", text="parallel.alignment.blocks", count=1, fill=fill)
+        elif tp is not None:
             yield _split(facts, works, {**fill, "rank": rank})
         return
     halves = 2 if is_gated(facts) else 1
@@ -180,6 +190,16 @@ def _widths(facts: Facts, width: int, group: int, tp: int | None) -> Iterator[Fi
         refused = tp is not None and _refused_by_cutlass(facts, width, ranks)
         text = "parallel.alignment.refused" if refused else f"parallel.alignment{'' if halves == 2 else '.up'}"
         yield make("parallel.alignment", "backend" if refused else "info", text=text, count=1, fill=fill)
+
+
+def _by_whole_blocks(facts: Facts, width: int) -> bool:
+    """Does no rank cut a block, because the loader gives out whole ones, the last ranks fewer or none?
+
+    Source: vLLM, ``model_executor/models/gpt_oss.py``: ``cdiv(intermediate_size // 32, tp_size)`` blocks a rank.  Its
+    width of 2880 is 90 blocks, which four or eight ranks, a usual deployment, do not divide.
+    """
+    own = next((found for at in facts.view.moe_layers if (found := facts.view.dialects[at])), None)
+    return own is not None and own.id == GPT_OSS.id and width % own.group == 0
 
 
 def _split(facts: Facts, works: list[int], fill: Mapping[str, Any]) -> Finding:

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from nvfp4viz.audit import audit
+from nvfp4viz.audit import audit, run_audit
+from nvfp4viz.audit.parallel import width_ranks
 from nvfp4viz.checkpoint import tensor
 from nvfp4viz.checkpoint.problems import as_written
 from tests.audit.layouts import CONFIG, EXPERTS, HIDDEN, LAYOUTS, MLP, bf16, fp8, linear, modelopt, typed, with_quant
@@ -300,6 +301,47 @@ def test_38_a_group_of_32_is_cut_earlier():
     layout = LAYOUTS["DeepSeek V4"]
     assert codes(audit(layout.open(), tp=2)) == [("parallel.group-split", "backend")]
     assert codes(audit(LAYOUTS["modelopt"].open(), tp=2)) == [("parallel.alignment", "info")]
+
+
+def gpt_oss(width, experts=2, hidden=64):
+    at = "model.layers.0.mlp"
+    tensors = {f"{at}.router.weight": bf16(experts, hidden)}
+    for kind, rows, columns in (("gate_up", 2 * width, hidden), ("down", hidden, width)):
+        codes_ = np.full((experts, rows, columns // 32, 16), 0x21, np.uint8)
+        tensors[f"{at}.experts.{kind}_proj_blocks"] = typed(codes_, "U8")
+        scales = np.full((experts, rows, columns // 32), 118, np.uint8)
+        tensors[f"{at}.experts.{kind}_proj_scales"] = typed(scales, "U8")
+        tensors[f"{at}.experts.{kind}_proj_bias"] = bf16(experts, rows)
+    config = {
+        "model_type": "gpt_oss", "num_hidden_layers": 1, "num_local_experts": experts, "num_experts_per_tok": 2,
+        "hidden_size": hidden, "intermediate_size": width, "quantization_config": {"quant_method": "mxfp4"},
+    }  # fmt: skip
+    return opened(tensors, config, None)
+
+
+@pytest.mark.parametrize("tp", [4, 8, 64])
+def test_38_whole_blocks_are_given_out_of_gpt_oss(tp):
+    """Its 90 blocks: 23 a rank and 21 for the last of four; 12 and 6 of eight; 2 each of 64 while they last."""
+    checkpoint = gpt_oss(2880)
+    done = run_audit(checkpoint, tp=tp)
+    assert codes(done.report) == [("parallel.alignment", "info")]
+    assert done.report.backends == audit(checkpoint).backends
+    ranks = width_ranks(done.facts, tp)
+    share = -(-90 // tp)
+    assert not any(rank.cut for rank in ranks)
+    assert [(rank.begin, rank.end) for rank in ranks] == [
+        (32 * min(share * k, 90), 32 * min(share * (k + 1), 90)) for k in range(tp)
+    ]
+    assert done.report.findings[0].params["share"] == share
+    assert codes(audit(checkpoint, tp=1)) == []
+    # A width that is no whole number of blocks, or another layout of the same width, is cut as before.
+    assert codes(audit(of_width(2880), tp=8)) == [("parallel.group-split", "backend")]
+
+
+def test_38_ranks_are_a_servers():
+    outcomes = {item.name: item.outcome for item in audit(of_width(704), tp=8).backends}
+    assert {name for name, outcome in outcomes.items() if outcome == "load-error"} == {*outcomes} - {"transformers"}
+    assert outcomes["transformers"] == "safe"
 
 
 def test_38_without_a_gate_rows_are_not_doubled():
