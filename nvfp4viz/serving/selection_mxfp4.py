@@ -3,7 +3,8 @@
 The spec gives the orders, and who is left out; of several classes it does not give the conditions.  Such a candidate is
 ``"open"``, and a selection that rests with one says so instead of guessing.  Which variants of a name are tried was
 read in ``_filter_by_activation``, ``_get_requested_backends`` and ``select_deepseek_v4_mxfp4_moe_backend`` of vLLM's
-``oracle/mxfp4.py``, commit 0920a90, whose automatic order is not yet that of 0.33.0.
+``oracle/mxfp4.py``, commit 0920a90, whose automatic order is not yet that of 0.33.0; where Triton's two classes run, in
+``experts/gpt_oss_triton_kernels_moe.py``, commit 0221ab4.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from nvfp4viz.serving.selection import (
 )
 
 MODELS = ("gpt-oss", "deepseek-v4")
+CUDA_ROCM = ("cuda", "rocm")
 WANTED = ("none", "mxfp8", "mxfp4")
 """The activation format that a quantisation config asks for."""
 
@@ -44,8 +46,8 @@ class MxBackend:
         The value of ``--moe-backend`` that tries it.
     activation
         ``"bf16"``, ``"fp8"``, ``"mxfp8"`` or ``"mxfp4"``: what it multiplies the weights with.
-    devices, platform, package, formats
-        As far as they were read.
+    devices, platforms, package, formats
+        As far as they were read; ``devices`` are CUDA's alone.
     open
         Not all of its conditions were read; a device or package that was read can still refuse.
     id
@@ -56,7 +58,7 @@ class MxBackend:
     choice: str
     activation: str = "bf16"
     devices: Devices = FROM_75
-    platform: str = "cuda"
+    platforms: tuple[str, ...] = ("cuda",)
     package: str | None = None
     formats: tuple[str, ...] = ("standard",)
     open: bool = False
@@ -68,8 +70,10 @@ _ROWS = (
               id="vllm-flashinfer-trtllm"),
     MxBackend("TRTLLM_MXFP8", "flashinfer_trtllm", "mxfp8", FAMILY_100, package="flashinfer",
               id="vllm-flashinfer-trtllm"),
-    MxBackend("AITER", "aiter", platform="rocm", open=True),
-    MxBackend("TRITON", "triton", open=True),
+    MxBackend("AITER", "aiter", platforms=("rocm",), open=True),
+    # What was read keeps to 9.0 up to below 11.0, and on ROCm to gfx9 and gfx11 or later.  It leaves family 120 out,
+    # for which 0.33.0 has a place in the order all the same: there it stays open.
+    MxBackend("TRITON", "triton", devices=HOPPER + FAMILY_100 + FAMILY_120, platforms=CUDA_ROCM, open=True),
     # The same class as for NVFP4, so its devices are known; where it takes MXFP4 among them was not read.
     MxBackend("FI_CUTLASS_BF16", "flashinfer_cutlass", "bf16", HOPPER + FAMILY_100 + FAMILY_120, package="flashinfer",
               open=True, id="vllm-flashinfer-cutlass"),
@@ -82,10 +86,11 @@ _ROWS = (
     MxBackend("MARLIN", "marlin", id="vllm-marlin"),
     MxBackend("BATCHED_MARLIN", "marlin", formats=("batched",), id="vllm-marlin"),
     MxBackend("HUMMING", "humming", package="humming", formats=FORMATS, id="vllm-humming"),
-    MxBackend("XPU", "xpu", platform="xpu"),
-    MxBackend("CPU", "cpu", platform="cpu"),
-    MxBackend("TRITON_UNFUSED", "triton_unfused", platform="rocm", open=True),
-    MxBackend("EMULATION", "emulation", platform="any", open=True, id="vllm-emulation"),
+    MxBackend("XPU", "xpu", platforms=("xpu",)),
+    MxBackend("CPU", "cpu", platforms=("cpu",)),
+    MxBackend("TRITON_UNFUSED", "triton_unfused", devices=HOPPER + FAMILY_100 + FAMILY_120, platforms=CUDA_ROCM,
+              open=True),
+    MxBackend("EMULATION", "emulation", platforms=CUDA_ROCM, open=True, id="vllm-emulation"),
 )  # fmt: skip
 MXFP4: dict[str, MxBackend] = {row.enum: row for row in _ROWS}
 
@@ -165,7 +170,7 @@ def mxfp4_failed(row: MxBackend, request: Mxfp4Request) -> str | None:
     capability = capability_of(request.gpu)
     platform = "rocm" if capability is None else "cuda"
     answers = {
-        "platform": row.platform in (platform, "any"),
+        "platform": platform in row.platforms,
         "device": capability is None or within(capability, row.devices),
         "package": row.package is None or getattr(request, row.package),
         "format": row.open or request.format in row.formats,

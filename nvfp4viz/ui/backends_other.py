@@ -68,17 +68,26 @@ def linear_part(page: Lesson) -> None:
         pick(page, "lin", linear.LINEAR_SCHEMES)
         pick(page, "off", DISABLED)
         toggles(page, "fi", "hum", "fp4", "inv")
-    found = linear.select_linear(linear_request(page))
+    request = linear_request(page)
+    found = linear.select_linear(request)
     with stage:
         _seen(page, "linear", found)
         if found.warning is not None:
             with st.container(border=True, key="backends_warning"):
-                told = page.t(f"warning.{found.warning}", choice=page.view["lpick"], scheme=page.view["lin"])
-                st.markdown(f":material/warning: {told}")
+                st.markdown(f":material/warning: {_warned(page, request, found.warning)}")
         if found.error is not None:
             errors.show(found.error, key="linear")
         ladder(page, found)
     page.prose("linear.text", version=VLLM)
+
+
+def _warned(page: Lesson, request: linear.LinearRequest, warning: str) -> str:
+    """What vLLM only warns of; a name that is dropped may leave a longer list than no name does."""
+    alone = linear.linear_order(replace(request, choice="auto"))
+    longer = warning == "no-kernel" and linear.linear_order(request) != alone
+    names = listed(row.enum for row in alone)
+    key = f"warning.{warning}{'-longer' * longer}"
+    return page.t(key, choice=request.choice, scheme=request.scheme, alone=names)
 
 
 def _what_of_the_name(page: Lesson) -> bool:

@@ -8,7 +8,14 @@ import pytest
 from nvfp4viz.errors import ServingError
 from nvfp4viz.figures.words import words
 from nvfp4viz.serving.selection import CHOICES, GPUS, MOE, SCHEMES, MoeRequest, automatic_order, select_moe
-from nvfp4viz.serving.selection_linear import LINEAR, LINEAR_CHOICES, NO_KERNEL, LinearRequest, select_linear
+from nvfp4viz.serving.selection_linear import (
+    LINEAR,
+    LINEAR_CHOICES,
+    NO_KERNEL,
+    LinearRequest,
+    linear_order,
+    select_linear,
+)
 from nvfp4viz.serving.selection_mxfp4 import Mxfp4Request, select_mxfp4
 from nvfp4viz.ui import backends_remedies as remedies
 from nvfp4viz.ui import i18n
@@ -257,6 +264,18 @@ def test_a_linear_choice_without_a_kernel_only_warns(open_page, lang):
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("gpu", ["sm_120", "sm_90", "rocm"])
+def test_a_dropped_name_beside_w4a16_leaves_a_longer_list_than_none(open_page, lang, gpu, monkeypatch):
+    monkeypatch.setattr(i18n, "lang", lambda: lang)
+    asked, plain = (linear_order(LinearRequest(gpu, "W4A16", choice=choice)) for choice in ("cutlass", "auto"))
+    at = answered(open_page, lang, part="linear", gpu=gpu, lin="W4A16", lpick="cutlass")
+    key = "no-kernel" if gpu == "rocm" else "no-kernel-longer"
+    assert (key == "no-kernel") == (asked == plain)
+    alone = i18n.listed(row.enum for row in plain)
+    assert words(lang, f"{PAGE}.warning.{key}", choice="cutlass", scheme="W4A16", alone=alone) in texts(at)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
 @pytest.mark.parametrize(
     ("query", "code"),
     [({"gpu": "sm_90", "lpick": "cutlass"}, "none"), ({"lin": "W4A16", "inv": "1"}, "forced")],
@@ -273,6 +292,14 @@ def test_an_answer_that_rests_with_an_unread_candidate_says_so(open_page):
     assert "it rests with TRITON, FI_CUTLASS_BF16, whose conditions are not among the facts that were read" in texts(at)
     at = answered(open_page, part="mxfp4", gpu="sm_90", mpick="flashinfer_trtllm")
     assert "Mxfp4 MoE backend 'TRTLLM\\_BF16' does not support" in texts(at)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_triton_s_mxfp4_experts_run_on_rocm_and_not_before_hopper(open_page, lang):
+    at = answered(open_page, lang, part="mxfp4", gpu="rocm", mpick="triton")
+    assert words(lang, f"{PAGE}.mx.seen_open", gpu=words(lang, f"{PAGE}.gpu.rocm"), names="TRITON") in texts(at)
+    assert "does not support current device" not in texts(at)
+    assert "these MXFP4 experts get **MARLIN**" in texts(answered(open_page, part="mxfp4", gpu="sm_80"))
 
 
 def test_the_activations_asked_for_count_under_a_name_too(open_page):

@@ -380,7 +380,7 @@ def literal_mxfp4(r):
         return "TRTLLM_BF16"
     if sm in (120, 121):
         return "?FI_CUTLASS_BF16" if r.flashinfer else marlin
-    return "?TRITON"
+    return "?TRITON" if sm in (90, 100, 103) else marlin
 
 
 def test_mxfp4_over_the_whole_domain():
@@ -395,6 +395,17 @@ def test_triton_stands_behind_batched_marlin_on_family_120():
     for gpu in moe.GPUS:
         names = [row.enum for row in mx.mxfp4_order(mx.Mxfp4Request(gpu))]
         assert (names.index("TRITON") > names.index("BATCHED_MARLIN")) == (gpu in ("sm_120", "sm_121"))
+
+
+@pytest.mark.parametrize("gpu", moe.GPUS)
+@pytest.mark.parametrize("choice", ["triton", "triton_unfused"])
+def test_where_triton_s_mxfp4_classes_run(gpu, choice):
+    """On ROCm and from 9.0 up to below 11.0; on family 120 it was not read for the version that gives it a place."""
+    found = mx.select_mxfp4(mx.Mxfp4Request(gpu, choice=choice))
+    (only,) = found.candidates
+    refused = gpu in ("sm_75", "sm_80", "sm_86", "sm_89", "sm_110")
+    assert (only.outcome, only.check) == (("refused", "device") if refused else ("open", None))
+    assert (found.error is not None) == refused
 
 
 def test_a_requested_activation_comes_first_and_bf16_follows():
