@@ -1,6 +1,6 @@
 """The mega-kernel: FP4 weights from packed bytes to the tensor core, FP8 between the products, against float64."""
 
-from dataclasses import astuple
+from dataclasses import asdict, astuple
 
 from nvfp4viz.figures import mega_kernel as figures
 from nvfp4viz.formats.places import UTCCP_ROWS
@@ -45,20 +45,13 @@ DRAW = {
 DRAW[page.parts("part", parts.PARTS)](page)
 
 found = parts.layer_of(page)
-step = figures.STEPS[view["step"]]
+part = view["part"]
 page.foot(
-    code={
-        "map": astuple(layouts.wanted_map(page)),
-        "data": view["data"],
-        "route": view["route"],
-        "group": view["group"],
-        "limit": view["limit"],
-        "a": step.a,
-        "b": step.b,
-        "a_scale": step.a_scale,
-        "b_scale": step.b_scale,
-        "c": step.c,
-    },
+    # The page's own file shows the first part.
+    snippet=None if part == parts.PARTS[0] else f"mega_kernel_{part}",
+    code={name: view[name] for name in ("data", "k", "w", "r", "route", "group", "limit", "slot")}
+    | {"map": astuple(layouts.wanted_map(page)), "rows": layouts.ROWS, "mix": layouts.MIX}
+    | asdict(figures.STEPS[view["step"]]),
     data={
         "tensor_map": lambda: layouts.map_rows(page),
         "between": lambda: about(

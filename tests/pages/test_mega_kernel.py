@@ -1,18 +1,22 @@
 """The page on the mega-kernel as a reader in either language meets it."""
 
+import json
 import math
 import re
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from nvfp4viz.figures import mega_kernel as figures
+from nvfp4viz.figures.scaling import power_of_two
 from nvfp4viz.formats import decode_e2m1, decode_e4m3, padded_place, unpack_nibbles, utccp_transpose, widen_e2m1
 from nvfp4viz.quant.tensor_core_k32_step import STEP_K32
 from nvfp4viz.ui import i18n
 from nvfp4viz.ui.mega_kernel_parts import PARTS, layer
 from nvfp4viz.ui.mega_layout_parts import USUAL
 from nvfp4viz.ui.mega_step import RULES, SLOTS, describe, picture
+from nvfp4viz.ui.numbers import four
 
 from .conftest import clean, guessed, shown_code_output, texts
 
@@ -74,8 +78,6 @@ def test_a_bad_link_is_named_and_leaves_the_page_usable(open_page, query):
 
 def component(at, name: str) -> dict:
     """The data that a component of ours was given."""
-    import json
-
     from google.protobuf.json_format import MessageToDict
 
     for node in at.get("bidi_component"):
@@ -125,8 +127,6 @@ def test_all_sixteen_codes_are_widened_in_the_table_once_it_was_asked_what_chang
 
 
 def test_the_scales_map_is_utccp_s_order(open_page):
-    import numpy as np
-
     at = open_page(PAGE, part="scales", w="97")
     data = component(at, "place_map")
     order = utccp_transpose(np.arange(128)[:, None])[:, 0]
@@ -220,14 +220,117 @@ def test_what_matters_most_is_asked_and_computed(open_page):
         assert figures.percent_of(stage.worst) in texts(at)
 
 
-@pytest.mark.parametrize("query", [{}, {"part": "layer", "data": "outliers", "step": "cut", "codes": "64"}], ids=str)
-def test_the_code_shown_gives_the_page_s_numbers(open_page, query):
-    output = shown_code_output(open_page(PAGE, **query), PAGE)
-    trace = figures.explain_step(figures.STEPS[query.get("step", "whole")])
-    assert f"0x{trace.result_bits:08X}" in output
-    assert ("width 64 is refused (limit 128)" in output) == bool(query)
-    for stage in layer(query.get("data", "even")).error.stages:
-        assert f"{stage.id}: an error uses at most {stage.worst:.3g} of its bound" in output
+# ------------------------------------------------------------------ the code shown
+
+
+@pytest.mark.parametrize("query", [{}, {"k": "126", "data": "outliers", "codes": "64"}], ids=str)
+def test_the_code_of_the_bytes_gives_the_picture_s_and_the_map_s_numbers(open_page, query):
+    at = open_page(PAGE, **query)
+    drawn = [text for bars in json.loads(at.get("plotly_chart")[0].proto.spec)["data"] for text in bars["text"]]
+    said = component(at, "place_map")["said"][int(query.get("k", 19))]
+    output = shown_code_output(at, PAGE)
+    assert len(drawn) == 6
+    for text in drawn:
+        assert f": {text} change" in output
+    assert "128 codes: 64 bytes, then 128 with 64 in gaps" in output
+    code, value, nibble, byte, hex_, place, address, atom = re.match(
+        r"Code \d+ is (\S+), (\S+): the (\w+) nibble of byte (\d+) \((\S+)\)\. "
+        r"In shared memory that byte lies at (\d+) \((\S+)\), in atom (\d+)",
+        said,
+    ).groups()
+    value = value.replace("−", "-")
+    assert f"code {query.get('k', 19)} is {code}, {value}: the {nibble} nibble of byte {byte} ({hex_})" in output
+    assert f"in shared memory at byte {place} ({address}), atom {atom}" in output
+    assert f"{widen_e2m1(range(16)).tobytes().hex(' ')} of another value: 0" in output
+    assert ("width 64 is refused (limit 128)" in output) == ("codes" in query)
+
+
+@pytest.mark.parametrize("w", ["33", "127"])
+def test_the_code_of_the_scales_gives_the_row_s_word_and_place(open_page, w):
+    at = open_page(PAGE, part="scales", w=w)
+    said, shown = component(at, "place_map")["said"][int(w)], texts(at)
+    output = shown_code_output(at, PAGE)
+    word, place, lane, quarter, byte = re.search(
+        r"word (\S+): place (\d+), that is lane (\d+), word (\d) of the lane\..* byte (\d+) of the tile", said
+    ).groups()
+    assert f"row {w}: word {word}, place {place}: lane {lane}, word {quarter}" in output
+    assert f"its first byte lies at byte {byte} of the tile" in output
+    for group, scale, power in re.findall(r"group (\d): (\S+) = 2\*\*(\S+), bits", output):
+        assert f"| {group} | {scale} | {power_of_two(int(power))} |" in shown
+    assert output.count("= 2**") == 4
+
+
+@pytest.mark.parametrize("r", ["32", "5"])
+def test_the_code_of_the_rows_gives_the_place_and_the_partner(open_page, r):
+    at = guessed(open_page(PAGE, part="rows", r=r), ROWS, "one")
+    drawn = component(at, "place_map")
+    output = shown_code_output(at, PAGE)
+    stored, place, partner = re.search(
+        r"row (\d+) of the checkpoint's weight\. The kernel has it in row (\d+); its partner is in row (\d+)",
+        drawn["said"][int(r)],
+    ).groups()
+    name = drawn["labels"][int(r)]
+    told = f"{name} is row {stored} of the checkpoint's weight: the kernel's row {place}, its partner in {partner}"
+    assert told in output
+    order = sorted(drawn["labels"], key=lambda label: drawn["places"][drawn["labels"].index(label)])
+    assert f"kernel: {' '.join(order)}" in output
+
+
+@pytest.mark.parametrize("query", [{}, {"data": "outliers", "route": "6", "group": "3", "limit": "2"}], ids=str)
+def test_the_code_between_the_products_gives_the_group_s_numbers(open_page, query):
+    at = open_page(PAGE, part="between", **query)
+    shown = texts(at)
+    output = shown_code_output(at, PAGE)
+    weight, largest, asked, byte, power, clamped, count = re.search(
+        r"weight (\S+), largest (\S+), over 448 (\S+)\nscale byte (\S+) = 2\*\*(\S+), (\d+) of (\d+)", output
+    ).groups()
+    assert f"Routing weight {weight}. The largest magnitude is {largest}; over the largest E4M3" in shown
+    assert f"that is {asked}, and the next power of two is **{power_of_two(int(power))}** (`{byte}`)" in shown
+    assert f"The clamp moved {clamped} of {count}." in shown
+    told = {
+        line[0]: line[1:]
+        for line in re.findall(
+            r"^(\d+): gate (\S+), up (\S+), product (\S+), weighted (\S+), (\S+) = (\S+)$", output, re.MULTILINE
+        )
+    }
+    rows = [line.strip("| ").split(" | ") for line in shown.splitlines() if re.match(r"\| \d+ \|", line)]
+    assert (len(told), len(rows)) == (32, 8)
+    for k, _, _, *cells, e4m3, decoded in rows:
+        assert told[k][4] == e4m3
+        # the page writes the shortest digits that read back the same float32
+        for mine, its in zip((*told[k][:4], told[k][5]), (*cells, decoded), strict=True):
+            assert np.float32(mine) == np.float32(its.replace("−", "-"))
+
+
+@pytest.mark.parametrize("name", figures.STEPS)
+def test_the_code_of_a_step_gives_its_result_and_the_chosen_term(open_page, name):
+    at = open_page(PAGE, part="step", step=name, slot="32")
+    shown = texts(at)
+    output = shown_code_output(at, PAGE)
+    trace = figures.explain_step(figures.STEPS[name])
+    assert f"result 0x{trace.result_bits:08X}" in output
+    assert f"0x{trace.result_bits:08X}" in shown
+    if trace.special is None:
+        cut, term = sum(bool(term.lost) for term in trace.terms), trace.terms[32]
+        assert f"{cut} of 33 terms cut" in output
+        assert (
+            f"term 32: {term.significand} * 2**{term.exponent}, shifted by {term.shift}, kept {term.aligned}" in output
+        )
+
+
+@pytest.mark.parametrize("data", figures.DATA)
+def test_the_code_of_the_layer_gives_every_effect_and_bound(open_page, data):
+    at = open_page(PAGE, part="layer", data=data)
+    guessed(at, MOST, "accumulate")
+    shown = texts(at)
+    output = shown_code_output(at, PAGE)
+    error = layer(data).error
+    for name in (*error.effects, "total"):
+        assert f"{name}: {100 * error.relative(name):.3g} % of the output" in output
+    assert f"**{re.search('total: (.*) of the output', output)[1]}** of the output" in shown
+    for stage in error.stages:
+        largest, bound, used = re.search(rf"{stage.id}: error (\S+), bound (\S+), used (.*) at most", output).groups()
+        assert f"| {four(float(largest))} | {four(float(bound))} | {used} |" in shown
 
 
 def test_downloads_open(open_page):
