@@ -27,7 +27,8 @@ from nvfp4viz.checkpoint.module_rules import (
 )
 from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG
 
-# What vLLM refuses to load without, in the nested shape; in the flat one it is the algorithm alone.
+# What vLLM refuses to load without, in the nested shape of one algorithm (`ModelOptNvFp4Config`); in the flat one it
+# is the algorithm alone, and of a mixed file the list of layers beside it, whose entries have their own group size.
 REQUIRED_NESTED = ("quant_algo", "kv_cache_quant_algo", "group_size", "exclude_modules")
 
 
@@ -271,15 +272,18 @@ def _rules(method: Any, raw: Mapping[str, Any], groups: Any) -> Rules | None:
 
 
 def _missing(body: Mapping[str, Any], layout: str, method: Any) -> tuple[str, ...]:
-    """Fields without which vLLM refuses a ModelOpt section: its algorithm always, the others in the nested shape."""
+    """Fields without which vLLM refuses a ModelOpt section (`REQUIRED_NESTED`)."""
     algo = body.get("quant_algo")
+    mixed = isinstance(algo, str) and algo.upper() == "MIXED_PRECISION"
     # `ModelOptMixedPrecisionConfig` raises an error at an empty list.
-    mixed = isinstance(algo, str) and algo.upper() == "MIXED_PRECISION" and not body.get("quantized_layers")
-    listed = ("quantized_layers",) if mixed else ()
+    listed = ("quantized_layers",) if mixed and not body.get("quantized_layers") else ()
     if layout == "nested":
         # Null is no list, and `from_config` raises an error at whatever is none.
-        empty = {"quant_algo": not algo, "exclude_modules": not isinstance(body.get("exclude_modules"), list)}
-        return (*(name for name in REQUIRED_NESTED if name not in body or empty.get(name)), *listed)
+        lists = isinstance(body.get("exclude_modules"), list)
+        if mixed:
+            return (*listed, *(("exclude_modules",) if "exclude_modules" in body and not lists else ()))
+        empty = {"quant_algo": not algo, "exclude_modules": not lists}
+        return tuple(name for name in REQUIRED_NESTED if name not in body or empty.get(name))
     named = isinstance(method, str) and method.startswith("modelopt")
     no_list = named and "ignore" in body and not isinstance(body["ignore"], list)
     return (*(("quant_algo",) if named and not algo else listed), *(("ignore",) if no_list else ()))

@@ -34,7 +34,9 @@ MODELOPT_ALGOS = (
 )
 """What vLLM 0.33.0 accepts as ``quant_algo``."""
 NESTED_FIELDS = ("group_size", "kv_cache_quant_algo", "exclude_modules")
-"""Required beside ``quant_algo`` in the nested shape."""
+"""Required beside ``quant_algo`` in the nested shape, of every algorithm but MIXED_PRECISION (`MIXED_FIELDS`)."""
+MIXED_FIELDS = ("quantized_layers",)
+"""What MIXED_PRECISION needs, and may not be empty (``ModelOptMixedPrecisionConfig._from_config``)."""
 SCHEMES = {"NVFP4": "W4A4", "W4A16_NVFP4": "W4A16", "MIXED_PRECISION": "MIXED", "FP8": "W8A8"}
 
 
@@ -95,6 +97,13 @@ class Resolved:
     steps: tuple[RuleStep, ...]
 
 
+def _lacking(declared: str, body: Mapping[str, Any]) -> list[str]:
+    """Required fields of the nested shape that are not there."""
+    if declared == "MIXED_PRECISION":
+        return [name for name in MIXED_FIELDS if not body.get(name)]
+    return [name for name in NESTED_FIELDS if name not in body]
+
+
 def resolve_quantization(config: Mapping[str, Any] | None, hf_quant_config: Mapping[str, Any] | None) -> Resolved:
     """Read the two config files as vLLM does.
 
@@ -109,7 +118,8 @@ def resolve_quantization(config: Mapping[str, Any] | None, hf_quant_config: Mapp
     ------
     ServingError
         ``serving.quant-shape`` (not an object), ``serving.quant-algo`` (unknown algorithm), ``serving.quant-fields``
-        (a required field of the nested shape is absent).  vLLM raises ValueError in these cases.
+        (a required field of the nested shape is absent, or a mixed one lists no layer).  vLLM raises
+        ValueError in these cases.
 
     >>> groups = {"group_0": {"weights": {"num_bits": 4}}}
     >>> flat = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4", "config_groups": groups}}
@@ -139,7 +149,7 @@ def resolve_quantization(config: Mapping[str, Any] | None, hf_quant_config: Mapp
         raise ServingError(
             "serving.quant-algo", file=source, algo=_short(body.get("quant_algo")), known=", ".join(MODELOPT_ALGOS)
         )
-    missing = [name for name in NESTED_FIELDS if name not in body] if is_nested else []
+    missing = _lacking(declared, body) if is_nested else []
     if is_nested:
         steps.append(RuleStep("fields", not missing, _short(missing)))
     if missing:

@@ -198,11 +198,16 @@ def test_modelopts_own_mixed_export():
     both = layout.open(config=with_quant(section), quant={"quantization": body})
     assert codes(audit(both)) == []
     assert resolve_quantization(both.config, both.hf_quant_config).scheme == "MIXED"
-    # Alone, the nested shape needs its three fields, of a mixed file too (serving-vllm.md 4.1).
+    # Alone it lacks nothing that vLLM asks a mixed file for: of the list's entries it takes the group size.
     alone = layout.open(quant={"quantization": body})
-    assert found(audit(alone)) == [("config.incomplete", "backend", None, None, None)]
-    with pytest.raises(ServingError):
-        resolve_quantization(alone.config, alone.hf_quant_config)
+    assert codes(audit(alone)) == []
+    assert resolve_quantization(alone.config, alone.hf_quant_config).scheme == "MIXED"
+    # Without the list, and with a null for excluded modules, it does.
+    for change in ({"quantized_layers": {}}, {"exclude_modules": None}):
+        report = audit(layout.open(quant={"quantization": body | change}))
+        [item] = [item for item in report.findings if item.code == "config.incomplete"]
+        assert (item.severity, item.count) == ("backend", 1)
+        assert next(iter(change)) in item.message
 
 
 # `moe_quant_algo` beside a list, and compressed-tensors' `format`: one label is right, and which one a server follows

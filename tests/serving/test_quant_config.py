@@ -85,6 +85,18 @@ def test_the_nested_shape_needs_its_fields(field):
     assert field in str(refused.value)
 
 
+def test_a_mixed_file_needs_its_layers_and_nothing_else():
+    body = {
+        "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": {"model.layers.0.mlp.experts": {"quant_algo": "NVFP4"}},
+    }
+    assert resolve_quantization(None, {"quantization": body}).scheme == "MIXED"
+    for empty in ({}, None):
+        with pytest.raises(ServingError) as refused:
+            resolve_quantization(None, {"quantization": NESTED | body | {"quantized_layers": empty}})
+        assert (refused.value.code, "quantized_layers" in str(refused.value)) == ("serving.quant-fields", True)
+
+
 @pytest.mark.parametrize("algo", [None, "", "INT4", "NVFP4_AWQ"])
 def test_unknown_algorithms_are_refused(algo):
     with pytest.raises(ServingError) as refused:
