@@ -38,8 +38,11 @@ PARTS = {
 }
 PARTS[page.parts("part", parts.PARTS)](page)
 
+written = config.snippet_of(page)
 page.foot(
-    code={
+    snippet="loading_promotion" if written else None,
+    code=written
+    or {
         "prompt": view["p"],
         "backend": view["b"],
         "seed": view["seed"],

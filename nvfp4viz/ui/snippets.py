@@ -10,6 +10,10 @@ from typing import Any
 from nvfp4viz.errors import CONTENT
 
 
+class Written(str):
+    """A text of any characters, as a reader wrote it: `literal` escapes whatever could end the literal."""
+
+
 def fill(page_id: str, values: Mapping[str, Any]) -> str:
     """The page's snippet with ``$name`` replaced by the Python literal of each value."""
     template = (CONTENT / "code" / f"{page_id}.py").read_text(encoding="utf-8")
@@ -17,10 +21,16 @@ def fill(page_id: str, values: Mapping[str, Any]) -> str:
 
 
 def literal(value: Any) -> str:
-    """How a value is written in Python.  Only numbers, names and lists of them: nothing else may reach :func:`run`.
+    """How a value is written in Python.  Only numbers, names and lists of them, and a text that is `Written`: nothing
+    else may reach :func:`run`.
 
     >>> literal([1.5, float("nan"), "e2m1"])
     '[1.5, float("nan"), "e2m1"]'
+    >>> print(literal(Written('{"a":\\n 1}')))
+    (
+        '{"a":\\n'
+        ' 1}'
+    )
     """
     if isinstance(value, bool) or value is None:
         return repr(value)
@@ -28,6 +38,9 @@ def literal(value: Any) -> str:
         return str(value)
     if isinstance(value, float):
         return repr(value) if value - value == 0 else f'float("{value}")'
+    if isinstance(value, Written):
+        lines = [repr(str(line)) for line in value.splitlines(keepends=True)]
+        return "".join(("(\n", *(f"    {line}\n" for line in lines), ")")) if len(lines) > 1 else repr(str(value))
     if isinstance(value, str) and all(c.isalnum() or c in "-_. :/@%+=~," for c in value):
         return f'"{value}"'
     if isinstance(value, list | tuple):

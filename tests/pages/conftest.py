@@ -46,7 +46,7 @@ def shown_code_output(at: AppTest, page_id: str) -> str:
     """Open *Show me the code*, hold what stands under it to a run of what is shown, and return it."""
     at.session_state[f"{page_id}.open.code"] = True
     clean(at.run())
-    source, output = at.code[0].value, at.code[1].value
+    *_, source, output = (block.value for block in at.code)  # the foot's are the last
     assert run(source) == output
     return output
 

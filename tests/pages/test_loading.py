@@ -1,6 +1,7 @@
 """The page on loading as a reader in either language meets it."""
 
 import json
+import re
 import warnings
 
 import pytest
@@ -202,7 +203,54 @@ def test_the_shown_code_gives_the_page_s_numbers(open_page):
     assert "zeros: '<pad>" in output
     assert "vllm-flashinfer-cutlass: layer, 64 experts reached" in output
     assert "vllm-b12x: open, not among the facts read" in output
-    assert "W4A16_NVFP4 True no-input-activations 2" in output
+
+
+RULE = re.compile(r"served as (\S+) \((\S+)\), the rule (fires|does not fire)")
+HOLDS = {"True": "yes", "False": "no", "None": "–"}
+
+
+def held_to_the_page(output, shown):
+    """The printed verdict, steps and line are the page's."""
+    scheme, algo, does = RULE.search(output).groups()
+    assert f"erved as **{scheme}** ({algo})" in shown
+    assert ("The rule fires" in shown) == (does == "fires")
+    file, line, decided = re.search(r"^(\S+), line (\d+).*?: (.*)$", output, re.MULTILINE).groups()
+    assert f"line {line} of `{file}`" in shown
+    assert f"\n{decided}\n" in f"{shown}\n"
+    for number, found, holds in re.findall(r"^(\d) \S+: (.*), (True|False|None)$", output, re.MULTILINE):
+        (row,) = (each for each in shown.splitlines() if each.startswith(f"| {number} | "))
+        assert row.endswith(f"| {HOLDS[holds]} |")
+        assert f"`{found}" in row
+
+
+@pytest.mark.parametrize("cfg", EXAMPLES)
+def test_the_code_of_the_rule_reads_the_config_that_is_shown(open_page, cfg):
+    at = open_page(PAGE, part="promotion", cfg=cfg)
+    shown = texts(at)
+    output = shown_code_output(at, PAGE)
+    # Before the guess, the example that stands beside the question.
+    assert RULE.search(output).groups() == ("W4A16", "W4A16_NVFP4", "fires")
+    assert "line 13 of `config.json`" in shown
+    assert "config.json, line 13:" in output
+    at = revealed(open_page, "promotion", cfg=cfg)
+    shown = texts(at)
+    held_to_the_page(shown_code_output(at, PAGE), shown)
+
+
+def test_the_code_of_the_rule_reads_what_the_reader_wrote(open_page):
+    at = revealed(open_page, "promotion", cfg="w4a4")
+    own = '{"quantization_config": {"quant_algo": "NVFP4",\n"note": "\\" \\\\ $config \'\'\' 中",\n'
+    own += '"config_groups": {"g": {}}}}'
+    at = clean(at.text_area(key="loading.text.config").set_value(own).run())
+    shown = texts(at)
+    assert "The rule fires" in shown
+    output = shown_code_output(at, PAGE)
+    held_to_the_page(output, shown)
+    assert "config.json, line 3, a key absent there" in output
+    at = clean(at.text_area(key="loading.text.config").set_value("[1]").run())
+    assert "config.json is JSON, but not an object" in shown_code_output(at, PAGE)
+    at = clean(at.text_area(key="loading.text.config").set_value("").run())
+    assert "served as UNQUANTISED" in shown_code_output(at, PAGE)
 
 
 def test_every_part_has_its_data(open_page, downloaded):

@@ -1,5 +1,6 @@
 """Predictions, snippets, downloads and number texts."""
 
+import ast
 import csv
 import io
 import json
@@ -88,6 +89,29 @@ def test_only_literals_reach_a_snippet(value):
 def test_a_literal_reads_back(value):
     again = eval(snippets.literal(value))
     assert again == (list(value) if isinstance(value, tuple) else value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a'b\"c",
+        "\"\"\"\n'''\n",
+        "\\",
+        "\\'\n\\\n",
+        "')\nprint('out')\n('",
+        "$config ${sidecar} {x}",
+        "\r\n\r\u2028\x85\0\ud800中",
+        "\n" * 20_000,
+    ],
+    ids=ascii,
+)
+def test_what_a_reader_wrote_is_one_constant_of_the_snippet(text):
+    written = snippets.literal(snippets.Written(text))
+    (line,) = ast.parse(f"config = {written}").body
+    assert isinstance(line.value, ast.Constant)
+    assert line.value.value == text
+    assert snippets.run(f"config = {written}\nprint(config == {text!a})") == "True"
 
 
 def test_csv_keeps_numbers_and_disarms_formulas():

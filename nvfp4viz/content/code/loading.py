@@ -1,7 +1,6 @@
 from nvfp4viz.checkpoint import canonical, open_checkpoint
 from nvfp4viz.model.corpus import DEMO_PROMPTS
 from nvfp4viz.serving import load_parameters
-from nvfp4viz.serving.config_lines import read_configs
 from nvfp4viz.serving.fates import complete_with, run_fates
 from nvfp4viz.serving.spread import spread_value
 from sample_checkpoints import ensure
@@ -17,7 +16,3 @@ layers, _ = load_parameters(full, canonical(full))
 for spread in spread_value(layers[$layer], $projection, $expert, $value):
     reached = "not among the facts read" if spread.reached is None else f"{spread.reached} experts reached"
     print(f"{spread.reading.name}: {spread.reading.rule}, {reached}")
-
-# the weight-only rule, and the line that decided
-found = read_configs('{"quantization_config": {"quant_algo": "NVFP4",\n"config_groups": {"group_0": {}}}}')
-print(found.resolved.algo, found.resolved.promoted, found.step.id, found.line)
