@@ -89,7 +89,8 @@ def stations_figure(found: Sequence[Station], *, theme: Theme, lang: str) -> go.
         height=130 + 36 * len(found),
         margin={"t": 42},
         barmode="overlay",
-        xaxis={"title": words(lang, "figures.mega_kernel.changed_axis"), "range": [0, 100]},
+        # Beyond 100, for its tick to keep its number: half of it would stand outside.
+        xaxis={"title": words(lang, "figures.mega_kernel.changed_axis"), "range": [0, 105], "dtick": 20},
         yaxis={"categoryorder": "array", "categoryarray": order, "autorange": "reversed", "ticks": ""},
     )
     return figure
