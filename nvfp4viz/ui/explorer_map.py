@@ -45,16 +45,16 @@ def _switched() -> None:
         st.session_state["projection"] = str(shown["name"])
 
 
-def settle_cursor(page: Lesson, grid: CoverageGrid, identity: str) -> None:
+def settle_cursor(page: Lesson, grid: CoverageGrid, identity: str, brought: tuple[object, ...]) -> None:
     """The cursor comes from other pages and from links: move it to a slot that this checkpoint has.
 
     The slot shown at first is the first hole, because that is what one comes for; also where the cursor stands only
-    because this page has put it there in the checkpoint before.
+    because this page has put it there in the checkpoint before.  ``brought`` is the cursor as it came, before what this
+    checkpoint lacks was taken out of it: another's projection, say.
     """
     view = page.view
-    now = tuple(view[name] for name in CURSOR)
     placed = st.session_state.get(PLACED)
-    own = placed is not None and placed[1] == now and placed[0] != identity and not view.asked & set(CURSOR)
+    own = placed is not None and placed[1] == brought and placed[0] != identity and not view.asked & set(CURSOR)
     fits = view["layer"] in grid.layers and (view["expert"] is not None and view["expert"] < grid.experts)
     if own or not fits:
         layer, expert, name = next(_holes(grid), (grid.layers[0], 0, grid.roles[0]))
@@ -107,6 +107,7 @@ def map_and_slot(page: Lesson, opened: Opened) -> None:
     if not readable(opened):
         page.prose("map.unreadable")
         return
+    brought = tuple(page.view[name] for name in CURSOR)
     _real_ranges(page, report)
     offered = roles_shown(report)
     if not offered:
@@ -128,7 +129,7 @@ def map_and_slot(page: Lesson, opened: Opened) -> None:
         with stage:
             page.prose("map.none")
         return
-    settle_cursor(page, grid, opened.identity)
+    settle_cursor(page, grid, opened.identity, brought)
     with side:
         page.heading("pick.title")
         _pick(page, grid.layers, grid.experts, grid.roles, grid.drafts)

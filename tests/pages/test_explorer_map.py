@@ -1,16 +1,19 @@
 """The Explorer's map and the slot beside it: they speak of one slot, and say only what was looked at."""
 
 import json
+import re
 
 import pytest
 
 from nvfp4viz.checkpoint import file_bytes
+from nvfp4viz.figures.words import words
 from nvfp4viz.ui import i18n
 from sample_checkpoints import ensure
+from tests.audit.families import gpt_oss
 from tests.checkpoint.checkpoint_fixtures import CONFIG, CT_QUANT, ct_base
 
 from .conftest import clean, tab, texts
-from .test_explorer import HOLES, LANGUAGES, upload
+from .test_explorer import HOLES, LANGUAGES, choose, upload
 
 MXFP4 = "tiny-moe-mxfp4"
 
@@ -44,6 +47,20 @@ def test_nothing_is_said_of_bytes_that_nobody_read(open_page, lang, sample, role
     assert {"en": "every scale.", "zh": "以及每个缩放因子"}[lang] not in shown
     scalars = texts(open_page("explorer", lang=lang, checkpoint="tiny-moe-nvfp4-full", role="weight_scale_2"))
     assert {"en": "hold no usable number", "zh": "数值不可用"}[lang] in scalars
+
+
+@pytest.mark.parametrize("key", ["finding", "finding_unreadable", "blocks", "blocks_unreadable"])
+def test_one_slot_is_missing_and_holds_nothing(key):
+    """The sentence under the map, for one of each and for two of each."""
+    counts = ("missing", "invalid", "unreadable")
+    one, two = (
+        words("en", f"explorer.map.{key}", role="r", expected="24", **dict.fromkeys(counts, n)).split(" What ")[0]
+        for n in ("1", "2")
+    )
+    assert not re.search(r"\b(are|hold|lie|files)\b", one)
+    assert "1 of 24 slots" in one
+    assert not re.search(r"\b(is|holds|lies|a file)\b", two)
+    assert "2 of 24 slots" in two
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
@@ -81,6 +98,15 @@ def test_the_page_s_own_choice_of_scale_ends_with_its_checkpoint(open_page):
     assert "has no usable number" in texts(at)  # the slot shown is a hole
     fresh = open_page("explorer", checkpoint=HOLES)
     assert cursor(at) == cursor(fresh)
+
+
+def test_after_other_projections_the_first_hole_is_shown(open_page):
+    """gpt-oss stores gate_up: nobody chose the slot there, so the next checkpoint opens on its own first hole."""
+    stored = gpt_oss().source
+    files = [(name, stored.read_range(name, 0, stored.size(name))) for name in stored.files()]
+    at = upload(open_page("explorer"), *files)
+    assert cursor(at) == (0, 0, "gate_up")
+    assert cursor(other(choose(at, "sample"), HOLES)) == cursor(open_page("explorer", checkpoint=HOLES))
 
 
 def test_the_reader_s_choice_of_scale_and_slot_goes_with_them(open_page):
