@@ -7,16 +7,21 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from nvfp4viz.audit.facts import Facts
 from nvfp4viz.audit.findings import make
+from nvfp4viz.audit.linears import is_draft
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.shapes import text_part
-from nvfp4viz.audit.texts import id_list
-from nvfp4viz.checkpoint import printable
+from nvfp4viz.audit.texts import id_list, layer_list
+from nvfp4viz.checkpoint import CanonicalView, Checkpoint, TensorEntry, printable
+from nvfp4viz.checkpoint.canonical import config_experts
 
 # Parts of a name that only layers with experts have: routers, and what runs beside the routed experts.
 _BESIDE = re.compile(
     r"(?:^|\.)(?:gate|router(?:_bias)?|shared?_experts?|shared_expert_gate|e_score_correction_bias)(?:\.|$)"
 )
 _ROUTER = re.compile(r"(?:^|\.)(?:gate|router)\.(?:.*\.)?weight$")
+_IN_LAYER = re.compile(r"(?:.*\.)?layers\.(\d{1,6})\.(.+)$")
+# Names with the word that are beside the routed experts.
+_NO_EXPERTS = re.compile(r"shared?_experts?|per_expert_scale")
 _ATTENTION = re.compile(r"attn|attention|mamba|ssm|conv|mixer|recurrent|temporal|delta|linear")
 # What a configuration calls it when some layers have no experts.
 _DENSE_KEYS = re.compile(r"dense|mlp_only|moe_layer|interleave|sparse_step|block_configs|block_type|hybrid")
@@ -63,6 +68,37 @@ def _without_experts(facts: Facts) -> Iterator[Finding]:
             "expert.absent", "error", text="expert.absent.mlp", layer=layer, tensors=[f"{family}.{layer}.{tail}"],
             count=1, fill=fill,
         )  # fmt: skip
+
+
+def no_layer_findings(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
+    """``expert.absent`` where routers are stored, the configuration counts experts, and no layer has any.
+
+    Nothing may be stored that could be experts in a layout that is not read here: no name speaks of them, and no tensor
+    of a router's layer holds one matrix for each.
+    """
+    if view.moe_layers or checkpoint.blind_files or checkpoint.unreadable or checkpoint.source.only is not None:
+        return
+    counts, routers = set(), dict[int, str]()
+    for name, entry in checkpoint.tensors.items():
+        place = _IN_LAYER.match(name)
+        if place is None or not _ROUTER.search(place[2]) or "attn" in place[2] or is_draft(name, view.layers):
+            continue
+        claimed = config_experts(checkpoint.config or {}, int(place[1])) or 0
+        if claimed > 1 and claimed in entry.shape:
+            counts.add(claimed)
+            routers.setdefault(int(place[1]), name)
+    if not routers or any(_may_be_experts(name, entry, counts) for name, entry in checkpoint.tensors.items()):
+        return
+    layers = sorted(routers)
+    names = [routers[layer] for layer in layers]
+    fill = {**layer_list(layers), "claimed": max(counts), "router": printable(names[0], 200)}
+    yield make("expert.absent", "error", text="expert.absent.all", tensors=names, fill=fill)
+
+
+def _may_be_experts(name: str, entry: TensorEntry, counts: set[int]) -> bool:
+    if len(entry.shape) >= 3 and entry.shape[0] in counts:
+        return True
+    return "expert" in _NO_EXPERTS.sub("", name)
 
 
 def _paths(facts: Facts, begin: str) -> dict[int, set[str]]:

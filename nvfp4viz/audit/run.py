@@ -22,7 +22,7 @@ from nvfp4viz.audit.forecast import forecast
 from nvfp4viz.audit.fp8 import fp8_findings, partial_text
 from nvfp4viz.audit.fp8_inputs import fp8_input_findings
 from nvfp4viz.audit.kv import kv_findings
-from nvfp4viz.audit.layers import layer_findings
+from nvfp4viz.audit.layers import layer_findings, no_layer_findings
 from nvfp4viz.audit.linears import SIBLINGS, collect_linears, linear_findings
 from nvfp4viz.audit.mlp_shapes import absent_findings, mlp_findings
 from nvfp4viz.audit.notes import note_findings
@@ -199,6 +199,7 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
         findings += parallel_findings(facts, None, None)
     if readable:
         findings += _one_shard(checkpoint)
+        findings += no_layer_findings(checkpoint, view)
         findings += _partial(view, in_full)
         findings += linear_findings(checkpoint, facts, linears, siblings)
         # Of FP8 experts alone nothing else asks for the sizes.

@@ -180,3 +180,68 @@ def test_what_went_with_a_lost_file_is_not_called_absent_twice():
     files["config.json"] = json.dumps({**CONFIG, "num_hidden_layers": LAYERS}).encode()
     files["hf_quant_config.json"] = json.dumps(modelopt(exclude=("lm_head", "*gate", "*attn*"))).encode()
     assert absent(audit(MemorySource(files))) == []
+
+
+# Experts that no layer has any more.
+
+
+def bare(home, layers=LAYERS):
+    """Everything but the routed experts."""
+    whole = model(home, layers=layers)
+    return {name: item for name, item in whole.items() if not any(is_experts(home, name, k) for k in range(layers))}
+
+
+def of_experts(report):
+    return [(item.severity, item.text, item.count) for item in report.findings if item.code.startswith("expert")]
+
+
+@pytest.mark.parametrize("quantised", [True, False])
+@pytest.mark.parametrize("layers", [1, LAYERS])
+@pytest.mark.parametrize("home", HOMES)
+def test_no_experts_in_any_layer_beside_their_routers(home, layers, quantised):
+    config = {**CONFIG, "num_hidden_layers": layers}
+    quant = modelopt(exclude=("*",)) if quantised else None
+    report = audit(memory_checkpoint(bare(home, layers), config=config, hf_quant_config=quant))
+    assert of_experts(report) == [("error", "expert.absent.all", layers)]
+    assert report.verdict == "error"
+    [item] = [found for found in report.findings if found.code == "expert.absent"]
+    _, family, _, router, _ = HOMES[home]
+    for language in ("en", "zh"):
+        words = describe(item, language)[0]
+        assert f"{family}.0.{router}" in words
+        assert str(EXPERTS) in words
+
+
+def test_models_that_have_no_experts_to_lose():
+    tensors = bare("modelopt")
+    dense = {**tensors, **{f"model.layers.{k}.mlp.gate_proj.weight": bf16(WIDTH, HIDDEN) for k in range(LAYERS)}}
+    no_router = {name: item for name, item in dense.items() if ".mlp.gate." not in name}
+    no_count = {name: value for name, value in CONFIG.items() if name != "num_experts"}
+    of_attention = {name.replace("mlp.gate", "self_attn.gate"): item for name, item in tensors.items()}
+    # One expert is a dense layer; a gate of another size is no router of these.
+    for stored, config in (
+        (no_router, CONFIG), (tensors, no_count), (tensors, {**no_count, "num_experts": 1}), (of_attention, CONFIG),
+        (tensors, {**no_count, "num_experts": EXPERTS + 1}),
+    ):  # fmt: skip
+        assert of_experts(audit(memory_checkpoint(stored, config=config))) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("mlp.expert_bank.qweight", (8, 8)),
+        ("ffn.experts.mlp.w1", (EXPERTS * WIDTH, HIDDEN)),
+        ("block_sparse_moe.input_linear.weight", (EXPERTS, 2 * WIDTH, HIDDEN)),
+    ],
+)
+def test_experts_of_a_layout_that_is_not_read_are_none_that_are_gone(name, shape):
+    tensors = {**bare("modelopt"), f"model.layers.0.{name}": bf16(*shape)}
+    assert of_experts(report_of(tensors)) == []
+
+
+def test_a_shard_that_is_known_to_be_missing_took_them_along():
+    files = {"model-00001-of-00002.safetensors": file_bytes(bare("modelopt"))}
+    files["config.json"] = json.dumps({**CONFIG, "num_hidden_layers": LAYERS}).encode()
+    assert of_experts(audit(MemorySource(files))) == []
+    files["model.safetensors"] = files.pop("model-00001-of-00002.safetensors")
+    assert of_experts(audit(MemorySource(files))) == [("error", "expert.absent.all", LAYERS)]
