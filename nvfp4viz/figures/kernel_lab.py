@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nvfp4viz.device.sass import Instruction, KernelOnTarget
-from nvfp4viz.figures.layout import base_layout
+from nvfp4viz.figures.layout import base_layout, room_for
 from nvfp4viz.figures.palette import MONO, Theme, role, surface
 from nvfp4viz.figures.words import listed, words
 
@@ -151,6 +151,10 @@ def _list(names: Sequence[str], lang: str) -> str:
     return listed(lang, (f"`{name}`" for name in names))
 
 
+TOP_AND_BOTTOM = {"t": 41, "b": 70}
+"""Room for a legend of one line, and for the targets' slanted names."""
+
+
 def _targets_axis(presence: Presence, ink: str) -> dict[str, Any]:
     """Every target in its own order, its name slanted."""
     return {
@@ -199,6 +203,7 @@ def presence_figure(presence: Presence, *, theme: Theme, lang: str, picked: str 
     figure.layout = base_layout(
         theme,
         height=120 + 30 * len(names),
+        margin={"l": room_for(names), **TOP_AND_BOTTOM},
         xaxis=_targets_axis(presence, ink.ink) | {"range": [-0.6, len(presence.targets) - 0.4]},
         yaxis={
             "type": "category",
@@ -278,6 +283,7 @@ def sizes_figure(presence: Presence, feature_id: str, *, theme: Theme, lang: str
         theme,
         height=300,
         barmode="overlay",
+        margin={"l": 59, **TOP_AND_BOTTOM},
         xaxis=_targets_axis(presence, ink.ink),
         yaxis={"title": words(lang, "kernels.sizes.axis"), "range": [0, 1.15 * top]},
     )

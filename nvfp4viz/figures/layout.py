@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,6 +72,22 @@ def _room(layout: dict[str, Any]) -> dict[str, int]:
         return max((titled if axis["title"].get("text") else labelled for axis in shown), default=8)
 
     return {"l": most("y", 53, 8), "b": most("x", 48, 30)}
+
+
+def room_for(names: Iterable[str]) -> int:
+    """Pixels at the left for names of an axis at size 12, in our sans: what Plotly finds to within a few pixels.
+
+    >>> room_for(["rank 0", "rank 10"]) < room_for(["一个长长的名字"])
+    True
+    """
+    longest = max((sum(map(_advance, name)) for name in names), default=0.0)
+    return 18 + round(longest)
+
+
+def _advance(letter: str) -> float:
+    if ord(letter) > 0x2000:
+        return 12.0
+    return 3.3 if letter == " " else 7.4 if letter.isupper() or letter.isdigit() else 5.6
 
 
 # All marks of one kind on a map are one path: a bar or a marker for each makes the browser draw twice as long.

@@ -172,6 +172,7 @@ def peers_figure(peers: Peers, *, theme: Theme, lang: str) -> go.Figure:
     layout = base_layout(
         theme,
         height=300,
+        margin={"l": 76, "t": 41},
         annotations=notes,
         shapes=[line | {"line": {"color": ink.muted, "width": 1, "dash": "dot"}}] if peers.median is not None else [],
         xaxis={
