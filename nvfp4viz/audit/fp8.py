@@ -20,7 +20,7 @@ from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.schemes import absent_or_gap
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, TensorEntry
 from nvfp4viz.checkpoint.dialects import PROJECTIONS, parse_expert_name
-from nvfp4viz.checkpoint.module_rules import Grain
+from nvfp4viz.checkpoint.module_rules import Grain, Groups, groups_of
 
 # Rows × values that share a scale, where nothing says which: MXFP8's, and DeepSeek's with its relatives.
 _BLOCKS = ((1, 16), (1, 32), (1, 64), (1, 128), (16, 16), (32, 32), (64, 64), (128, 128), (256, 256))
@@ -43,7 +43,7 @@ def fp8_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterable[
 
     One finding a cause for ordinary modules, one a layer, projection and cause for routed experts.
     """
-    said = Said(checkpoint.quant_config, four_bit=any(view.dialects.values()))
+    said = said_of(checkpoint, view)
     linears = tuple(linears)
     groups: dict[_Misfit, list[str]] = {}
     for linear in linears:
@@ -244,10 +244,13 @@ class Said(NamedTuple):
     ----------
     four_bit
         Some experts are in four bits: then a file-wide FP8 algorithm is a wrong label, which has a finding of its own.
+    groups
+        ``config_groups``, which ModelOpt writes beside the algorithms that it names.
     """
 
     quant: QuantConfig
     four_bit: bool
+    groups: Groups
 
     @property
     def block(self) -> Grain | None:
@@ -279,13 +282,13 @@ class Said(NamedTuple):
     def inputs(self, *modules: str) -> str:
         """What it says of a module's activations (given at several depths).
 
-        ``"stored"``: scales of theirs are in the file; ``"label"``: that is what ModelOpt's plain FP8 means;
-        ``"none"``: there are none; ``""``: it says nothing.
+        ``"stored"``: scales of theirs are in the file, which ModelOpt's plain FP8 means too; ``"label"``: it means
+        so, and a group says the opposite; ``"none"``: there are none; ``""``: it says nothing.
         """
         quant = self.quant
         listed = quant.listed_algo(*modules)
         if listed is not None:
-            return "none" if listed in _NAMED and listed != "FP8" else "label" if self._is_plain(listed) else ""
+            return "none" if listed in _NAMED and listed != "FP8" else self._plain(listed, modules)
         if quant.used is None or quant.lists(*modules):
             return ""
         said = {each.static for each in quant.eight_bit(*modules)}
@@ -298,12 +301,14 @@ class Said(NamedTuple):
             static = quant.used.activation_scheme == "static" and self.block is None
             return "stored" if static else "none"
         if not self.four_bit and quant.used.explicit and quant.algo in _NAMED:
-            return "label" if self._is_plain(quant.algo) else "none"
+            return self._plain(quant.algo, modules) or "none"
         return ""
 
-    def _is_plain(self, algo: str) -> bool:
+    def _plain(self, algo: str, modules: Iterable[str]) -> str:
         """Plain FP8, of ModelOpt's and not of DeepSeek's method, which quantises activations as they come."""
-        return algo == "FP8" and self.block is None
+        if algo != "FP8" or self.block is not None:
+            return ""
+        return "label" if any(each.static is False for each in self.groups.eight_bit(modules)) else "stored"
 
     def grains(self, *modules: str) -> tuple[Grain, ...]:
         """The blocks that the configuration gives a module (given at several depths); none where it says none."""
@@ -322,6 +327,13 @@ class Said(NamedTuple):
         grains = tuple(each.grain for each in quant.eight_bit(*modules))
         # Of several groups that mean it any may be asked, also one that cuts it in a way that is not known here.
         return tuple(grain for grain in grains if grain is not None) if None not in grains else ()
+
+
+def said_of(checkpoint: Checkpoint, view: CanonicalView) -> Said:
+    """What a checkpoint's configuration says of FP8 modules."""
+    quant = checkpoint.quant_config
+    groups = groups_of(quant.used.config_groups if quant.used is not None else None)
+    return Said(quant, any(view.dialects.values()), groups)
 
 
 def _fits(weight: tuple[int, ...], scale: tuple[int, ...], grain: Grain, fused: bool) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from nvfp4viz.audit.findings import make
-from nvfp4viz.audit.fp8 import Said, without_numbers
+from nvfp4viz.audit.fp8 import Said, said_of, without_numbers
 from nvfp4viz.audit.linears import FP8, Linear, layer_of, layers_of
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint
@@ -26,12 +26,12 @@ def fp8_input_findings(
 ) -> Iterator[Finding]:
     """``scale.missing`` of ``input_scale`` in FP8.
 
-    ``backend`` where the configuration promises stored scales, by itself or by ModelOpt's label of which some module of
-    the file makes good; ``info`` where only the label or a namesake in another layer speaks for it.
+    ``backend`` where the configuration promises stored scales, as ModelOpt's plain FP8 does; ``info`` where one of its
+    groups contradicts that label and no module has one, and where only a namesake in another layer speaks for it.
     """
     if checkpoint.blind_files:
         return
-    said = Said(checkpoint.quant_config, four_bit=any(view.dialects.values()))
+    said = said_of(checkpoint, view)
     yield from _of_linears(checkpoint, view, said, [linear for linear in linears if linear.format == "FP8"], siblings)
     yield from _of_experts(checkpoint, view, said)
 

@@ -274,6 +274,9 @@ def test_modelopts_plain_fp8_is_one_number_a_tensor():
     config = {**WIDE, "quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": []}}
     for shape in ((), (1,), (1, 1)):
         sound = experts_in_fp8(prefix, "weight_scale", disk, dict.fromkeys(ROWS, shape))
+        # That label means stored activation scales too.
+        for module in [name.removesuffix(".weight") for name in sound if name.endswith(".weight")]:
+            sound[f"{module}.input_scale"] = typed(np.float32(0.01).reshape(()), "F32")
         assert found(audit(memory_checkpoint(sound, config=config))) == []
     for bad in ((200,), (200, 1), (2, 3)):
         tensors = {**sound}

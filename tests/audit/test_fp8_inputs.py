@@ -38,12 +38,19 @@ def codes(report):
 # Attention in FP8 of a checkpoint with four-bit experts: how its configuration promises stored scales, or does not.
 
 
-def listed(algo, *without):
+def listed(algo, *without, **more):
     layout = LAYOUTS["MIXED_PRECISION"]
     layers = {**ALLOWED, **{name: {"quant_algo": algo} for name in ATTENTION}}
-    quant = {"quantization": {**section_of(layout), "quantized_layers": layers}}
+    quant = {"quantization": {**section_of(layout), "quantized_layers": layers}, **more}
     base = {name: item for name, item in layout.tensors().items() if name not in without}
     return lambda tensors: layout.open({**base, **tensors}, quant=quant)
+
+
+def of_modelopt(inputs):
+    """The groups that ModelOpt writes beside its algorithms."""
+    weights = {"num_bits": 8, "type": "float", "dynamic": False}
+    group = {"weights": weights, "input_activations": inputs, "targets": list(ATTENTION)}
+    return {"config_groups": {"group_0": group}}
 
 
 def grouped(inputs, strategy="tensor"):
@@ -113,19 +120,39 @@ def test_a_configuration_that_says_dynamic(id):
     assert codes(audit(DYNAMIC[id]({**none, f"{Q}.input_scale": scale()}))) == []
 
 
-def test_modelopts_label_and_what_the_file_makes_of_it():
-    opened = listed("FP8")
-    assert codes(audit(opened(eight(ATTENTION)))) == []
-    # Another of the file has one, and so it is meant.
-    assert found(audit(opened(eight(ATTENTION, [OUT])))) == [HOLE]
-    assert found(audit(opened(eight(ATTENTION, ATTENTION)))) == [HOLE]
-    # None has: weights alone may have been quantised.
+@pytest.mark.parametrize("dynamic", [None, False])
+def test_modelopts_label_means_it_whether_one_is_gone_or_all(dynamic):
+    """vLLM fills the same slot either way: zeros, where no fused sibling hides it."""
+    groups = {} if dynamic is None else of_modelopt({**FLOAT, "dynamic": dynamic})
+    # One of other modules' makes no difference.
     other = "model.layers.0.linear_attn.out_proj.input_scale"
     assert other in LAYOUTS["MIXED_PRECISION"].tensors()
-    report = audit(listed("FP8", other)(eight(ATTENTION, ATTENTION)))
-    assert codes(report) == [("scale.missing.linear.fp8.label", "info")]
-    assert found(report) == []
-    assert outcomes(report) == outcomes(audit(opened(eight(ATTENTION))))
+    healthy = audit(listed("FP8", other, **groups)(eight(ATTENTION)))
+    assert OUT not in " ".join(name for item in healthy.findings for name in item.tensors)
+    before = outcomes(healthy)
+    for lost in ([OUT], ATTENTION):
+        report = audit(listed("FP8", **groups)(eight(ATTENTION, lost)))
+        assert found(report) == [HOLE]
+        alone = audit(listed("FP8", other, **groups)(eight(ATTENTION, lost)))
+        assert codes(alone) == [("scale.missing.linear.fp8", "backend")]
+        for each in (report, alone):
+            assert {one.outcome for one in each.backends if one.name in VLLM and before[one.name] != "unsupported"} == {
+                "zero"
+            }
+            assert all(one.outcome == before[one.name] for one in each.backends if one.name == "transformers")
+    assert codes(audit(listed("FP8", **groups)(eight(ATTENTION)))) == []
+
+
+@pytest.mark.parametrize("inputs", [{"num_bits": 8, "type": "float", "dynamic": True}, None])
+def test_a_label_that_its_own_group_denies(inputs):
+    """ModelOpt's FP8 means stored scales, and the group says that there are none: a note, with the reason."""
+    other = "model.layers.0.linear_attn.out_proj.input_scale"
+    opened = listed("FP8", other, **of_modelopt(inputs))
+    report = audit(opened(eight(ATTENTION, ATTENTION)))
+    [item] = [one for one in report.findings if one.code == "scale.missing" and OUT in " ".join(one.tensors)]
+    assert (item.text, item.severity) == ("scale.missing.linear.fp8.label", "info")
+    assert "contradicts itself" in describe(item)[0]
+    assert "自相矛盾" in describe(item, "zh")[0]
 
 
 def test_a_namesake_in_another_layer():
@@ -197,8 +224,7 @@ def test_experts_without_the_scale_that_is_due(id, language):
     assert item.tensors == tuple(f"{PREFIX}.{expert}.up_proj.input_scale" for expert in (1, 3))
     assert "1, 3" in describe(item, language)[0]
     none = audit(memory_checkpoint(experts(PREFIX, EVERY), config=config))
-    severity = {"static": "backend", "modelopt": "info"}[id]
-    assert {one.severity for one in none.findings if one.code == "scale.missing"} == {severity}
+    assert {one.severity for one in none.findings if one.code == "scale.missing"} == {"backend"}
 
 
 def test_experts_that_need_none():
