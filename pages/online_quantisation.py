@@ -6,7 +6,7 @@ from nvfp4viz.ui import online_memory as memory
 from nvfp4viz.ui import online_parts as parts
 from nvfp4viz.ui import online_token as token
 from nvfp4viz.ui.export import about
-from nvfp4viz.ui.loading_parts import PROMPT, PROMPTS
+from nvfp4viz.ui.loading_parts import PROMPT, PROMPTS, TOKENS
 from nvfp4viz.ui.shell import ensure_shell
 
 ensure_shell()
@@ -32,8 +32,20 @@ PARTS = {
 PARTS[page.parts("part", parts.PARTS)](page)
 
 of = {"checkpoint": parts.SAMPLE, "layer": view["layer"], "weight": view["w"]}
+part = view["part"]
 page.foot(
-    code={"layer": view["layer"], "weight": view["w"], "ranks": int(view["tp"])},
+    # The page's own file shows the first part.
+    snippet=None if part == parts.PARTS[0] else f"online_quantisation_{part}",
+    code={
+        "layer": view["layer"],
+        "weight": view["w"],
+        "n": view["n"],
+        "shape": figures.SHAPES[view["shape"]],
+        "ranks": int(view["tp"]),
+        "prompt": view["p"],
+        "tokens": TOKENS,
+        "row": token.ROWS.index(view["row"]),
+    },
     data={
         "ways": lambda: about(of, figures.way_rows(parts.shown_ways(page))),
         "peak_memory": lambda: memory.rows_of(page),

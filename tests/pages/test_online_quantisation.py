@@ -1,15 +1,22 @@
 """The page on online quantisation as a reader in either language meets it."""
 
+import ast
+import json
+import re
+
+import numpy as np
 import pytest
 
 from nvfp4viz.errors import FormatError
 from nvfp4viz.figures.online import SHAPES
 from nvfp4viz.quant.online import WAYS, peak_buffers
+from nvfp4viz.quant.per_token import VERSIONS
 from nvfp4viz.ui import online_memory
-from nvfp4viz.ui.numbers import four
+from nvfp4viz.ui.loading_parts import quoted
+from nvfp4viz.ui.numbers import exact, four
 from nvfp4viz.ui.online_memory import MEASURED, recorded_times
 from nvfp4viz.ui.online_parts import PARTS, WEIGHTS, ways_of, weights_of
-from nvfp4viz.ui.online_token import ROWS
+from nvfp4viz.ui.online_token import ROWS, TOKEN_BACKEND
 
 from .conftest import guessed, shown_code_output, skipped, texts
 
@@ -151,9 +158,94 @@ def test_scales_per_token_answer_in_spite_of_the_holes(open_page):
         assert table.count("| yes |") == nan
 
 
-def test_the_shown_code_gives_the_page_s_numbers(open_page):
-    output = shown_code_output(open_page(PAGE), PAGE)
-    assert "folded_bf16: 12419 codes differ" in output
-    assert "6144 KiB by count, about 6" in output
-    assert "shared 0 0" in output
-    assert "flashinfer-0.7.4 ['0x7E', '0x00', '0x7F'] 1" in output
+def rows(shown):
+    """The tables' rows, by their first cell."""
+    found = [line.strip("| ").replace("`", "").replace("−", "-").split(" | ") for line in shown.splitlines()]
+    return {(row[0], len(row)): row[1:] for row in found if len(row) > 1}
+
+
+NAMES = dict(zip(WAYS, ("direct", "folded in float32", "folded, cast to BF16"), strict=True))
+
+
+@pytest.mark.parametrize("query", [{}, {"n": "7"}, {"layer": "2", "w": "down_proj", "n": "3"}], ids=str)
+def test_the_code_of_the_ways_gives_both_bars_and_the_chosen_element(open_page, query):
+    at = revealed(open_page, "ways", **query)
+    shown = texts(at)
+    bars = json.loads(at.get("plotly_chart")[0].proto.spec)["data"]
+    output = shown_code_output(at, PAGE)
+    table = rows(shown)
+    for k, (way, name) in enumerate(NAMES.items()):
+        line, element = re.findall(rf"^{way}: (.*)$", output, re.MULTILINE)
+        codes, codes_share, scales, scales_share, db = re.fullmatch(
+            r"(.+) codes \((.+ %)\) and (.+) block scales \((.+ %)\) differ, (.+) dB", line
+        ).groups()
+        told = table[name, 5]
+        assert (codes.replace("of", "/"), scales.replace("of", "/"), db) == tuple(told[:3])
+        assert [codes_share, scales_share] == [bar["text"][k] for bar in bars]
+        value, byte, scaled, code = re.fullmatch(
+            r"(\S+) enters, block scale (\S+), scaled (\S+), code (\S+)", element
+        ).groups()
+        entered, _, shown_byte, shown_scaled, shown_code, _ = table[name, 7]
+        assert (byte, code) == (shown_byte, shown_code)
+        assert (np.float32(value), np.float32(scaled)) == (np.float32(entered), np.float32(shown_scaled))
+    place = re.search(
+        r"^expert (\d+), row (\d+), column (\d+): weight (\S+), encode scale (\S+)$", output, re.MULTILINE
+    )
+    expert, row, column, weight, encode = place.groups()
+    weight, encode = exact(float(weight)), exact(float(encode))
+    assert f"Expert {expert}, row {row}, column {column}: the weight is {weight}, the expert's" in shown
+    assert f"encode scale **{encode}**" in shown
+
+
+@pytest.mark.parametrize("query", [{}, {"layer": "1"}, {"shape": "deepseek_v4_flash"}], ids=str)
+def test_the_code_of_the_memory_gives_the_shown_shape_s_peaks(open_page, query):
+    at = revealed(open_page, "memory", **query)
+    shown = texts(at)
+    output = shown_code_output(at, PAGE)
+    counted = dict(re.findall(r"^(\w+): (.*) KiB = .* by count$", output, re.MULTILINE))
+    measured = dict(re.findall(r"^(\w+): about (\d+) KiB measured$", output, re.MULTILINE))
+    assert tuple(counted) == WAYS
+    if "shape" in query:
+        direct, _, cast = re.findall(r"= (\S+ MiB) by count", output)
+        assert f"the direct way holds {direct} more, folding and casting **{cast}**" in shown
+        assert not measured
+        return
+    for way, name in NAMES.items():
+        assert f"| {name} | {counted[way]} |" in shown
+        # The code writes tens of KiB, and another run's Python objects may be some hundred bytes more or fewer.
+        assert abs(float(measured[way]) - cells(shown, name)[1]) <= 5 + 1
+
+
+@pytest.mark.parametrize("query", [{}, {"tp": "4", "w": "down_proj", "layer": "3"}], ids=str)
+def test_the_code_of_the_ranks_gives_both_maxima(open_page, query):
+    at = revealed(open_page, "ranks", **query)
+    shown = texts(at)
+    output = shown_code_output(at, PAGE)
+    for which, name in (("shared", "shared by an all-reduce"), ("local", "each rank's own")):
+        codes, scales, db = re.search(rf"{which}: (.+) codes and (.+) block scales differ, (.+) dB", output).groups()
+        assert f"| {name} | {codes.replace('of', '/')} | {scales.replace('of', '/')} | {db} |" in shown
+    experts, every, factor = re.search(r"(\d+) of (\d+) experts .* factor of (\S+)", output).groups()
+    assert f"**{experts} of {every} experts** have another" in shown
+    assert f"by up to a factor of {factor}." in shown
+
+
+@pytest.mark.parametrize("query", [{}, {"p": "code", "row": "tiny"}], ids=str)
+def test_the_code_of_the_tokens_gives_the_answers_and_the_chosen_row(open_page, query):
+    at = revealed(open_page, "token", **query)
+    shown = texts(at)
+    output = shown_code_output(at, PAGE)
+    for backend, name in (("vllm-cutlass", "static scales, from the file"), (TOKEN_BACKEND, "`nvfp4_per_token`")):
+        answer, low, high = re.search(rf"^{backend}: (.*), input scales (\S+) to (\S+)$", output, re.MULTILINE).groups()
+        spread = exact(float(low)) if low == high else f"{four(float(low))} … {four(float(high))}"
+        assert f"| {name} | {quoted(ast.literal_eval(answer))} | {backend} | {spread} |" in shown
+    table = shown.split("A row of zeros, by version")[1]
+    for version in VERSIONS:
+        decode, encode, byte, codes, nan = re.search(
+            rf"^{version}: decode (\S+), encode (\S+), (\S+), (\[.*\]), NaN (\w+)$", output, re.MULTILINE
+        ).groups()
+        codes = " ".join(ast.literal_eval(codes))
+        cells_ = (
+            f"{four(float(decode))} | {four(float(encode))} | `{byte}` | `{codes}` | {'yes' if nan == 'True' else 'no'}"
+        )
+        assert f" | {cells_} |" in table
+    assert output.count("NaN") == len(VERSIONS)

@@ -1,27 +1,20 @@
 from nvfp4viz.checkpoint import open_checkpoint
-from nvfp4viz.quant.online import compare_ranks, compare_ways, first_lost
-from nvfp4viz.quant.online_memory import measure_peaks
-from nvfp4viz.quant.per_token import VERSIONS, quantize_tokens, token_cases
+from nvfp4viz.quant.online import WAYS, compare_ways, first_lost
 from sample_checkpoints import ensure
 
 layer, weight = $layer, $weight
 weights = open_checkpoint(ensure("tiny-moe-bf16")).read(f"model.layers.{layer}.experts.{weight}")
 
-# three ways to pack a layer's experts at load, and what each holds at its peak, counted and measured
-ways, peaks = compare_ways(weights), measure_peaks(weights)
+# three ways to pack a layer's experts at load, against the direct one
+ways = compare_ways(weights)
 for one in ways:
-    held = f"{one.peak / 1024:.0f} KiB by count, about {round(peaks[one.way] / 1024, -1):.0f} KiB measured"
-    print(f"{one.way}: {one.codes_differ} codes differ, {one.summary.sqnr_db:.4f} dB, {held}")
+    codes = f"{one.codes_differ:,} of {one.codes:,} codes ({100 * one.codes_differ / one.codes:.3g} %)"
+    scales = f"{one.scales_differ:,} of {one.blocks:,} block scales ({100 * one.scales_differ / one.blocks:.3g} %)"
+    print(f"{one.way}: {codes} and {scales} differ, {one.summary.sqnr_db:.4f} dB")
 
 # one element whose code the cast changed
-lost = first_lost(weights, ways)
-print(f"w {lost.weight}, w·G {lost.folded}, cast {lost.cast}: codes", [int(t.codes[lost.column % 16]) for t in lost.traces])
-
-# the maximum shared by tensor-parallel ranks, or each rank's own
-for one in compare_ranks(weights, $ranks, weight.removesuffix("_proj")):
-    print("shared" if one.shared else "local", one.codes_differ, one.scales_differ)
-
-# a scale a row: ordinary, with a tiny block, all zero
-for version in VERSIONS:
-    made = quantize_tokens(token_cases(), version)
-    print(version, [f"0x{byte:02X}" for byte in made.scales[:, -1]], made.nan_rows)
+lost = first_lost(weights, ways, $n)
+print(f"expert {lost.expert}, row {lost.row}, column {lost.column}: weight {lost.weight}, encode scale {lost.encode}")
+at = lost.column % 16
+for way, value, trace in zip(WAYS, (lost.weight, lost.folded, lost.cast), lost.traces):
+    print(f"{way}: {value} enters, block scale 0x{trace.scale_byte:02X}, scaled {trace.products[at]}, code {trace.codes[at]:04b}")
