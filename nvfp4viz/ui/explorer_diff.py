@@ -27,7 +27,11 @@ KINDS = ("config", "types", "only_a", "only_b", "values")
 # Rows that a page shows; the JSON has all.
 MOST_ROWS = 5000
 # Pixels: a number that is cut on its left is another number, and roles that are cut on their right look alike.
-WIDTHS = {"layer": 70, "expert": 75, "projection": 100, "role": 140, "A": 190, "B": 190, "ratio": 120}
+# Up to the ratio they fit into the 900 that a window of 1280 leaves: what one compares for needs no scrolling.
+WIDTHS = {
+    "kind": 100, "name": 365, "A": 155, "B": 155, "ratio": 115,
+    "layer": 70, "expert": 75, "projection": 100, "role": 140,
+}  # fmt: skip
 _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -144,7 +148,7 @@ class Row:
         """What the table shows; what A and B have is text, because a tensor's type and a number share a column."""
         place = {} if self.view is None else _place(self.view, self.name)
         where = dict.fromkeys(("layer", "expert", "projection", "role")) | place
-        return {"kind": self.kind, "name": self.name, **where, "A": self.a, "B": self.b, "ratio": self.ratio}
+        return {"kind": self.kind, "name": self.name, "A": self.a, "B": self.b, "ratio": self.ratio, **where}
 
 
 def diff_rows(found: Diff, a: CanonicalView, b: CanonicalView) -> Iterator[Row]:

@@ -200,11 +200,17 @@ def test_a_page_that_starts_over_shows_where_its_checkpoint_comes_from(visit, la
 @pytest.mark.parametrize("lang", LANGUAGES)
 def test_the_columns_of_a_comparison_have_room_for_their_numbers(visit, lang):
     """A number that is cut on its left loses its sign; the canvas cannot be read, so its columns are measured."""
-    from nvfp4viz.ui.explorer_diff import WIDTHS
+    from nvfp4viz.ui.explorer_diff import WIDTHS, Row
 
     page = visit(f"/explorer?lang={lang}")
     open_tab(page, lang, "compare")
-    page.locator("[data-testid=stDataFrame]").first.wait_for()
+    table = page.locator("[data-testid=stDataFrame]").first
+    table.wait_for()
+    page.wait_for_function("document.querySelector('[data-testid=stDataFrame]').getBoundingClientRect().width > 800")
+    # What one compares for is on screen: all columns up to the ratio, and no other stands between them.
+    first = ("kind", "name", "A", "B", "ratio")
+    assert tuple(Row("values", "x", "x").cells())[:5] == first
+    assert sum(WIDTHS[name] for name in first) <= table.evaluate("table => table.getBoundingClientRect().width")
     widest = page.evaluate(
         "font => { const pen = document.createElement('canvas').getContext('2d'); pen.font = font;"
         " return Object.fromEntries(['−0.00001234', '-1.1754944e-38', 'weight_scale_2'].map("
