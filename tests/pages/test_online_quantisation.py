@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 
+import nvfp4viz.quant.online_memory
 from nvfp4viz.errors import FormatError
 from nvfp4viz.figures.online import SHAPES
 from nvfp4viz.quant.online import WAYS, peak_buffers
@@ -127,6 +128,10 @@ def test_where_no_process_starts_the_count_still_stands(open_page, monkeypatch, 
     at = revealed(open_page, "memory", lang)
     assert "Operation not permitted" in texts(at)
     assert len(at.get("plotly_chart")) == 1
+    monkeypatch.setattr(nvfp4viz.quant.online_memory, "measure_peaks", refuse)
+    output = shown_code_output(at, PAGE)
+    assert "Operation not permitted" in output
+    assert "= 0.5625 MiB by count" in output
 
 
 def test_memory_of_a_large_model_is_counted_and_times_are_recorded_ones(open_page):

@@ -1,4 +1,5 @@
 from nvfp4viz.checkpoint import open_checkpoint
+from nvfp4viz.errors import NvError
 from nvfp4viz.quant.online import WAYS, peak_buffers
 from nvfp4viz.quant.online_memory import measure_peaks
 from sample_checkpoints import ensure
@@ -12,5 +13,8 @@ for way in WAYS:
 # and measured, if this is the shape whose weights lie here; to ten KiB, for Python's own objects come and go
 weights = open_checkpoint(ensure("tiny-moe-bf16")).read("model.layers.$layer.experts.gate_up_proj")
 if list(weights.shape) == shape:
-    for way, held in measure_peaks(weights).items():
-        print(f"{way}: about {round(held / 2**10, -1):.0f} KiB measured")
+    try:
+        for way, held in measure_peaks(weights).items():
+            print(f"{way}: about {round(held / 2**10, -1):.0f} KiB measured")
+    except NvError as error:
+        print(error)
