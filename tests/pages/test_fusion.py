@@ -1,5 +1,7 @@
 """The page on fusion as a reader in either language meets it."""
 
+import re
+
 import pytest
 
 from nvfp4viz.figures import fusion as figures
@@ -201,6 +203,18 @@ def test_the_code_of_one_scale_measures_the_weights_that_are_shown(open_page, qu
         for name, one in parts.items():
             assert f"'{name}': 'x {one.factor:.4g}, {one.summary.sqnr_db:.2f} dB'" in lines[way]
     assert output.count("subnormal block scales") == len(FACTORS)
+
+
+@pytest.mark.parametrize("query", [{}, {"tp": "2", "rank": "1", "row": "77"}], ids=str)
+def test_the_code_follows_one_row_through_both_orders(open_page, query):
+    at = skipped(open_page(PAGE, part="deltanet", **query), CUT)
+    shown = texts(at)
+    lines = [line for line in shown_code_output(at, PAGE).splitlines() if line.startswith("qkvz")]
+    found = [re.search(r"part='(\w+)'.*part_row=(\d+).*tensor_row=(\d+)", line).groups() for line in lines]
+    assert [part for part, _, _ in found] == [found[0][0]] * 2
+    assert found[0][1] == found[1][1]
+    for _, _, row in found:
+        assert f"{int(row):,}" in shown
 
 
 def test_the_code_of_the_kinds_counts_what_the_page_counts(open_page):
