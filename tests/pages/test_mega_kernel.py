@@ -37,8 +37,8 @@ def test_every_part_opens_by_link(open_page, lang, part):
 @pytest.mark.parametrize(
     ("lang", "said"),
     [
-        ("en", "0 of 262,144 weight codes change: they only move. Numbers change in 2 quantisations to FP8"),
-        ("zh", "262,144 个权重编码里有 0 个变化：它们只是搬动位置。数值在 2 次量化到 FP8"),
+        ("en", "0 of 262,144 codes of gate and up change: they only move. Numbers change in 2 quantisations to FP8"),
+        ("zh", "gate 与 up 的 262,144 个编码里有 0 个变化：它们只是搬动位置。数值在 2 次量化到 FP8"),
     ],
 )
 def test_it_opens_with_what_moves_and_what_changes(open_page, lang, said):
