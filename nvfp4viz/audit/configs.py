@@ -6,14 +6,15 @@ from collections.abc import Collection, Iterator, Sequence
 
 from nvfp4viz.audit.facts import label_in, pruned_layers
 from nvfp4viz.audit.findings import make
+from nvfp4viz.audit.fp8 import SCALES
 from nvfp4viz.audit.labels import is_native, label_findings
-from nvfp4viz.audit.linears import Linear, fp8_scale, is_draft, is_quantised_by_all
+from nvfp4viz.audit.linears import FP8, Linear, fp8_scale, is_draft, is_quantised_by_all
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.sisters import router_names
 from nvfp4viz.audit.two_files import files_findings, of_each_file
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, TensorEntry
 from nvfp4viz.checkpoint.canonical import EXPERT_KEYS, config_experts, config_number
-from nvfp4viz.checkpoint.module_rules import bare
+from nvfp4viz.checkpoint.module_rules import bare, compiled, targets_of
 from nvfp4viz.checkpoint.problems import as_written, printable
 from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG
 
@@ -30,6 +31,7 @@ def config_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Sequen
     if used is not None and used.missing and quantised:
         fill = {"file": used.file, "fields": ", ".join(used.missing), "engines": ("vllm",)}
         yield make("config.incomplete", "backend", count=len(used.missing), fill=fill)
+    yield from _no_expression(checkpoint.quant_config)
     yield from _no_number(checkpoint, view)
     quant = checkpoint.quant_config
     labels = list(of_each_file(quant, lambda lists: label_findings(checkpoint, view, linears, lists)))
@@ -43,6 +45,21 @@ def _absent(checkpoint: Checkpoint) -> Finding:
     if checkpoint.config is not None:
         return make("config.absent", "error", count=1)
     return make("config.absent", "warn", text="config.absent.no-files", count=1)
+
+
+def _no_expression(quant: QuantConfig) -> Iterator[Finding]:
+    """A pattern after ``re:`` that does not compile, which a load comes to with the first module no other one matches.
+
+    Of ModelOpt's lists nobody compiles it.  Source: ``check_equal_or_regex_match`` of vLLM and SGLang.
+    """
+    used = quant.used
+    if used is None or used.method not in ("compressed-tensors", "quark"):
+        return
+    patterns = [*(used.exclude or ()), *targets_of(used.config_groups)]
+    wrong = [name for name in dict.fromkeys(patterns) if name.startswith("re:") and compiled(name[3:]) is None]
+    if wrong:
+        fill = {"file": used.file, "pattern": as_written(wrong[0], 120), "engines": ("vllm", "sglang")}
+        yield make("config.invalid", "backend", text="config.invalid.expression", count=len(wrong), fill=fill)
 
 
 def _no_number(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
@@ -148,7 +165,7 @@ def _against_excludes(
     """Tensors against the exclude list; an allow-list that leaves something out says nothing about exclusion."""
     quant = checkpoint.quant_config
     if not quant.sections or quant.algo == "MIXED_PRECISION":
-        yield from _excluded_fp8(lists, linears, note=True)
+        yield from _excluded_fp8(lists, view, linears, note=True)
         yield from _listed_but_plain(quant, linears)
         return
     yield from _singled_out(lists, view)
@@ -165,7 +182,8 @@ def _against_excludes(
         fill = {"numbers": layers, **stops}
         yield make("config.excluded-but-quantised", severity, tensors=excluded, count=count, fill=fill)
     # Where FP8 is what everything else is stored in, being excluded from four bits means FP8 (TRT-LLM#16196).
-    yield from _excluded_fp8(lists, linears, note=any(section.method == "fp8" for section in quant.sections))
+    note = any(section.method == "fp8" for section in quant.sections)
+    yield from _excluded_fp8(lists, view, linears, note=note)
     if _quantises_every_linear(quant):
         plain = [
             f"{name}.weight"
@@ -264,12 +282,22 @@ def _plain(linears: Sequence[Linear]) -> Iterator[str]:
     return (linear.name for linear in linears if linear.format == "plain" and is_quantised_by_all(linear.name))
 
 
-def _excluded_fp8(quant: QuantConfig, linears: Sequence[Linear], *, note: bool) -> Iterator[Finding]:
+def _excluded_fp8(
+    quant: QuantConfig, view: CanonicalView, linears: Sequence[Linear], *, note: bool
+) -> Iterator[Finding]:
+    """Ordinary modules, and the experts of draft layers beside them, which `draft.unquantised` leaves out."""
     names = [
         scale.name
         for linear in linears
         if linear.format == "FP8" and (scale := fp8_scale(linear)) is not None and quant.lists(linear.name)
     ]  # fmt: skip
+    for (layer, _, _), module in view.modules.items():
+        if layer in view.draft_layers and module.state == "other":
+            tensors = {**module.tensors, **module.extras}
+            weight = tensors.get("weight", tensors.get(""))
+            scale = next((tensors[suffix] for suffix in SCALES if suffix in tensors), None)
+            if weight is not None and weight.dtype in FP8 and scale is not None and quant.lists(module.name):
+                names.append(scale.name)
     if names and note:
         yield make("loader.note", "info", text="loader.note.excluded-fp8", tensors=names)
     elif names:

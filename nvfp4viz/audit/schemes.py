@@ -222,17 +222,17 @@ _FOUR_BIT = ("NVFP4", "W4A16", "W4A8", "W4A4", "MXFP4")
 
 def _drafts(facts: Facts, lists: QuantConfig) -> Iterator[Finding]:
     """Draft layers outside the scheme; where the configuration does not exclude them, a server quantises them."""
-    plain = [layer for layer in facts.view.draft_layers if layer not in facts.layers]
+    view, quant = facts.view, facts.checkpoint.quant_config
+    # FP8 ones are quantised; where a list leaves them out, they are told of with what stands beside them.
+    floats = {layer for (layer, _, _), module in view.modules.items() if module.state == "unquantised"}
+    plain = [layer for layer in view.draft_layers if layer not in facts.layers and layer in floats]
     if not plain:
         return
-    view, quant = facts.view, facts.checkpoint.quant_config
     blocks = [view.blocks[layer] for layer in plain]
     yield make("draft.unquantised", "info", tensors=blocks, count=len(plain))
     listed = [
         block for block in blocks if (quant.algo_of(block) or "").startswith(_FOUR_BIT) and not lists.is_excluded(block)
     ]
-    floats = {layer for (layer, _, _), module in view.modules.items() if module.state == "unquantised"}
-    listed = [block for layer, block in zip(plain, blocks, strict=True) if block in listed and layer in floats]
     if listed:
         text = "config.unquantised-not-excluded.draft"
         yield make("config.unquantised-not-excluded", "warn", text=text, tensors=listed)

@@ -381,15 +381,20 @@ def config_number(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | Non
 def config_experts(config: Mapping[str, Any], layer: int) -> int | None:
     """How many experts the configuration gives a layer, None where it does not say.
 
-    Layers that were searched one by one (Puzzle) have a number each, in ``block_configs``.
+    Layers that were searched one by one (Puzzle) have a number each, in ``block_configs`` or below its ``ffn.moe``.
     """
     text = config.get("text_config")
     for holder in (config, text if isinstance(text, dict) else {}):
         searched = holder.get("block_configs")
         if isinstance(searched, list) and layer < len(searched) and isinstance(searched[layer], dict):
-            own = config_number(searched[layer], EXPERT_KEYS)
-            if own is not None:
-                return own
+            at: Any = searched[layer]
+            for part in ("ffn", "moe", None):
+                own = config_number(at, EXPERT_KEYS)
+                if own is not None:
+                    return own
+                at = at.get(part)
+                if not isinstance(at, dict):
+                    break
     return config_number(config, EXPERT_KEYS)
 
 

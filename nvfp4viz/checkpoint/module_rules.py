@@ -200,6 +200,17 @@ def groups_of(raw: Any) -> Groups:
     return Groups(exact, tuple(expressions), tuple(classes), unread)
 
 
+def targets_of(raw: Any) -> list[str]:
+    """What all ``config_groups`` aim at, as written.
+
+    >>> targets_of({"group_0": {"targets": ["Linear", "re:.*experts.*"]}, "group_1": None})
+    ['Linear', 're:.*experts.*']
+    """
+    groups = raw.values() if isinstance(raw, dict) else ()
+    lists = [group.get("targets") for group in groups if isinstance(group, dict)]
+    return [target for found in lists if isinstance(found, list) for target in found if isinstance(target, str)]
+
+
 def group_algo(group: Mapping[str, Any]) -> str:
     """A group's algorithm: ``"NVFP4"``, ``"W4A16_NVFP4"``, ``"MXFP4"``, or in words, such as ``"8-bit float"``.
 

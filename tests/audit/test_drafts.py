@@ -202,3 +202,35 @@ def test_every_command_names_a_draft_layer_in_one_way(tmp_path, capsys):
     main(["repair", folder, str(tmp_path / "out"), "--policy", "peer-max", "--apply"])
     [slot] = json.loads((tmp_path / "out" / "nvfp4viz-repair.json").read_text())["slots"]
     assert (slot["layer"], slot["draft"]) == (1, True)
+
+
+# A draft layer in FP8, as DeepSeek's own is, and as some exporters leave it beside NVFP4.
+
+
+def in_fp8(suffix, shared, exclude, rows=32):
+    parent = "model.layers.1.mlp"
+    names = [f"{parent}.experts.{e}.{p}_proj" for e in range(4) for p in ("gate", "up", "down")]
+    names += [f"{parent}.shared_experts.{p}_proj" for p in ("gate", "up", "down")] if shared else []
+    tensors = base(1)
+    for name in names:
+        tensors[f"{name}.weight"] = typed(np.full((rows, rows), 0x38, np.uint8), "F8_E4M3")
+        tensors[f"{name}.{suffix}"] = tensor(np.ones((1, 1), np.float32))
+    quant = {"quantization": {**QUANT["quantization"], "exclude_modules": ["*mlp.gate", *exclude]}}
+    return run_audit(opened(tensors, TWO, quant)).report, len(names)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("suffix", ["weight_scale_inv", "weight_scale", "scale"])
+def test_a_draft_in_fp8_has_one_verdict(suffix, shared):
+    report, modules = in_fp8(suffix, shared, ["model.layers.1*"])
+    said = [(item.code, item.text, item.severity, item.count) for item in report.findings]
+    assert said == [("config.excluded-but-quantised", "config.excluded-but-quantised.fp8", "warn", modules)]
+    # Nobody calls it unquantised where it is not excluded either.
+    report, _ = in_fp8(suffix, shared, [])
+    assert {item.code for item in report.findings} == {"config.conflict"}
+
+
+def test_a_plain_draft_is_unquantised_as_ever():
+    tensors = {**base(1), **{f"model.layers.1.mlp.experts.{e}.up_proj.weight": bf16(32, 32) for e in range(4)}}
+    quant = {"quantization": {**QUANT["quantization"], "exclude_modules": ["*mlp.gate", "model.layers.1*"]}}
+    assert "draft.unquantised" in {item.code for item in run_audit(opened(tensors, TWO, quant)).report.findings}

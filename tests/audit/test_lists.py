@@ -5,7 +5,7 @@ from time import sleep
 import numpy as np
 import pytest
 
-from nvfp4viz.audit import audit
+from nvfp4viz.audit import audit, describe
 from nvfp4viz.checkpoint import canonical, tensor
 from nvfp4viz.checkpoint.module_rules import Expression, compiled
 from tests.audit.config_faults import excluding, section_of, with_section
@@ -371,6 +371,11 @@ def test_experts_that_other_layers_have(config):
     assert found(audit(opened(short, config, QUANT))) == [("expert.absent", "error", 1, None, (7,))]
     own = {"num_hidden_layers": 2, "block_configs": [{"num_local_experts": 8}, {"num_local_experts": 7}]}
     assert found(audit(opened(short, own, QUANT))) == []
+    # ModelOpt's Puzzletron writes it further down.
+    deep = {"num_hidden_layers": 2, "block_configs": [{"ffn": {"moe": {"num_local_experts": at}}} for at in (8, 7)]}
+    assert found(audit(opened(short, deep, QUANT))) == []
+    deep["block_configs"][1] = {"ffn": {"moe": {"num_local_experts": 8}}}
+    assert found(audit(opened(short, deep, QUANT))) == [("expert.absent", "error", 1, None, (7,))]
 
 
 def test_draft_layers_of_two_namings_are_two():
@@ -459,6 +464,36 @@ def test_an_expression_without_end_is_given_up(change, monkeypatch):
     # One that ends, and one that is no expression at all, are nothing to speak of.
     for harmless in (r"re:.*lm_head", "re:("):
         assert "audit.partial.expression" not in [item.text for item in audit(layout.open(**change(harmless))).findings]
+
+
+@pytest.mark.parametrize("place", ["ignore", "targets"])
+def test_an_expression_that_is_none_stops_a_load(place):
+    """compressed-tensors' matching calls `re.match` with it as soon as no pattern before it has matched."""
+    layout = LAYOUTS["compressed-tensors"]
+    section = layout.config["quantization_config"]
+
+    def report_of(*patterns):
+        if place == "ignore":
+            change = {"ignore": [*section["ignore"], *patterns]}
+        else:
+            group = section["config_groups"]["group_0"]
+            change = {"config_groups": {"group_0": {**group, "targets": ["Linear", *patterns]}}}
+        return audit(layout.open(config={**layout.config, "quantization_config": {**section, **change}}))
+
+    sound = report_of("re:.*lm_head$", "re:.*[[:alpha:]]nothing")
+    assert found(sound) == []
+    report = report_of("re:(unclosed", "re:*")
+    assert found(report) == [("config.invalid", "backend", None, None, None)]
+    [item] = [one for one in report.findings if one.code == "config.invalid"]
+    assert (item.text, item.count) == ("config.invalid.expression", 2)
+    for language in ("en", "zh"):
+        assert "re:(unclosed" in describe(item, language)[0]
+    before, after = outcomes(sound), outcomes(report)
+    assert {name for name in after if after[name] != before[name]} == {
+        name for name in after if name.startswith(("vllm", "sglang"))
+    }
+    # ModelOpt's lists are wildcards: nobody compiles them.
+    assert found(audit(LAYOUTS["modelopt"].open(**excluding(LAYOUTS["modelopt"], "re:(unclosed")))) == []
 
 
 def test_many_slow_names_are_one_slow_expression(monkeypatch):
