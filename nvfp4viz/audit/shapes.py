@@ -33,7 +33,7 @@ def shape_findings(facts: Facts, config: Mapping[str, Any]) -> Iterator[Finding]
     config
         The configuration that these experts belong to; empty for another tower's.
     """
-    sizes = _sizes(facts)
+    sizes, widths = _sizes(facts), _listed_widths(config)
     usual: dict[str, dict[Size, int]] = {}
     for (_, projection), found in sizes.items():
         for size, experts in found.items():
@@ -43,11 +43,33 @@ def shape_findings(facts: Facts, config: Mapping[str, Any]) -> Iterator[Finding]
     for (layer, projection), found in sizes.items():
         # Most experts are right; of two halves, the one that other layers agree with.
         own = max(found, key=lambda size: (len(found[size]), usual[projection][size]))
+        kinds = {at: as_stored(projection, hidden_and_width(projection, own)[0], width) for at, width in widths.items()}
+        if all(any(kinds.get(at) == size for at in experts) for size, experts in found.items()):
+            # Every size is one that the configuration lists; the first kind's is held against other projections.
+            own = kinds[min(kinds)]
+        else:
+            kinds = {}
         layers.setdefault(layer, {})[projection] = own
         for size, experts in found.items():
-            if size != own:
-                yield _odd_one(facts, layer, projection, size, own, tuple(sorted(experts)))
+            odd = tuple(sorted(at for at in experts if kinds.get(at, own) != size))
+            if odd:
+                yield _odd_one(facts, layer, projection, size, kinds.get(odd[0], own), odd)
     yield from _between_projections(facts, layers, config)
+
+
+def _listed_widths(config: Mapping[str, Any]) -> dict[int, int]:
+    """Each expert's width where the configuration lists several kinds of experts (ERNIE 4.5 VL: of text, of images).
+
+    >>> _listed_widths({"moe_num_experts": [2, 1], "moe_intermediate_size": [128, 64]})
+    {0: 128, 1: 128, 2: 64}
+    """
+    holder = text_part(config)
+    counts, widths = holder.get("moe_num_experts"), holder.get("moe_intermediate_size")
+    if not isinstance(counts, list) or not isinstance(widths, list) or len(counts) != len(widths):
+        return {}
+    if not all(map(is_size, (*counts, *widths))) or sum(counts) > 100_000:
+        return {}
+    return dict(enumerate(width for count, width in zip(counts, widths, strict=True) for _ in range(count)))
 
 
 def _sizes(facts: Facts) -> dict[tuple[int, str], dict[Size, list[int]]]:

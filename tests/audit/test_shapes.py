@@ -56,6 +56,32 @@ def test_one_expert_of_another_shape(id, factor):
         assert refused(report)
 
 
+def test_two_kinds_of_experts_that_the_configuration_lists():
+    """ERNIE 4.5 VL: experts of text, and narrower ones of images."""
+    layout = LAYOUTS["modelopt"]
+    tensors = layout.tensors()
+    for expert in range(EXPERTS // 2, EXPERTS):
+        for kind, (rows, columns) in SIZES.items():
+            if kind in layout.kinds:
+                narrow = (rows, columns // 2) if kind == "down" else (rows // 2, columns)
+                tensors = resized(layout, tensors, kind, expert, *narrow)
+    half = EXPERTS // 2
+    listed = {key: value for key, value in CONFIG.items() if key != "num_experts"}
+    listed |= {"moe_num_experts": [half, half], "moe_intermediate_size": [WIDTH, WIDTH // 2]}
+    report = audit(layout.open(tensors, config=listed))
+    assert found(report) == []
+    assert not refused(report)
+    # One of the wide ones is no narrow one, and other widths than those are wrong as ever.
+    [item] = found(audit(layout.open(resized(layout, tensors, "up", 1, WIDTH // 2, HIDDEN), config=listed)))
+    assert item == ("weight.shape", "error", 0, "up", (1,))
+    many = tuple(range(half, EXPERTS))
+    for widths in ([WIDTH, WIDTH // 4], [WIDTH], WIDTH):
+        report = audit(layout.open(tensors, config={**listed, "moe_intermediate_size": widths}))
+        assert [one for one in found(report) if one[0] == "weight.shape"] == [
+            ("weight.shape", "error", 0, kind, many) for kind in layout.kinds
+        ]
+
+
 @pytest.mark.parametrize("id", PACKED)
 def test_the_same_tensors_rewritten_are_sound(id):
     layout = LAYOUTS[id]
