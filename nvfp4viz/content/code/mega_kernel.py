@@ -13,12 +13,14 @@ codes, padded = formats.unpack_nibbles(packed), formats.pad_align16b(packed)
 print(f"{len(codes)} codes: {len(packed)} bytes, then {padded.size} with {padded.size - len(packed)} in gaps")
 k = $k
 byte, nibble = formats.padded_place(k)
-print(f"code {k} is 0x{codes[k]:X}, {formats.decode_e2m1(codes)[k]:g}: the {'low high'.split()[nibble]} nibble of byte {k // 2} (0x{packed[k // 2]:02X})")
+value, half = formats.decode_e2m1(codes)[k], "high" if nibble else "low"
+print(f"code {k} is 0x{codes[k]:X}, {value:g}: the {half} nibble of byte {k // 2} (0x{packed[k // 2]:02X})")
 print(f"in shared memory at byte {byte} (0x{byte:02X}), atom {byte // 16}")
 
 # the E4M3 byte that the tensor core takes for each of the 16 codes
 widened = formats.widen_e2m1(range(16))
-print(widened.tobytes().hex(" "), "of another value:", sum(formats.decode_e4m3(widened) != formats.decode_e2m1(range(16))))
+changed = formats.decode_e4m3(widened) != formats.decode_e2m1(range(16))
+print(widened.tobytes().hex(" "), "of another value:", sum(changed))
 
 # does TMA take this tensor?
 for rule in formats.check_tensor_map(formats.TensorMap(*$map)):
