@@ -70,7 +70,7 @@ def absent_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterab
     holder = text_part(checkpoint.config or {})
     if checkpoint.blind_files or checkpoint.source.only is not None or holder.get("block_configs"):
         return
-    for path, layers in _kinds(view, linears).items():
+    for path, layers in mlp_kinds(view, linears).items():
         every = {kind: disk for kinds in layers.values() for kind, disk in kinds.items()}
         if "gate_up" in every:
             continue
@@ -100,7 +100,7 @@ def _family(view: CanonicalView) -> str:
     return f".{view.blocks[first]}".rpartition(f".{first}.")[0].removeprefix(".")
 
 
-def _kinds(view: CanonicalView, linears: Iterable[Linear]) -> dict[str, dict[int, dict[str, str]]]:
+def mlp_kinds(view: CanonicalView, linears: Iterable[Linear]) -> dict[str, dict[int, dict[str, str]]]:
     """Projections of the model's own MLPs under the names that they have, by path inside a layer, by layer."""
     found: dict[str, dict[int, dict[str, str]]] = {}
     family = _family(view) if view.moe_layers else None

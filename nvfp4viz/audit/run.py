@@ -21,6 +21,7 @@ from nvfp4viz.audit.findings import make, ordered, with_drafts_named
 from nvfp4viz.audit.forecast import forecast
 from nvfp4viz.audit.fp8 import fp8_findings, partial_text
 from nvfp4viz.audit.fp8_inputs import fp8_input_findings
+from nvfp4viz.audit.gates import gate_findings
 from nvfp4viz.audit.kv import kv_findings
 from nvfp4viz.audit.layers import layer_findings, no_layer_findings
 from nvfp4viz.audit.linears import SIBLINGS, collect_linears, linear_findings
@@ -209,6 +210,7 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
         findings += fp8_input_findings(checkpoint, view, linears, siblings)
         findings += mlp_findings(checkpoint, view, linears)
         findings += absent_findings(checkpoint, view, linears) if in_full else ()
+        findings += gate_findings(checkpoint, view, linears)
         findings += sister_findings(checkpoint, view, linears)
         findings += kv_findings(checkpoint, view)
     # A file may be lost while its numbers are read.

@@ -203,7 +203,7 @@ def nemotron_super() -> Checkpoint:
         else:
             out |= plain(*(f"{at}.mixer.{n}" for n in ("q_proj", "k_proj", "v_proj", "o_proj")))
     quant = sidecar("MIXED_PRECISION", None, exclude_modules=[], quantized_layers=allowed)
-    return memory_checkpoint(out, config=config(5, "n_routed_experts"), hf_quant_config=quant)
+    return memory_checkpoint(out, config=config(5, "n_routed_experts", mlp_hidden_act="relu2"), hf_quant_config=quant)
 
 
 def step() -> Checkpoint:
@@ -365,7 +365,8 @@ def weight_only() -> Checkpoint:
     group = {"weights": {"num_bits": 4, "type": "float", "group_size": 16}, "targets": ["Linear"]}
     section = {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4", "config_groups": {"group_0": group}}
     section["ignore"] = ["lm_head", "*mixer.gate"]
-    return memory_checkpoint(out, config={**config(2, "n_routed_experts"), "quantization_config": section})
+    named = config(2, "n_routed_experts", mlp_hidden_act="relu2")
+    return memory_checkpoint(out, config={**named, "quantization_config": section})
 
 
 def quark() -> Checkpoint:

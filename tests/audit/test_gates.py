@@ -1,0 +1,98 @@
+"""Gates of all experts of all layers that are gone, and experts that never had one."""
+
+import pytest
+
+from nvfp4viz.audit import audit, describe
+from tests.audit.families import FAMILIES
+from tests.audit.layouts import LAYOUTS
+from tests.audit.test_fp8_inputs import eight
+
+GATED = [id for id, layout in LAYOUTS.items() if {"gate", "up"} <= set(layout.kinds)]
+
+
+def without_gates(layout):
+    """Every tensor of an expert's gate away, and no router."""
+    lost = {name for expert in range(8) for name in layout.tensors() if _is_gate(layout, expert, name)}
+    assert lost
+    return {name: item for name, item in layout.tensors().items() if name not in lost}
+
+
+def _is_gate(layout, expert, name):
+    disk = layout.disk["gate"]
+    start = layout.name(expert, "gate", "weight").rpartition(disk)[0] + disk
+    if layout.projection_major:
+        start += f".{expert}"
+    return name.startswith((f"{start}.", f"{start}_")) or name == start
+
+
+def of_gates(report):
+    return [(item.text, item.severity) for item in report.findings if item.text.startswith("expert.absent.gate")]
+
+
+def said(layout, tensors, **config):
+    return audit(layout.open(tensors, config={**(layout.config or {}), **config}))
+
+
+@pytest.mark.parametrize("id", GATED)
+@pytest.mark.parametrize("holder", ["config", "text_config"])
+def test_a_silu_model_without_any_gate(id, holder):
+    layout = LAYOUTS[id]
+    act = {"hidden_act": "silu"}
+    act = act if holder == "config" else {"text_config": {**(layout.config or {}), **act}}
+    assert of_gates(said(layout, layout.tensors(), **act)) == []
+    report = said(layout, without_gates(layout), **act)
+    [(text, severity)] = of_gates(report)
+    assert severity == "error"
+    assert text.rpartition(".")[2] in ("function", "name", "sister")
+    assert report.verdict == "error"
+    [item] = [one for one in report.findings if one.text == text]
+    assert (item.code, item.projection) == ("expert.absent", "gate")
+    assert all(one.outcome != "safe" for one in report.backends)
+    for language in ("en", "zh"):
+        assert item.tensors[0] in describe(item, language)[0]
+
+
+def test_what_else_says_that_experts_are_gated():
+    """A shared expert with a gate, or an up that is called w3, says it without a word of the configuration."""
+    layout = LAYOUTS["modelopt"]
+    shared = eight([f"model.layers.0.mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")])
+    assert of_gates(said(layout, {**layout.tensors(), **shared})) == []
+    assert of_gates(said(layout, {**without_gates(layout), **shared})) == [("expert.absent.gate.sister", "error")]
+    layout = LAYOUTS["w1/w2/w3"]
+    assert of_gates(said(layout, layout.tensors())) == []
+    assert of_gates(said(layout, without_gates(layout))) == [("expert.absent.gate.name", "error")]
+
+
+def test_where_nothing_says_it():
+    layout = LAYOUTS["modelopt"]
+    for config in ({}, {"hidden_act": "gelu"}):
+        report = said(layout, without_gates(layout), **config)
+        assert of_gates(report) == [("expert.absent.gate.open", "info")]
+        assert {one.outcome for one in report.backends} == {
+            one.outcome for one in said(layout, layout.tensors(), **config).backends
+        }
+
+
+@pytest.mark.parametrize("function", ["relu2", "relu", "silu_no_mul"])
+def test_experts_that_have_no_gate(function):
+    """Nemotron's: silent by the function that the configuration names, whatever Mamba's is."""
+    layout = LAYOUTS["non-gated"]
+    named = {"mlp_hidden_act": function, "mamba_hidden_act": "silu", "hidden_act": "silu"}
+    assert of_gates(said(layout, layout.tensors(), **named)) == []
+    assert of_gates(said(layout, layout.tensors())) == []
+    # The same by the function alone.
+    plain = LAYOUTS["modelopt"]
+    assert of_gates(said(plain, without_gates(plain), **named)) == []
+
+
+@pytest.mark.parametrize("id", FAMILIES)
+def test_families_as_they_are_published(id):
+    assert of_gates(audit(FAMILIES[id]())) == []
+
+
+def test_a_gate_under_another_name_or_in_a_file_that_is_not_here():
+    layout = LAYOUTS["modelopt"]
+    tensors = without_gates(layout)
+    [up] = {name for name in tensors if name == layout.name(0, "up", "weight")}
+    other = up.replace("up_proj", "gate_linear")
+    assert of_gates(said(layout, {**tensors, other: tensors[up]}, hidden_act="silu")) == []
