@@ -488,6 +488,8 @@ def test_an_expression_that_is_none_stops_a_load(place):
     assert (item.text, item.count) == ("config.invalid.expression", 2)
     for language in ("en", "zh"):
         assert "re:(unclosed" in describe(item, language)[0]
+    [one] = [item for item in report_of("re:*").findings if item.code == "config.invalid"]
+    assert "holds 1 regular expression that does not compile" in one.message
     before, after = outcomes(sound), outcomes(report)
     assert {name for name in after if after[name] != before[name]} == {
         name for name in after if name.startswith(("vllm", "sglang"))
