@@ -34,6 +34,11 @@ def of_linears(family: Family, findings: Iterable[Finding], *, weight_only: bool
                 yield _activation(family, item, weight_only)
             else:
                 yield _effect(item, _weight(family, item), "weight")
+        elif item.text == "scale.outlier.sibling.linear":
+            # Transformers fuses nothing, and a weight-only kernel reads none of a four-bit module.
+            if family.engine != "transformers" and (item.params["fp8"] or not _ignores(family, weight_only)):
+                fill = _fill(item) | {"larger": item.params["larger"], "family": item.params["family"]}
+                yield Effect("degraded", MILD, _scope(item), _layers(item), "why.sibling.linear", fill)
         elif item.text == "scale.missing.linear":
             yield _missing(family, item, weight_only)
         elif item.text in ("scale.missing.linear.fp8", "scale.missing.experts.fp8"):

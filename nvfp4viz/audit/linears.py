@@ -17,6 +17,7 @@ from nvfp4viz.audit.facts import CLAIMS, CLASSES, Facts, classify, is_scalar, me
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.scales import block_fault, block_width, close, half_findings, json_number, severity_of
+from nvfp4viz.audit.siblings import apart_in_linears, times
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, TensorEntry
 from nvfp4viz.checkpoint.dialects import COMPRESSED_TENSORS, MODELOPT, PACKED, PROJECTIONS, QUARK_NVFP4, Dialect
 from nvfp4viz.checkpoint.dialects.collect import is_tower, layer_number
@@ -106,8 +107,10 @@ def linear_findings(
     facts: Facts,
     linears: Iterable[Linear],
     siblings: Sequence[tuple[str, ...]] = SIBLINGS,
+    *,
+    weight_only: bool = False,
 ) -> Iterator[Finding]:
-    """``scale.*`` and ``block-scale.group`` of ordinary modules."""
+    """``scale.*`` and ``block-scale.group`` of ordinary modules; ``weight_only``: as `forecast_linears.of_linears`."""
     linears = tuple(linears)
     four_bit = [linear for linear in linears if linear.format == "NVFP4"]
     yield from _missing(checkpoint, facts, four_bit)
@@ -116,6 +119,7 @@ def linear_findings(
     yield from _classes(facts.view, values, siblings)
     yield from _convention(values)
     yield from _siblings(facts.view, four_bit, values, siblings)
+    yield from _inputs_apart(checkpoint, facts.view, values, siblings, weight_only)
 
 
 Scalar = tuple[Linear, str, str, np.float32, np.float32]
@@ -330,6 +334,32 @@ def _siblings(
             yield make(
                 "scale.pair-mismatch", "warn", text="scale.pair-mismatch.linear", role="weight_scale_2",
                 layer=layer_of(names, view), tensors=names, count=parents, value=json_number(worst), fill=fill,
+            )  # fmt: skip
+
+
+def _inputs_apart(
+    checkpoint: Checkpoint, view: CanonicalView, values: list[Scalar], siblings: Iterable[tuple[str, ...]],
+    weight_only: bool,
+) -> Iterator[Finding]:  # fmt: skip
+    """``scale.outlier`` of modules that a server fuses, which read one input; in one format each."""
+    for kind in ("FP8",) if weight_only else ("NVFP4", "FP8"):
+        found = {
+            linear.name: (name, float(value)) for linear, role, name, _, value in values
+            if role == "input_scale" and linear.format == kind
+            and f"{linear.name}.pre_quant_scale" not in checkpoint.tensors
+        }  # fmt: skip
+        apart = apart_in_linears({module: value for module, (_, value) in found.items()}, siblings)
+        for family, groups in apart.items():
+            names = [found[module][0] for modules, _ in groups for module in modules]
+            modules, worst = max(groups, key=lambda group: group[1])
+            fill = {
+                "family": "/".join(family), "ratio": times(worst), "modules": len(groups), "larger": modules[0],
+                "high": json_number(found[modules[0]][1]), "low": json_number(found[modules[-1]][1]),
+                "numbers": layers_of(names, view), "fp8": kind == "FP8",
+            }  # fmt: skip
+            yield make(
+                "scale.outlier", "warn", text="scale.outlier.sibling.linear", role="input_scale",
+                layer=layer_of(names, view), tensors=names, count=len(groups), fill=fill,
             )  # fmt: skip
 
 

@@ -319,7 +319,7 @@ class _Places:
             return
         if item.layer is None and item.code != "scheme.mislabelled":
             return
-        if item.text == "scale.outlier.sibling":
+        if item.text.startswith("scale.outlier.sibling"):
             # Which of the two projections is wrong nobody knows.
             return
         for layer in self.facts.layers if item.layer is None else (item.layer,):

@@ -202,7 +202,9 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
         findings += _one_shard(checkpoint)
         findings += no_layer_findings(checkpoint, view)
         findings += _partial(view, in_full)
-        findings += linear_findings(checkpoint, facts, linears, siblings)
+        # Of a model without experts nothing but its modules tells.
+        unread = in_full and not scheme.activations
+        findings += linear_findings(checkpoint, facts, linears, siblings, weight_only=unread)
         # Of FP8 experts alone nothing else asks for the sizes.
         findings += () if view.complete else shape_findings(facts, checkpoint.config or {})
         findings += pre_quant_of_linears(checkpoint, view, linears)

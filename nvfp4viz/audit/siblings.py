@@ -1,18 +1,19 @@
 """Gate and up of an expert read the same input, so that their activation scales are one maximum measured twice.
 
 One expert that is off among its peers is `scales`' outlier; what is seen here is a whole projection that is off, whose
-experts agree with one another and not with their partners.
+experts agree with one another and not with their partners.  Ordinary modules that a server fuses have one number each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from nvfp4viz.audit.facts import F32, Facts, median_of
-from nvfp4viz.audit.fills import back_fills
+from nvfp4viz.audit.facts import F32, Facts, classify, median_of
+from nvfp4viz.audit.fills import FINGERPRINTS, back_fills
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.scales import OUTLIER_FLOOR, json_number
@@ -41,7 +42,7 @@ def sibling_findings(facts: Facts) -> Iterator[Finding]:
         if found is not None:
             place = facts.place(layer, ("gate", "up"), "input_scale", found.experts)
             low, high = sorted((found.gate, found.up))
-            ratio = f"{high / low:,.0f}" if high < 1e6 * low else f"{high / low:.0e}"
+            ratio = times(high / low)
             larger = "gate" if found.gate > found.up else "up"
             medians = {"gate": json_number(found.gate), "up": json_number(found.up)}
             yield make(
@@ -83,3 +84,56 @@ def _far(gate: F32, up: F32) -> int | None:
     """1 where gate is far above up in the median of their ratios, −1 where it is far below, else None."""
     middle = float(median_of(np.log2(gate.astype(np.float64)) - np.log2(up.astype(np.float64))))
     return None if abs(middle) <= OUTLIER_FLOOR else 1 if middle > 0 else -1
+
+
+# Attention whose keys and values come from another input than its queries.
+_CROSS = re.compile(r"cross|enc(?:oder|dec)_?(?:decoder_)?attn|attn2")
+
+
+def apart_in_linears(
+    scales: Mapping[str, float], families: Iterable[tuple[str, ...]]
+) -> dict[tuple[str, ...], list[tuple[list[str], float]]]:
+    """Fused ordinary modules whose activation scales differ by more than an outlier from its peers.
+
+    Parameters
+    ----------
+    scales
+        Effective multipliers by module, each somebody's own: neither AWQ's nor weight-only.
+    families
+        Last parts of the names of modules that a server fuses.
+
+    Returns
+    -------
+    found
+        By family: the modules of one parent, the one of the largest scale first, and the largest ratio between two.
+        Values that exporters fill in, and values that are no scale, count for none.
+    """
+    by_parent: dict[str, dict[str, float]] = {}
+    for module, value in scales.items():
+        scale = np.float32(value)
+        if not classify(np.array([scale]))[0] and not any(_is(scale, known) for known, _ in FINGERPRINTS):
+            parent, _, last = module.rpartition(".")
+            by_parent.setdefault(parent, {})[last] = value
+    out: dict[tuple[str, ...], list[tuple[list[str], float]]] = {}
+    for family in families:
+        for parent, members in by_parent.items():
+            there = sorted((last for last in family if last in members), key=lambda last: -members[last])
+            if len(there) < 2 or ("q" in family[0] and _CROSS.search(parent)):
+                continue
+            ratio = members[there[0]] / members[there[-1]]
+            if np.log2(ratio) > OUTLIER_FLOOR:
+                out.setdefault(family, []).append(([f"{parent}.{last}" for last in there], ratio))
+    return out
+
+
+def _is(scale: np.float32, known: np.float32) -> bool:
+    return bool(np.abs(scale - known) <= np.spacing(known))
+
+
+def times(ratio: float) -> str:
+    """A ratio for a sentence.
+
+    >>> times(1000.2), times(3e7)
+    ('1,000', '3e+07')
+    """
+    return f"{ratio:,.0f}" if ratio < 1e6 else f"{ratio:.0e}"
