@@ -16,10 +16,10 @@ def words_of(text: str) -> list[str]:
 
 
 # Written in Latin letters in both languages, and no terms of this field.
-EVERYDAY = words_of("CPU GPU JSON CSV HTML ZIP HTTP ASCII KiB GB TB ETag NumPy PyTorch")
+EVERYDAY = words_of("CPU GPU JSON CSV HTML ZIP HTTP ASCII KiB GB TB ETag NumPy PyTorch KeyError")
 # Makers, models, chips, data sets, and implementations that a table on their page explains.
 PROPER = words_of(
-    "NVIDIA AMD DeepSeek Qwen3 RTX DGX B200 H100 H200 A100 CNN DailyMail V1 V2 V3 V4 TRT CuteDSL SiTU DeltaNet"
+    "NVIDIA AMD DeepSeek Qwen3 RTX DGX B200 H100 H200 A100 CNN DailyMail TensorRT V1 V2 V3 V4 TRT CuteDSL SiTU DeltaNet"
 )
 # Bit patterns and units, written out where they stand; E8M0 is what safetensors calls UE8M0.
 PATTERNS = words_of("EEEE EE MMM TFLOP E8M0")
