@@ -241,7 +241,8 @@ def of_width(width, gated=True, hidden=HIDDEN):
             tensors[f"{at}.weight_scale"] = typed(np.full((rows, columns // 16), 0x38, np.uint8), "F8_E4M3")
             tensors[f"{at}.weight_scale_2"] = scalar(1e-4)
             tensors[f"{at}.input_scale"] = scalar(2e-3 * (1 + 0.1 * expert))
-    return layout.open(tensors, config={**CONFIG, "moe_intermediate_size": width, "hidden_size": hidden})
+    config = {**CONFIG, "moe_intermediate_size": width, "hidden_size": hidden}
+    return layout.open(tensors, config=config if gated else {**config, "mlp_hidden_act": "relu2"})
 
 
 @pytest.mark.parametrize(
