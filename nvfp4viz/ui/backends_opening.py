@@ -34,21 +34,24 @@ def on_gpu(request: MoeRequest) -> tuple[str, str]:
     return found.winner.enum, reads(found.winner, request.scheme)
 
 
-def over_gpus(request: MoeRequest) -> list[tuple[tuple[str, ...], str, str]]:
+Runs = list[tuple[tuple[str, ...], str, str]]
+
+
+def over_gpus(request: MoeRequest) -> Runs:
     """GPUs that answer alike, in order, with `on_gpu`'s answer."""
     alike = groupby(GPUS, key=lambda gpu: on_gpu(replace(request, gpu=gpu)))
     return [(tuple(gpus), *answer) for answer, gpus in alike]
 
 
-def draw_gpus(page: Lesson, request: MoeRequest, *, secret: bool = False) -> None:
+def draw_gpus(page: Lesson, runs: Runs, own: str, *, secret: bool = False) -> None:
     """A row for each run of GPUs: the slots as they are read, and what that makes of the missing one.
 
-    With ``secret``, the GPU of the request keeps its answer to itself.
+    With ``secret``, the GPU ``own`` keeps its answer to itself.
     """
     cells = "<i></i>" * SLOTS
     rows = []
-    for gpus, enum, reach in over_gpus(request):
-        here = request.gpu in gpus
+    for gpus, enum, reach in runs:
+        here = own in gpus
         hidden = here and secret
         kind, sign = ("asked", "?") if hidden else (reach, FATES[reach])
         name = "" if hidden else escape(enum)
@@ -78,13 +81,13 @@ def experts_part(page: Lesson) -> None:
 
 
 def _one_file(page: Lesson, request: MoeRequest, answered: bool) -> None:
-    rows = over_gpus(request)
-    broken = [gpu for gpus, _, reach in rows if reach == "expert" for gpu in gpus]
-    asked = next(gpus for gpus, _, _ in rows if request.gpu in gpus)
+    runs = over_gpus(request)
+    broken = [gpu for gpus, _, reach in runs if reach == "expert" for gpu in gpus]
+    asked = next(gpus for gpus, _, _ in runs if request.gpu in gpus)
     key = "before" if not answered else "seen" if broken else "nowhere"
     values = {"broken": gpus_named(page, *broken), "asked": gpus_named(page, *asked)}
     page.finding(f"over.{key}", version=VLLM, **values)
-    draw_gpus(page, request, secret=not answered)
+    draw_gpus(page, runs, request.gpu, secret=not answered)
 
 
 def _which_backend(page: Lesson) -> bool:
