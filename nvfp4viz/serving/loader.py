@@ -166,8 +166,7 @@ def load_parameters(
     ServingError
         ``serving.allocator``, ``serving.no-experts``, ``serving.shape`` (a tensor that does not fit its slot).
     """
-    if allocator not in ALLOCATORS:
-        raise ServingError("serving.allocator", allocator=allocator, known=", ".join(ALLOCATORS))
+    _refuse_unknown(allocator)
     hidden, intermediate = expert_shape(view)
     layers: list[LayerParameters] = []
     for layer in view.moe_layers:
@@ -194,14 +193,18 @@ def refill(
     ServingError
         ``serving.allocator``.
     """
-    if allocator not in ALLOCATORS:
-        raise ServingError("serving.allocator", allocator=allocator, known=", ".join(ALLOCATORS))
+    _refuse_unknown(allocator)
     layers = [_as_allocated(layer) for layer in parameters]
     _hold_memory(layers, allocator, seed, view.divisors)
     for layer in layers:
         _freeze(layer)
     roles = tuple(count.role for count in report.counts)
     return tuple(layers), _report(report.checkpoint, view, layers, allocator, seed, roles)
+
+
+def _refuse_unknown(allocator: str) -> None:
+    if allocator not in ALLOCATORS:
+        raise ServingError("serving.allocator", allocator=allocator, known=", ".join(ALLOCATORS))
 
 
 def _as_allocated(parameters: LayerParameters) -> LayerParameters:
