@@ -288,7 +288,7 @@ def _refuse_rest(done: Audit, policy: str, mends: Any) -> None:
 
 def _listed(findings: list[Finding]) -> str:
     shown = [f"{item.code} ({item.tensors[0]})" if item.tensors else item.code for item in findings[:3]]
-    return ", ".join(shown) + (", …" if len(findings) > 3 else "")
+    return ", ".join(shown) + (f" (+{len(findings) - 3})" if len(findings) > 3 else "")
 
 
 def _configs(checkpoint: Checkpoint) -> dict[str, bytes]:

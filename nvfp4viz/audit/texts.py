@@ -57,8 +57,9 @@ def _besides(params: Mapping[str, Any], language: str) -> str:
     found = params.get("besides") or []
     if not found:
         return ""
-    more = ", …" if len(found) > BESIDES else ""
-    return report_words(language, "besides", findings=", ".join(found[:BESIDES]) + more)
+    named = report_words(language, "between").join(found[:BESIDES])
+    more = len(found) - BESIDES
+    return report_words(language, "besides_more" if more > 0 else "besides", findings=named, more=more)
 
 
 _VERBS = {

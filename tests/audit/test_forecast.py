@@ -313,5 +313,10 @@ def test_no_more_than_a_few_others_are_named():
     long = [item for item in report.backends if len(item.params.get("besides", ())) > 3]
     assert long
     for item in long:
-        assert item.why.endswith(", ….")
+        more = len(item.params["besides"]) - 3
+        assert item.why.endswith(f" and {more} more.")
         assert item.why.partition("Besides: ")[2].count("(") == 3
+        chinese, _ = describe(item, "zh")
+        assert chinese.endswith(f"，以及另外 {more} 项。")
+        assert chinese.partition("此外还有：")[2].count("、") == 2
+        assert "…" not in item.why + chinese

@@ -149,6 +149,17 @@ def test_what_needs_the_original_is_refused(fault, role, policy, tmp_path):
     assert ".experts.3." in str(caught.value)
 
 
+def test_a_refusal_that_names_a_few_of_many_ends_as_a_sentence():
+    layout = LAYOUTS["modelopt"]
+    tensors = layout.tensors()
+    for expert, value in enumerate((0, np.nan, np.inf, -1e-3, 1e-40)):
+        layout.put(tensors, expert, "up", "weight_scale_2", np.float32(value))
+    with pytest.raises(InputError) as caught:
+        plan_repair(layout.open(tensors), "peer-max")
+    for language, stop in (("en", "."), ("zh", "。")):
+        assert caught.value.text(language)["what"].endswith(f"weight_scale_2) (+2){stop}")
+
+
 ORIGINALS = [
     pytest.param(layout, fault.id, role, id=f"{layout.id}-{fault.id}-{role}")
     for layout in LAYOUTS.values()
