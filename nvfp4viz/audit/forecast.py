@@ -36,7 +36,13 @@ SCOPES = ("none", "experts", "layer", "model")
 
 
 def forecast(
-    facts: Facts, findings: Iterable[Finding], *, promoted: bool, weight_only: bool, refused: str | None = None
+    facts: Facts,
+    findings: Iterable[Finding],
+    *,
+    promoted: bool,
+    weight_only: bool,
+    refused: str | None = None,
+    block: str | None = None,
 ) -> tuple[BackendForecast, ...]:
     """One forecast per backend, in the order of the vocabulary.
 
@@ -50,6 +56,8 @@ def forecast(
         It is labelled W4A16, so that every server reads it so.
     refused
         The algorithm's name, where vLLM raises an error at it.
+    block
+        ``"NVFP4"`` or ``"MXFP4"``, where no layer's experts are stored and only the configuration says what they are.
     """
     found = list(findings)
     # What is wrong is the same for all thirteen backends; only what they make of it differs.
@@ -58,7 +66,8 @@ def forecast(
     bare = set() if weight_only else weight_only_layers(facts)
     scales = [each for each in scales if each.layer not in bare]
     by_block = {block: [each for each in scales if facts.block(each.layer) == block] for block in ("NVFP4", "MXFP4")}
-    only_mxfp4 = all(facts.block(layer) != "NVFP4" for layer in facts.view.moe_layers)
+    blocks = {block} if block else {facts.block(layer) for layer in facts.view.moe_layers}
+    only_mxfp4 = "NVFP4" not in blocks
     weights = [each for each in (LayerWeights(facts, layer) for layer in facts.layers) if each.wrong]
 
     causes: dict[tuple[str, int | None], list[str]] = {}
@@ -310,6 +319,9 @@ def _structure(family: Family, findings: list[Finding]) -> Iterable[Effect]:
         if lost and unread and not refuses:
             fill = {"tensor": item.tensors[0], "slots": item.count}
             yield Effect("degraded", MILD, "experts", layers, "why.up-unread", fill)
+        elif item.text == "expert.absent.all":
+            ends = ("load-error", (), "model") if refuses else ("undefined", ("degraded", "nan", "zero"), "layer")
+            yield Effect(*ends, layers, f"why.no-experts{'.key-error' if refuses else ''}")
         elif lost:
             yield Effect(
                 "load-error" if refuses else "undefined",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from nvfp4viz.audit.facts import Facts
+from nvfp4viz.audit.facts import CLAIMS, Facts
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.linears import is_draft
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.shapes import text_part
 from nvfp4viz.audit.texts import id_list, layer_list
-from nvfp4viz.checkpoint import CanonicalView, Checkpoint, TensorEntry, printable
+from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, TensorEntry, printable
 from nvfp4viz.checkpoint.canonical import config_experts
 
 # Parts of a name that only layers with experts have: routers, and what runs beside the routed experts.
@@ -91,8 +91,27 @@ def no_layer_findings(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[F
         return
     layers = sorted(routers)
     names = [routers[layer] for layer in layers]
-    fill = {**layer_list(layers), "claimed": max(counts), "router": printable(names[0], 200)}
+    fill = {
+        **layer_list(layers), "claimed": max(counts), "router": printable(names[0], 200),
+        "algo": _algo_beside(checkpoint.quant_config, names[0]),
+    }  # fmt: skip
     yield make("expert.absent", "error", text="expert.absent.all", tensors=names, fill=fill)
+
+
+def _algo_beside(quant: QuantConfig, router: str) -> str | None:
+    """The four-bit algorithm of the experts that a router chooses among; None where they are in none, or excluded."""
+    above = router.split(".")
+    start = above.index("layers") + 2
+    # Beside the router or above it, on its own or in a module of their own.
+    heads = [".".join(above[:end]) for end in range(start, len(above))]
+    names = [f"{head}.{tail}" for head in heads for tail in ("experts", "moe.experts", "mlp.experts", "moe")]
+    below = [entry for section in quant.sections for name in names for entry in section.listed_below(name).values()]
+    listed = [entry["quant_algo"] for entry in below if isinstance(entry, dict) and "quant_algo" in entry]
+    algo = quant.algo_of(*names) or next((str(found).upper() for found in listed), None)
+    mixed = quant.algo == "MIXED_PRECISION"
+    if not algo or not ("FP4" in algo or algo.startswith(CLAIMS)) or quant.leaves_out(*names):
+        return None
+    return algo if mixed or not all(quant.is_excluded(name) for name in names) else None
 
 
 def _may_be_experts(name: str, entry: TensorEntry, counts: set[int]) -> bool:

@@ -46,6 +46,7 @@ from nvfp4viz.audit.scales import (
     scale_findings,
 )
 from nvfp4viz.audit.schemes import (
+    is_promoted,
     is_weight_only,
     label_of,
     promotion,
@@ -174,9 +175,20 @@ def for_ranks(done: Audit, tp: int | None, ep: int | None) -> Audit:
 
 
 def backend_forecasts(facts: Facts, findings: Sequence[Finding]) -> tuple[BackendForecast, ...]:
-    """The forecasts, where some layer's experts have a scheme; none where files were not read, which may hold worse."""
+    """The forecasts, where some layer's experts have a scheme; none where files were not read, which may hold worse.
+
+    Of experts that are gone from all layers the configuration says which scheme they had.
+    """
     view = facts.view
-    if facts.checkpoint.unread or not (view.complete and any(facts.block(layer) for layer in view.moe_layers)):
+    if facts.checkpoint.unread:
+        return ()
+    algo = next((item.params["algo"] for item in findings if item.text == "expert.absent.all"), None)
+    if algo is not None:
+        return forecast(
+            facts, findings, promoted=is_promoted(facts.checkpoint), weight_only=algo.startswith("W4A16"),
+            refused=vllm_refuses(facts.checkpoint), block="MXFP4" if "MXFP4" in algo else "NVFP4",
+        )  # fmt: skip
+    if not (view.complete and any(facts.block(layer) for layer in view.moe_layers)):
         return ()
     scheme, refused = _served_scheme(facts), vllm_refuses(facts.checkpoint)
     return forecast(facts, findings, promoted=scheme.promoted, weight_only=scheme.weight_only, refused=refused)

@@ -302,6 +302,16 @@ def promotion(facts: Facts) -> tuple[bool, str, str]:
     return True, "sidecar" if used.file == "hf_quant_config.json" else "no-groups", used.file
 
 
+def is_promoted(checkpoint: Checkpoint) -> bool:
+    """Does vLLM's promotion rule fire on the configuration alone?"""
+    from nvfp4viz.serving.quant_config import resolve_quantization
+
+    try:
+        return resolve_quantization(checkpoint.config, checkpoint.hf_quant_config).promoted
+    except ServingError:
+        return False
+
+
 def vllm_refuses(checkpoint: Checkpoint) -> str | None:
     """The algorithm that vLLM's ModelOpt loader does not know, such as ``NVFP4_AWQ``; None where it knows it."""
     from nvfp4viz.serving.quant_config import resolve_quantization

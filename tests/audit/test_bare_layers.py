@@ -5,8 +5,9 @@ import json
 import pytest
 
 from nvfp4viz.audit import audit, describe
+from nvfp4viz.audit.backends import FAMILIES
 from nvfp4viz.checkpoint import MemorySource, file_bytes, memory_checkpoint
-from tests.audit.layouts import CONFIG, EXPERTS, HIDDEN, WIDTH, bf16, modelopt
+from tests.audit.layouts import CONFIG, EXPERTS, HIDDEN, WIDTH, bf16, modelopt, packed
 from tests.audit.test_two_layouts import layer
 
 ALL = tuple(range(EXPERTS))
@@ -245,3 +246,55 @@ def test_a_shard_that_is_known_to_be_missing_took_them_along():
     assert of_experts(audit(MemorySource(files))) == []
     files["model.safetensors"] = files.pop("model-00001-of-00002.safetensors")
     assert of_experts(audit(MemorySource(files))) == [("error", "expert.absent.all", LAYERS)]
+
+
+def quants():
+    """Configurations that name the experts' format, and the scheme that they mean."""
+    entry = {"model.layers.0.mlp.experts": {"quant_algo": "NVFP4", "group_size": 16}}
+    single = {f"model.layers.0.mlp.experts.{k}.gate_proj": {"quant_algo": "NVFP4"} for k in range(EXPERTS)}
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    return {
+        "NVFP4": ({}, modelopt(exclude=("lm_head", "*mlp.gate")), "W4A4"),
+        "W4A16_NVFP4": ({}, modelopt("W4A16_NVFP4", exclude=("lm_head", "*mlp.gate")), "W4A16"),
+        "compressed-tensors": ({"quantization_config": packed()}, None, "W4A4"),
+        "gpt-oss": ({"quantization_config": {"quant_method": "mxfp4"}}, None, "MXFP4"),
+        "DeepSeek V4": ({"expert_dtype": "fp4", "quantization_config": fp8}, None, "MXFP4"),
+        "MIXED_PRECISION": ({}, modelopt("MIXED_PRECISION", quantized_layers=entry), "W4A4"),
+        "MIXED_PRECISION, one by one": ({}, modelopt("MIXED_PRECISION", quantized_layers=single), "W4A4"),
+    }
+
+
+@pytest.mark.parametrize("id", quants())
+def test_what_a_load_without_any_expert_does(id):
+    """As where one layer has lost its own: memory as it was, and a KeyError of TensorRT-LLM."""
+    more, quant, scheme = quants()[id]
+    config = {**CONFIG, "num_hidden_layers": LAYERS, **more}
+    report = audit(memory_checkpoint(bare("modelopt"), config=config, hf_quant_config=quant))
+    assert of_experts(report) == [("error", "expert.absent.all", LAYERS)]
+    assert tuple(item.name for item in report.backends) == tuple(FAMILIES)
+    for item in report.backends:
+        family = FAMILIES[item.name]
+        served = family.mxfp4 if scheme == "MXFP4" else scheme in family.schemes
+        if family.engine == "tensorrt-llm":
+            assert (item.outcome, item.possible, item.scope) == ("load-error", (), "model")
+        elif not served:
+            assert item.outcome == "unsupported"
+        else:
+            assert (item.outcome, item.possible) == ("undefined", ("degraded", "nan", "zero"))
+            assert (item.scope, item.layers) == ("layer", tuple(range(LAYERS)))
+    if "NVFP4" in id:
+        tensors = {name: item for name, item in model("modelopt").items() if not is_experts("modelopt", name, 1)}
+        one = audit(memory_checkpoint(tensors, config=config, hf_quant_config=quant))
+        assert [(item.outcome, item.possible) for item in one.backends] == [
+            (item.outcome, item.possible) for item in report.backends
+        ]
+    for language in ("en", "zh"):
+        assert all("0–3" in describe(item, language)[0] for item in report.backends if item.outcome == "undefined")
+
+
+@pytest.mark.parametrize("quant", [None, modelopt(exclude=("*",)), modelopt("FP8")])
+def test_experts_that_were_never_in_four_bits_have_no_forecast(quant):
+    report = audit(memory_checkpoint(bare("modelopt"), config={**CONFIG, "num_hidden_layers": LAYERS},
+                                     hf_quant_config=quant))  # fmt: skip
+    assert of_experts(report) == [("error", "expert.absent.all", LAYERS)]
+    assert report.backends == ()
