@@ -3,6 +3,7 @@
 from nvfp4viz.figures import expert_parallel as figures
 from nvfp4viz.figures.mxfp4 import LAYERS
 from nvfp4viz.moe.parallel import PAYLOADS, STRATEGIES, WAYS
+from nvfp4viz.ui import expert_parallel_opening as opening
 from nvfp4viz.ui import expert_parallel_parts as parts
 from nvfp4viz.ui import expert_parallel_run as run
 from nvfp4viz.ui import lesson, state
@@ -36,7 +37,7 @@ page = lesson.open_page(
 
 part = page.parts("part", parts.PARTS)
 if part == "ranks":
-    parts.ranks_part(page)
+    opening.ranks_part(page)
 elif part == "time":
     parts.time_part(page)
 elif part == "balance":

@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from nvfp4viz.figures.layout import base_layout, frames, hatch, marks
-from nvfp4viz.figures.palette import SEQUENTIAL, Theme, role, surface
+from nvfp4viz.figures.palette import SEQUENTIAL, Surface, Theme, role, surface
 from nvfp4viz.figures.words import words
 from nvfp4viz.moe.overlap import Bar
 from nvfp4viz.moe.parallel import Exchange, Placement, imbalance
@@ -151,8 +151,12 @@ def slot_rows(placement: Placement, layer: Exchange) -> Rows:
 
 
 def matrix_figure(sent: np.ndarray, *, theme: Theme, lang: str) -> go.Figure:
-    """Bytes from home ranks (rows) to experts' ranks (columns); the diagonal stays in place and is empty."""
-    ranks = len(sent)
+    """Bytes from home ranks (rows) to experts' ranks (columns); the diagonal stays in place and is empty.
+
+    Cells with a number need no colour bar: its unit stands above them.
+    """
+    ranks, ink = len(sent), surface(theme)
+    written, unit = ranks <= WRITTEN, words(lang, "figures.expert_parallel.kilobytes")
     kilo = sent / 1000
     text = [
         [_kilo(value) if row != column else "·" for column, value in enumerate(line)] for row, line in enumerate(kilo)
@@ -164,25 +168,41 @@ def matrix_figure(sent: np.ndarray, *, theme: Theme, lang: str) -> go.Figure:
                 for row, line in enumerate(kilo)
             ],
             text=text,
-            texttemplate="%{text}" if ranks <= WRITTEN else "",
+            texttemplate="%{text}" if written else "",
             textfont={"size": 12},
             colorscale=SEQUENTIAL,
             zmin=0,
             xgap=2,
             ygap=2,
             hoverongaps=False,
-            colorbar=_bar(theme, words(lang, "figures.expert_parallel.kilobytes")),
+            showscale=not written,
+            colorbar=None if written else _bar(theme, unit),
             hovertemplate=words(lang, "figures.expert_parallel.sent_hover") + "<extra></extra>",
         )
     )
     figure.layout = base_layout(
         theme,
-        height=max(300, 120 + (34 if ranks <= WRITTEN else 16) * ranks),
-        margin=BESIDE_CELLS,
+        height=max(240, 75 + 34 * ranks) if written else 120 + 16 * ranks,
+        margin=BESIDE_CELLS | ({"t": 30} if written else {}),
+        annotations=[_unit(unit, ink)] if written else [],
         xaxis=_ranks_axis(ranks, lang, "to", tickangle=0 if ranks <= 4 else -60),
         yaxis=_ranks_axis(ranks, lang, "from", autorange="reversed"),
     )
     return figure
+
+
+def _unit(text: str, ink: Surface) -> dict[str, Any]:
+    """What the numbers of the cells count, above them."""
+    return {
+        "text": text,
+        "showarrow": False,
+        "font": {"color": ink.ink, "size": 12},
+        **dict.fromkeys(("xref", "yref"), "paper"),
+        "x": 0,
+        "xanchor": "left",
+        "y": 1,
+        "yanchor": "bottom",
+    }
 
 
 def _kilo(value: float) -> str:
@@ -232,8 +252,11 @@ def lanes(bars: Sequence[Bar]) -> list[int]:
     return sorted(order if len(order) <= WRITTEN else order[: WRITTEN // 2] + order[-WRITTEN // 2 :])
 
 
-def timeline_figure(bars: Sequence[Bar], *, theme: Theme, lang: str) -> go.Figure:
-    """Two lines a rank, network above and experts below; halves of a batch are told by their number."""
+def timeline_figure(bars: Sequence[Bar], *, theme: Theme, lang: str, after: float | None = None) -> go.Figure:
+    """Two lines a rank, network above and experts below; halves of a batch are told by their number.
+
+    ``after`` marks when the layer would be done, seconds from its start, had EPLB rearranged the experts.
+    """
     ink = surface(theme)
     shown = lanes(bars)
     route = role("route", theme)
@@ -281,18 +304,37 @@ def timeline_figure(bars: Sequence[Bar], *, theme: Theme, lang: str) -> go.Figur
             "ticks": "",
         },
     )
+    if after is not None:
+        _mark_end(figure, bars, shown, after, theme, lang)
     return figure
 
 
-def describe_timeline(bars: Sequence[Bar], lang: str) -> str:
-    """How long the layer takes, and how much of that the slowest rank's experts."""
+def _mark_end(figure: go.Figure, bars: Sequence[Bar], shown: list[int], after: float, theme: Theme, lang: str) -> None:
+    """A dotted line, and its words beside the rank that computes least, where the picture is empty."""
+    ink, whole = surface(theme), max(bar.end for bar in bars)
+    figure.layout.xaxis.range = [0, 1.04e6 * max(after, whole)]
+    computing = {bar.rank: bar.end - bar.start for bar in bars if bar.kind == "compute"}
+    idlest, right = min(shown, key=lambda rank: computing[rank]), after > whole / 2
+    figure.add_shape(
+        type="line", x0=1e6 * after, x1=1e6 * after, yref="paper", y0=0, y1=1,
+        line={"color": ink.ink, "width": 2, "dash": "dot"},
+    )  # fmt: skip
+    figure.add_annotation(
+        x=1e6 * after, y=shown.index(idlest) + 0.2, text=words(lang, "figures.expert_parallel.after"), showarrow=False,
+        xanchor="right" if right else "left", xshift=-4 if right else 4, font={"color": ink.ink, "size": 12},
+        bgcolor=ink.page,
+    )  # fmt: skip
+
+
+def describe_timeline(bars: Sequence[Bar], lang: str, after: float | None = None) -> str:
+    """How long the layer takes, how much of that the slowest rank's experts, and how long after EPLB."""
     whole = max(bar.end for bar in bars)
     busy: dict[int, float] = {}
     for bar in bars:
         if bar.kind == "compute":
             busy[bar.rank] = busy.get(bar.rank, 0.0) + bar.end - bar.start
     slowest = max(busy, key=lambda rank: (busy[rank], -rank))
-    return words(
+    said = words(
         lang,
         "figures.expert_parallel.describe_timeline",
         whole=f"{1e6 * whole:,.1f}",
@@ -300,6 +342,9 @@ def describe_timeline(bars: Sequence[Bar], lang: str) -> str:
         longest=f"{1e6 * busy[slowest]:,.1f}",
         shortest=f"{1e6 * min(busy.values()):,.1f}",
     )
+    if after is None:
+        return said
+    return words(lang, "figures.expert_parallel.describe_timeline_after", said=said, after=f"{1e6 * after:,.1f}")
 
 
 def bar_rows(bars: Sequence[Bar]) -> Rows:

@@ -21,9 +21,7 @@ from nvfp4viz.moe.parallel import (
     choose_slots,
     choose_slots_at_home,
     exchange,
-    imbalance,
     place,
-    row_bytes,
 )
 from nvfp4viz.serving import route_trace
 from nvfp4viz.serving.route_trace import EVERY, STEPS, Array, Balance, RouteTrace
@@ -169,93 +167,6 @@ def _places(text: str) -> int:
     return sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in text)
 
 
-# ------------------------------------------------------------------ ranks, and who sends to whom
-
-
-def ranks_part(page: Lesson) -> None:
-    """Which rank holds and computes what; then, after a question, the matrix of what is sent."""
-    stage, side = page.stage()
-    with side:
-        pick_layer(page)
-        ids, placed, layer = layer_of(page)
-        found = imbalance(layer.rank_rows)
-        page.finding(
-            "ranks.seen",
-            tokens=f"{int(layer.tokens.sum()):,}",
-            k=ids.shape[1],
-            ranks=placed.ranks,
-            held=placed.slots_per_rank,
-            idle=percent(round(found.idle, 3)),
-        )
-        page.glossary("rank", "all_to_all", "expert_placement")
-    with stage:
-        page.figure(
-            figures.ranks_figure(placed, layer, theme=theme(), lang=lang()),
-            alt=page.t("ranks.alt"),
-            finding=figures.describe_ranks(placed, layer, lang()),
-            rows=lambda: figures.slot_rows(placed, layer),
-        )
-        _timeline(page, bars_of(page, 1))
-    page.prose("ranks.text")
-    page.heading("sent.heading")
-    if _asked_copies(page):
-        _sent(page, layer)
-
-
-def asked_layer() -> Exchange:
-    """The exchange that the question about copies is about."""
-    ids = np.concatenate(steps_of(EVERY, EVERY)[HALF:])[:, ASKED["layer"]].astype(np.int32)
-    placed = place(EXPERTS, ASKED["ranks"])
-    return exchange(choose_slots_at_home(ids, placed), placed)
-
-
-def _asked_copies(page: Lesson) -> bool:
-    """Asked: does it save anything to send a token once a rank instead of once an expert?"""
-    layer = asked_layer()
-    once, each, every = (
-        int(layer.dispatch_bytes(ASKED["hidden"], "bf16", way).sum()) for way in ("tokens", "routes", "gather")
-    )
-    saved = 1 - once / each
-    return predict.ask(
-        f"{PAGE}.predict.copies",
-        ("none", "third", "half"),
-        answer="none" if saved < 0.1 else "third" if saved < 0.45 else "half",
-        k=trace().ids.shape[2],
-        ranks=ASKED["ranks"],
-        hidden=ASKED["hidden"],
-        once=f"{once:,}",
-        each=f"{each:,}",
-        gather=f"{every:,}",
-        saved=percent(round(saved, 3)),
-    )
-
-
-def _sent(page: Lesson, layer: Exchange) -> None:
-    view, size = page.view, size_of(page)
-    stage, side = page.stage()
-    with side:
-        choose(page, "way", WAYS)
-        choose(page, "payload", PAYLOADS)
-        choose(page, "size", tuple(LAYERS))
-        sent = layer.dispatch_bytes(size_of(page).hidden, view["payload"], view["way"])
-        back = layer.combine_bytes(size.hidden, view["way"])
-        page.finding(
-            "sent.seen",
-            dispatch=f"{int(sent.sum()):,}",
-            combine=f"{int(back.sum()):,}",
-            row=f"{row_bytes(size.hidden, view['payload']):,}",
-            back_row=f"{row_bytes(size.hidden, 'bf16'):,}",
-        )
-    with stage:
-        page.figure(
-            figures.matrix_figure(sent, theme=theme(), lang=lang()),
-            alt=page.t("sent.alt"),
-            finding=figures.describe_matrix(sent, lang()),
-            rows=lambda: figures.sent_rows(layer, sent, back),
-        )
-    page.prose("sent.text")
-
-
 # ------------------------------------------------------------------ time
 
 
@@ -279,7 +190,7 @@ def time_part(page: Lesson) -> None:
         )
     bars = bars_of(page, 2 if view["overlap"] == "on" else 1)
     with stage:
-        _timeline(page, bars)
+        draw_timeline(page, bars)
     box = page.expander("time.batch")
     if box.open:
         with box:
@@ -290,11 +201,12 @@ def time_part(page: Lesson) -> None:
     page.glossary("dual_batch_overlap")
 
 
-def _timeline(page: Lesson, bars: tuple[overlap.Bar, ...]) -> None:
+def draw_timeline(page: Lesson, bars: tuple[overlap.Bar, ...], after: float | None = None) -> None:
+    """The timeline; `after` are the seconds that the layer takes once EPLB has rearranged it."""
     page.figure(
-        figures.timeline_figure(bars, theme=theme(), lang=lang()),
+        figures.timeline_figure(bars, after=after, theme=theme(), lang=lang()),
         alt=page.t("time.alt"),
-        finding=figures.describe_timeline(bars, lang()),
+        finding=figures.describe_timeline(bars, lang(), after),
         rows=lambda: figures.bar_rows(bars),
     )
 

@@ -17,6 +17,8 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -201,6 +203,10 @@ class Lesson:
                     st.markdown(f"**{t(f'glossary.{term}.term')}**  \n{t(f'glossary.{term}.text')}")
                 registry.link("glossary", t("ui.all_terms"), term=terms[0])
 
+    def drawing(self, markup: str) -> None:
+        """A small drawing in HTML, styled by ``drawings.css``; its texts are escaped, and say what it shows."""
+        st.html(_drawing_style() + markup)
+
     def foot(
         self,
         *,
@@ -292,6 +298,11 @@ class Lesson:
             place = f"<{where}>" if where.startswith("https://") else f"`{where}`"
             yield f"- {what}  \n  {place}"
             index += 1
+
+
+@cache
+def _drawing_style() -> str:
+    return f"<style>{(Path(__file__).parent / 'drawings.css').read_text(encoding='utf-8')}</style>"
 
 
 def _what_link_opens(said: str, left_out: str) -> str:

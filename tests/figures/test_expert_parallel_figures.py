@@ -54,7 +54,13 @@ class TestFigures:
     def test_matrix(self, theme, lang, ranks):
         _, _, layer = batch(ranks)
         sent, back = layer.dispatch_bytes(4096), layer.combine_bytes(4096)
-        (cells,) = figures.matrix_figure(sent, theme=theme, lang=lang).to_dict()["data"]
+        figure = figures.matrix_figure(sent, theme=theme, lang=lang).to_dict()
+        (cells,) = figure["data"]
+        # Numbers in the cells, and their unit above; where there is no room for them, a colour bar.
+        assert bool(cells["texttemplate"]) == (ranks == 4)
+        assert cells["showscale"] == (ranks == 32)
+        unit = figures.words(lang, "figures.expert_parallel.kilobytes")
+        assert [one["text"] for one in figure["layout"].get("annotations", [])] == ([unit] if ranks == 4 else [])
         drawn = np.array([[np.nan if value is None else value for value in row] for row in cells["z"]])
         assert np.isnan(drawn.diagonal()).all()
         assert np.nansum(drawn) * 1000 == pytest.approx(sent.sum())  # thousandths are no binary fractions
@@ -77,6 +83,11 @@ class TestFigures:
         assert len(patterns) == 3  # not by colour alone
         assert f"{1e6 * overlap.total(bars):,.1f}" in figures.describe_timeline(bars, lang)
         assert len(figures.bar_rows(bars)) == 3 * ranks * halves
+        for after in (0.5 * overlap.total(bars), 2 * overlap.total(bars)):
+            marked = figures.timeline_figure(bars, theme=theme, lang=lang, after=after).to_dict()["layout"]
+            assert marked["shapes"][0]["x0"] == marked["annotations"][0]["x"] == 1e6 * after
+            assert marked["xaxis"]["range"][1] > 1e6 * max(after, overlap.total(bars))
+            assert f"{1e6 * after:,.1f}" in figures.describe_timeline(bars, lang, after)
 
     def test_balance(self, theme, lang, ranks):
         rng = np.random.default_rng(1)

@@ -1,12 +1,14 @@
 """The page on expert parallelism as a reader in either language meets it."""
 
 import json
+import re
 
 import pytest
 
 from nvfp4viz.device import ranks
 from nvfp4viz.serving import all_to_all
 from nvfp4viz.serving.quant_config import VLLM
+from nvfp4viz.ui import expert_parallel_opening as opening
 from nvfp4viz.ui import expert_parallel_parts as parts
 from nvfp4viz.ui import expert_parallel_run as run
 
@@ -69,12 +71,58 @@ def test_it_opens_on_two_all_to_alls_with_the_wait_between_them(open_page):
     assert "By the model the layer takes" in texts(at)
 
 
+def drawing(at):
+    """Cells of the drawing of a move: (tensor, as loaded, sign, in the new slot), and where both slots are."""
+    (markup,) = [html.proto.body for html in at.get("html") if "left-behind" in html.proto.body]
+    heads = re.findall(r'<th scope="col">(.*?)</th>', markup)
+    rows = re.findall(r'<th scope="row">(.*?)</th><td>(\d+)</td><td class="sign">(.)</td><td><span>(\d+)<', markup)
+    return heads, rows
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("query", [{}, {"ranks": "32", "now": "news"}, {"ranks": "2", "extra": "0", "layer": "2"}])
+def test_it_opens_on_an_expert_that_moves_without_its_input_scale(open_page, lang, query):
+    at = open_page(PAGE, lang=lang, **query)
+    now, layer, ranks_, extra = (query.get(name) for name in ("now", "layer", "ranks", "extra"))
+    asked = now or "code"
+    found = parts.balance_of(asked, asked, int(layer or 1), int(ranks_ or 4), int(extra or 1))
+    old, new = found.old[int(layer or 1)], found.new[int(layer or 1)]
+    changed = [slot for slot, (was, has) in enumerate(zip(old.slots, new.slots, strict=True)) if was != has]
+    assert f"{len(changed)} of {len(new.slots)}" in texts(at) if lang == "en" else f"{len(changed)} 个" in texts(at)
+    heads, rows = drawing(at)
+    (expert,), (rank, slot) = (map(int, re.findall(r"\d+", head)) for head in heads)
+    assert rank == slot // new.slots_per_rank
+    assert slot in changed
+    assert new.slots[slot] == expert
+    assert [int(held) for _, held, _, _ in rows] == [expert] * 4
+    assert [sign for _, _, sign, _ in rows] == ["→" if moves else "✗" for _, _, moves in run.TENSORS]
+    assert [int(held) for _, _, _, held in rows] == [expert, expert, expert, int(old.slots[slot])]
+    assert rows[-1][0] == "input_scale"
+
+
+def test_the_timeline_marks_when_eplb_would_have_it_done(open_page):
+    at = open_page(PAGE)
+    timeline = json.loads(at.get("plotly_chart")[1].proto.spec)
+    (line,), (label,) = timeline["layout"]["shapes"], timeline["layout"]["annotations"]
+    whole = max(start + wide for one in timeline["data"] for start, wide in zip(one["base"], one["x"], strict=True))
+    assert line["x0"] == line["x1"] == label["x"] < whole  # EPLB shortens the wait
+    assert f"After EPLB the same batch takes {line['x0']:,.1f} µs." in texts(at)
+    assert label["text"] == "done after EPLB"
+
+
+def test_a_placement_that_eplb_leaves_alone_leaves_nothing_behind(open_page, monkeypatch):
+    monkeypatch.setattr(opening, "rearranged", lambda page: (parts.place(64, 4), parts.place(64, 4)))
+    at = open_page(PAGE)
+    assert "EPLB changes none of the 64 slots here" in texts(at)
+    assert not [html for html in at.get("html") if "left-behind" in html.proto.body]
+
+
 def test_copies_are_asked_for_before_the_matrix(open_page):
     at = open_page(PAGE)
     assert len(at.get("plotly_chart")) == 2
     guessed(at, COPIES, "none")
     assert len(at.get("plotly_chart")) == 3
-    layer = parts.asked_layer()
+    layer = opening.asked_layer()
     once, each = (int(layer.dispatch_bytes(4096, "bf16", way).sum()) for way in ("tokens", "routes"))
     assert f"{each:,} bytes with a copy for each expert, {once:,} with one a rank" in texts(at)
     assert "It turns out to be: **about a third**" in texts(at)
@@ -203,7 +251,15 @@ def test_without_torch_the_button_says_what_is_missing(open_page, monkeypatch):
     "query", [{}, {"ranks": "16", "extra": "2", "place": "round_robin", "way": "gather", "payload": "nvfp4"}], ids=str
 )
 def test_the_code_shown_gives_the_page_s_numbers(open_page, query):
-    output = shown_code_output(open_page(PAGE, **query), PAGE)
+    at = open_page(PAGE, **query)
+    whole, after = re.search(
+        r"the layer takes ([\d.]+) µs.*After EPLB the same batch takes ([\d.]+) µs", texts(at)
+    ).groups()
+    changed, slots = re.search(r"EPLB changes \*\*(\d+) of (\d+)\*\* slots", texts(at)).groups()
+    output = shown_code_output(at, PAGE)
+    assert f"{whole} microseconds without overlap" in output
+    assert f"{after} microseconds after EPLB" in output
+    assert f"{changed} of {slots} slots get another expert and keep their input_scale" in output
     if not query:
         found = parts.balance_of("code", "code", 1, 4, 1)
         assert f"slowest {found.before.ratio:.2f} times the mean" in output

@@ -1,5 +1,5 @@
 import numpy as np
-from nvfp4viz.moe import overlap
+from nvfp4viz.moe import eplb, overlap
 from nvfp4viz.moe.parallel import choose_slots_at_home, exchange, imbalance, place
 from nvfp4viz.serving import route_trace
 from sample_checkpoints.record_routes import ROUTES
@@ -14,8 +14,17 @@ print(f"rows of each rank {layer.rank_rows.tolist()}, slowest {imbalance(layer.r
 sent, back = layer.dispatch_bytes($hidden, $payload, $way), layer.combine_bytes($hidden, $way)
 print(f"dispatch {sent.sum():,} bytes, combine {back.sum():,}")
 machine = overlap.Machine(link=$link * 1e9, latency=$latency * 1e-6, flops=$flops * 1e12, memory=$memory * 1e12)
-phases = overlap.phases(layer, overlap.LayerSize($hidden, $intermediate), machine, $payload, $way)
+size = overlap.LayerSize($hidden, $intermediate)
+phases = overlap.phases(layer, size, machine, $payload, $way)
 print(f"{1e6 * overlap.total(overlap.timeline([phases])):,.1f} microseconds without overlap")
+
+# the same batch, had EPLB counted such requests; slots keep the input_scale of the expert that they held
+such = route_trace.traffic(trace, $now, $now)
+plan = route_trace.balance(such, $layer, experts=64, ranks=$ranks, extra=$extra, window=$window, strategy=$place)
+new, changed = plan.new[$layer], eplb.compare(plan.old[$layer], plan.new[$layer]).slots
+phases = overlap.phases(exchange(choose_slots_at_home(now, new), new), size, machine, $payload, $way)
+print(f"{1e6 * overlap.total(overlap.timeline([phases])):,.1f} microseconds after EPLB")
+print(f"{len(changed)} of {len(new.slots)} slots get another expert and keep their input_scale")
 
 # EPLB at half time
 steps = route_trace.traffic(trace, $before, $now)
