@@ -50,7 +50,7 @@ def coverage(facts: Facts, findings: Iterable[Finding], *, activations: bool) ->
     """
     filled = {"input_scale": 0, "weight_scale_2": 0}
     for item in findings:
-        if item.code == "scale.filled" and item.role in filled:
+        if item.code == "scale.filled" and item.role in filled and item.tower is None:
             whole = item.layer is not None and item.experts is None
             filled[item.role] += facts.view.experts_in[item.layer] if whole and item.layer is not None else item.count
     out = {}
@@ -88,7 +88,7 @@ def slot_rows(facts: Facts, findings: Iterable[Finding] = ()) -> Iterator[SlotRo
     remarks = {
         (item.role, item.layer, item.projection, expert): REMARKS[item.code]
         for item in findings
-        if item.code in REMARKS and item.layer in facts.view.experts_in
+        if item.code in REMARKS and item.layer in facts.view.experts_in and item.tower is None
         for expert in (range(facts.view.experts_in[item.layer]) if item.experts is None else item.experts)
     }
     names = {MISSING: "missing", UNREADABLE: "unreadable", NOT_A_SCALAR: "not-a-scalar"}

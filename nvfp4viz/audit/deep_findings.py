@@ -99,8 +99,7 @@ def _without_copies(findings: Sequence[Finding], facts: Facts, scan: DeepScan) -
         layer = item.layer
         if not item.text.startswith("scale.filled.copied-maximum") or layer is None or not item.experts:
             return False
-        if not item.tensors[0].startswith(facts.view.blocks[layer]):
-            # Another tower's layer of that number.
+        if item.tower is not None:
             return False
         kinds = facts.view.projections_in[layer]
         experts = {tuple(first.get((layer, kind, e), e) for kind in kinds) for e in item.experts}

@@ -119,6 +119,10 @@ class Facts:
         By (role, layer, projection), for ``input_scale`` and ``weight_scale_2``.
     states
         (E,) states of every role's slots, by the same key.
+    tower
+        How the names of another tower's experts begin; empty for the model's own.
+    towers
+        The other towers, where anything of them is read.
     unreadable
         Slots that the index promises in a file that is absent or damaged: (layer, expert, projection, role).  Those of
         files that are `Checkpoint.lost` have their tensor, and no number: they are so in `states` only.
@@ -133,6 +137,8 @@ class Facts:
     tables: dict[Key, ScaleTable] = field(default_factory=dict)
     states: dict[Key, npt.NDArray[np.uint8]] = field(default_factory=dict)
     unreadable: set[tuple[int, int, str, str]] = field(default_factory=set)
+    tower: str = ""
+    towers: tuple[Facts, ...] = ()
 
     def scalars(self, role: str) -> Iterable[ScaleTable]:
         for (kind, _, _), table in self.tables.items():

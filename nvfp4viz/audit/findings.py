@@ -61,12 +61,19 @@ def with_drafts_named(findings: Iterable[Finding], view: CanonicalView) -> list[
     for item in findings:
         layers = {item.layer} if item.layer is not None else set(item.params.get("numbers", ()))
         draft = all(map(view.is_draft, layers)) if layers else item.text == "draft.unquantised"
-        if (draft or item.text.endswith(".draft")) and not item.draft:
+        if (draft or item.text.endswith(".draft")) and not item.draft and item.tower is None:
             params = {**item.params, "draft": True}
             message, advice = words(item.text, params)
             item = msgspec.structs.replace(item, message=message, advice=advice, params=params, draft=True)
         out.append(item)
     return out
+
+
+def of_tower(item: Finding, tower: str) -> Finding:
+    """The same finding, about experts of another tower: it says so, for its layer is none of the model's."""
+    params = {**item.params, "tower": printable(tower, 200)}
+    message, advice = words(item.text, params)
+    return msgspec.structs.replace(item, message=message, advice=advice, params=params, tower=tower)
 
 
 def ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:

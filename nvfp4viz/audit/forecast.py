@@ -61,20 +61,21 @@ def forecast(
     """
     found = list(findings)
     # What is wrong is the same for all thirteen backends; only what they make of it differs.
-    scales = [each for each in (LayerScales(facts, layer) for layer in facts.layers) if each.wrong]
+    parts = [(part, layer) for part in (facts, *facts.towers) for layer in part.layers]
+    scales = [each for each in (LayerScales(part, layer) for part, layer in parts) if each.wrong]
     # Layers that are weight-only beside others that are not; a draft layer is served apart.
     bare = set() if weight_only else weight_only_layers(facts)
-    scales = [each for each in scales if each.layer not in bare]
-    by_block = {block: [each for each in scales if facts.block(each.layer) == block] for block in ("NVFP4", "MXFP4")}
+    scales = [each for each in scales if each.tower or each.layer not in bare]
+    by_block = {block: [each for each in scales if each.block == block] for block in ("NVFP4", "MXFP4")}
     blocks = {block} if block else {facts.block(layer) for layer in facts.view.moe_layers}
     only_mxfp4 = "NVFP4" not in blocks
-    weights = [each for each in (LayerWeights(facts, layer) for layer in facts.layers) if each.wrong]
+    weights = [each for each in (LayerWeights(part, layer) for part, layer in parts) if each.wrong]
 
-    causes: dict[tuple[str, int | None], list[str]] = {}
+    causes: dict[tuple[str, str, int | None], list[str]] = {}
     for item in found:
         # The one finding about all layers is that none has an activation scale.
         if item.severity != "info" and item.role and (item.layer is not None or item.code == "scheme.mislabelled"):
-            causes.setdefault((item.role, item.layer), []).append(_named(item))
+            causes.setdefault((item.tower or "", item.role, item.layer), []).append(_named(item))
     config = facts.checkpoint.config or {}
 
     def of_backend(name: str, family: Family) -> BackendForecast:
@@ -116,17 +117,25 @@ Layered = TypeVar("Layered", LayerScales, LayerWeights)
 
 
 def _caused(
-    causes: Mapping[tuple[str, int | None], list[str]],
+    causes: Mapping[tuple[str, str, int | None], list[str]],
     role: str,
     layers: Iterable[Layered],
     of: Callable[[Layered], Iterable[Effect]],
 ) -> Iterator[Effect]:
     """Effects of layers' scales, with the findings about these."""
     for each in layers:
-        known = causes.get((role, each.layer)) or causes.get((role, None), [])
+        known = causes.get((each.tower, role, each.layer)) or causes.get((each.tower, role, None), [])
         for effect in of(each):
             effect.causes = tuple(known)
-            yield effect
+            yield _of_tower(effect, each.tower)
+
+
+def _of_tower(effect: Effect, tower: str | None) -> Effect:
+    """An effect in another tower is in no layer of the model's."""
+    if tower:
+        effect.fill = {"layers": id_list(tuple(sorted(effect.layers))), **effect.fill, "tower": printable(tower, 200)}
+        effect.layers = set()
+    return effect
 
 
 def _siblings(family: Family, findings: list[Finding]) -> Iterator[Effect]:
@@ -142,7 +151,7 @@ def _each(findings: Iterable[Finding], of: Callable[[list[Finding]], Iterable[Ef
     for item in findings:
         for effect in of([item]):
             effect.causes = (_named(item),)
-            yield effect
+            yield _of_tower(effect, item.tower)
 
 
 def _named(item: Finding) -> str:
@@ -180,12 +189,13 @@ def _merged(effects: list[Effect], safe: str) -> Effect:
     if any(effect.outcome == "unsupported" for effect in effects):
         # Nobody gets as far as a load that may stop.
         effects = [effect for effect in effects if effect.outcome != "load-error" or not effect.possible]
-    # A load that certainly stops leaves nothing open.
-    effects.sort(
-        key=lambda effect: (OUTCOMES.index(effect.outcome), bool(effect.possible), -SCOPES.index(effect.scope))
-    )
+    effects.sort(key=_rank)
     first = effects[0]
-    same = [effect for effect in effects if effect.text == first.text and effect.outcome == first.outcome]
+    tower = first.fill.get("tower")
+    same = [
+        effect for effect in effects
+        if effect.text == first.text and effect.outcome == first.outcome and effect.fill.get("tower") == tower
+    ]  # fmt: skip
     said = {cause for effect in same for cause in effect.causes}
     others = [effect for effect in effects if effect.outcome not in ("ignored", "safe")]
     # Where it is not served at all nothing else matters.
@@ -203,6 +213,12 @@ def _merged(effects: list[Effect], safe: str) -> Effect:
             **({"besides": besides} if besides else {}),
         },
     )
+
+
+def _rank(effect: Effect) -> tuple[object, ...]:
+    """Worst first; of two alike the certain one, the wider one, and the model's own before another tower's."""
+    worst, wide = OUTCOMES.index(effect.outcome), SCOPES.index(effect.scope)
+    return worst, bool(effect.possible), -wide, "tower" in effect.fill
 
 
 def _possible(outcome: str, effects: list[Effect]) -> tuple[str, ...]:

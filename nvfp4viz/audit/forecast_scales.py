@@ -85,7 +85,7 @@ class LayerScales:
 
     def __init__(self, facts: Facts, layer: int) -> None:
         kinds = facts.view.projections_in[layer]
-        self._facts, self.layer = facts, layer
+        self._facts, self.layer, self.tower, self.block = facts, layer, facts.tower, facts.block(layer)
         tables = self._tables = {kind: facts.tables["input_scale", layer, kind] for kind in kinds}
         self.first = [kind for kind in kinds if kind != "down"]
         self.absent = {kind: table.state == MISSING for kind, table in tables.items()}
@@ -227,7 +227,7 @@ class LayerWeights:
     """One layer's second-level weight scales: their classes, and which pairs differ."""
 
     def __init__(self, facts: Facts, layer: int) -> None:
-        self.layer = layer
+        self.layer, self.tower = layer, facts.tower
         tables = {kind: facts.tables["weight_scale_2", layer, kind] for kind in facts.view.projections_in[layer]}
         self.classes = {kind: table.classes() for kind, table in tables.items()}
         self.mismatched, self.ratios = mismatched_pairs(facts, layer)

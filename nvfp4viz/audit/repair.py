@@ -315,7 +315,7 @@ class _Places:
 
     def of(self, item: Finding) -> Iterator[tuple[int, int, str]]:
         """(layer, expert, projection) of every activation scale of a finding."""
-        if item.role != "input_scale" or not self.view.complete:
+        if item.role != "input_scale" or not self.view.complete or item.tower is not None:
             return
         if item.layer is None and item.code != "scheme.mislabelled":
             return

@@ -91,6 +91,8 @@ class Finding(msgspec.Struct, frozen=True):
         Slots, tensors or files concerned.
     draft
         It is about draft (MTP) layers alone, whose numbers come after the model's own.
+    tower
+        It is about experts of another tower, whose layers are numbered from zero again: how their names begin.
     message, advice
         In English; `nvfp4viz.audit.describe` gives them in another language, from ``text`` and ``params``.
     """
@@ -109,6 +111,7 @@ class Finding(msgspec.Struct, frozen=True):
     text: str
     params: dict[str, Any]
     draft: bool = False
+    tower: str | None = None
 
 
 class BackendForecast(msgspec.Struct, frozen=True):

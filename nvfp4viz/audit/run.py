@@ -17,7 +17,7 @@ from nvfp4viz.audit.configs import config_findings
 from nvfp4viz.audit.containers import container_findings, fingerprint, slow_findings, unread_findings
 from nvfp4viz.audit.coverage import SlotRow, coverage, slot_rows
 from nvfp4viz.audit.facts import Facts, collect
-from nvfp4viz.audit.findings import make, ordered, with_drafts_named
+from nvfp4viz.audit.findings import make, of_tower, ordered, with_drafts_named
 from nvfp4viz.audit.forecast import forecast
 from nvfp4viz.audit.fp8 import fp8_findings, partial_text
 from nvfp4viz.audit.fp8_inputs import fp8_input_findings
@@ -207,7 +207,7 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
     if in_full:
         findings += _expert_findings(facts, scheme, checkpoint.config or {})
         findings += layer_findings(facts)
-        findings += _other_towers(checkpoint, view)
+        findings += _other_towers(facts)
         findings += note_findings(facts, linears)
         findings += parallel_findings(facts, None, None)
     if readable:
@@ -261,9 +261,9 @@ def _expert_findings(facts: Facts, scheme: _Scheme, config: Mapping[str, Any]) -
     yield from shape_findings(facts, config)
 
 
-def _other_towers(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
-    """The same for experts of other towers, whose layers are numbered from zero again; names tell them apart."""
-    left = view.other_blocks
+def _other_towers(own: Facts) -> Iterator[Finding]:
+    """The same for experts of other towers, whose layers are numbered from zero again; they join ``own.towers``."""
+    checkpoint, left = own.checkpoint, own.view.other_blocks
     # The configuration's numbers are the main tower's.
     for _ in range(8):
         if not left:
@@ -271,7 +271,10 @@ def _other_towers(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Findi
         tower = canonical_of(checkpoint.tensors, None, checkpoint.quant_config, only=left)
         if tower.complete:
             facts = collect(checkpoint, tower)
-            yield from _expert_findings(facts, _served_scheme(facts), {})
+            facts.tower = tower.family
+            own.towers += (facts,)
+            for item in _expert_findings(facts, _served_scheme(facts), {}):
+                yield of_tower(item, facts.tower)
         yield from tower_findings(checkpoint, tower)
         left = tower.other_blocks
 

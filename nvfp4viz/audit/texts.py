@@ -38,7 +38,7 @@ def words(text: str, params: Mapping[str, Any], language: str = "en") -> tuple[s
     own = finding_texts(language).get(text)
     if own is not None:
         message, advice = (_inflected(own.get(part, ""), params, language) for part in ("message", "advice"))
-        ends = _readers(params, language) + _besides(params, language)
+        ends = _readers(params, language) + _tower(params, language) + _besides(params, language)
         return fill(message, params, language) + ends, fill(advice, params, language)
     shared = error_texts(language)[text]
     message = f"{shared['what']} {shared['why']}" if language == "en" else shared["what"] + shared["why"]
@@ -50,6 +50,11 @@ def _readers(params: Mapping[str, Any], language: str) -> str:
     if not params.get("one_file"):
         return ""
     return report_words(language, "one_file", **{key: params[key] for key in ("file", "other", "readers")})
+
+
+def _tower(params: Mapping[str, Any], language: str) -> str:
+    """What ends the words about experts of another tower."""
+    return report_words(language, "tower", tower=params["tower"]) if params.get("tower") else ""
 
 
 def _besides(params: Mapping[str, Any], language: str) -> str:

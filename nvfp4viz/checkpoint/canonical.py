@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from nvfp4viz.checkpoint.dialects import PROJECTIONS, Dialect, parse_expert_name, parse_whole
-from nvfp4viz.checkpoint.dialects.collect import UNCOUNTED, collect, layers_of_blocks
+from nvfp4viz.checkpoint.dialects.collect import UNCOUNTED, collect, layer_number, layers_of_blocks
 from nvfp4viz.checkpoint.dialects.per_expert import PROJECTION_ORDER, ROLES, parse_module
 from nvfp4viz.checkpoint.modules import FLOATS, Module, ModuleReader, is_one_number, projections_due, table_of
 from nvfp4viz.checkpoint.quantconfig import QuantConfig
@@ -103,6 +103,12 @@ class CanonicalView:
     def roles(self) -> tuple[str, ...]:
         """Roles that a quantised projection of the first layer needs."""
         return self.roles_in(self.moe_layers[0]) if self.moe_layers else ROLES
+
+    @property
+    def family(self) -> str:
+        """How the names of its layers begin, as in ``talker.model.layers.0``; where by nothing, its first block."""
+        block = next(iter(self.blocks.values()), "")
+        return ".".join(layer_number(block, None)[2].split(".")[:-2]) or block
 
     @property
     def divisors(self) -> bool:

@@ -58,7 +58,7 @@ def slot_statuses(facts: Facts, report: Report, table: ScaleTable, *, numbers: b
         out[here] = STATUSES.index(name)
     out[held & np.isneginf(table.values)] = STATUSES.index("neginf")
     for finding in report.findings:
-        remark = REMARKS.get(finding.code)
+        remark = REMARKS.get(finding.code) if finding.tower is None else None
         if remark and (finding.role, finding.layer, finding.projection) == (table.role, table.layer, table.projection):
             # One number for all experts is named without them.
             for expert in range(len(out)) if finding.experts is None else finding.experts:

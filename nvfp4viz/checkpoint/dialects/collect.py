@@ -180,22 +180,32 @@ def layers_of_blocks(
 ) -> tuple[dict[int, str], dict[int, str], tuple[str, ...]]:
     """Blocks by layer number: the model's own, its draft layers, and blocks of other towers.
 
-    Draft (MTP, nextn) layers lie outside the model: named ``mtp``, or numbered past its last layer.
+    Draft (MTP, nextn) layers lie outside the model: named ``mtp``, or numbered past its last layer.  The configuration
+    counts the model's own; another tower may have more.
     """
     families: dict[str, dict[int, str]] = {}
+    past: dict[str, str] = {}
     drafts: dict[int, str] = {}
     for block in found:
         number, draft, _ = layer_number(block, layers)
+        match = _LAYER.search(f"{block}.")
+        family = block[: match.start()] if match else block
+        if draft and DRAFTS.isdisjoint(block.split(".")):
+            past[block] = family
         if draft:
             number = (layers or UNCOUNTED) if number is None else number
             while number in drafts:
                 number += 1
             drafts[number] = block
         else:
-            match = _LAYER.search(f"{block}.")
-            family = block[: match.start()] if match else block
             families.setdefault(family, {})[number or 0] = block
     # What calls itself a tower is not the model, however many layers it has.
-    main = max(families.items(), key=lambda item: (not _TOWER.search(item[0]), len(item[1])), default=("", {}))[1]
-    left_out = tuple(block for family in families.values() if family is not main for block in family.values())
-    return main, drafts, left_out
+    own, main = max(
+        families.items(), key=lambda item: (not _TOWER.search(item[0]), len(item[1])), default=("", dict[int, str]())
+    )
+    left_out = [block for family in families.values() if family is not main for block in family.values()]
+    if main:
+        others = {block for block, family in past.items() if family != own}
+        left_out += [block for block in drafts.values() if block in others]
+        drafts = {number: block for number, block in drafts.items() if block not in others}
+    return main, drafts, tuple(left_out)
