@@ -299,6 +299,9 @@ def _files(family: Family, findings: list[Finding]) -> Iterable[Effect]:
             yield Effect("load-error", possible, "model", set(), "why.config-group", dict(item.params))
         elif item.text in TWO_LABELS and family.engine in item.params["engines"]:
             yield Effect("load-error", ("load-error", "safe"), "model", set(), "why.two-labels", dict(item.params))
+        elif item.text.startswith("loader.note.mixed") and family.engine in item.params["engines"]:
+            fill = {"algo": item.params["algo"], "slots": item.count, "tensor": item.tensors[0]}
+            yield Effect("undefined", ("degraded", "load-error", "safe"), "model", set(), "why.mixed-algo", fill)
         elif item.code == "config.absent" and item.severity == "error":
             yield Effect("load-error", (), "model", set(), "why.config-absent")
         elif item.code == "config.incomplete" and family.engine in item.params.get("engines", ()):

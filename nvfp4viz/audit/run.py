@@ -26,7 +26,7 @@ from nvfp4viz.audit.kv import kv_findings
 from nvfp4viz.audit.layers import layer_findings, no_layer_findings
 from nvfp4viz.audit.linears import SIBLINGS, collect_linears, linear_findings
 from nvfp4viz.audit.mlp_shapes import absent_findings, mlp_findings
-from nvfp4viz.audit.notes import note_findings
+from nvfp4viz.audit.notes import mixed_findings, note_findings
 from nvfp4viz.audit.parallel import is_about_ranks, parallel_findings
 from nvfp4viz.audit.pre_quant import pre_quant_findings, pre_quant_of_linears
 from nvfp4viz.audit.report import (
@@ -221,6 +221,7 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
         findings += () if view.complete else shape_findings(facts, checkpoint.config or {})
         findings += pre_quant_of_linears(checkpoint, view, linears)
         findings += fp8_findings(checkpoint, view, linears)
+        findings += mixed_findings(checkpoint, view, linears)
         findings += fp8_input_findings(checkpoint, view, linears, siblings)
         findings += mlp_findings(checkpoint, view, linears)
         findings += absent_findings(checkpoint, view, linears) if in_full else ()

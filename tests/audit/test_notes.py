@@ -4,9 +4,13 @@ import numpy as np
 import pytest
 
 from nvfp4viz.audit import audit, describe
-from nvfp4viz.checkpoint import tensor
-from tests.audit.layouts import CONFIG, EXPERTS, LAYOUTS
+from nvfp4viz.audit.backends import FAMILIES
+from nvfp4viz.checkpoint import memory_checkpoint, tensor
+from tests.audit.config_faults import section_of
+from tests.audit.layouts import ALLOWED, CONFIG, EXPERTS, LAYOUTS, typed
 from tests.audit.test_cases_config import of_width
+
+ATTENTION = "model.layers.0.self_attn.o_proj"
 
 NOTED = [id for id, layout in LAYOUTS.items() if "loader.note" in layout.notes]
 
@@ -64,3 +68,77 @@ def test_rows_of_experts_without_a_gate_are_not_called_a_gates():
         for language in ("en", "zh"):
             assert ("gate" in describe(item, language)[0]) == gated
     assert CONFIG["num_experts"] == EXPERTS
+
+
+SHAPES = {
+    "FP8": (), "MXFP8": (64, 2), "FP8_PB_WO": (1, 1, 1, 1), "FP8_PER_CHANNEL_PER_TOKEN": (64, 1), "FP8_PB": (1, 1),
+}  # fmt: skip
+VLLM = tuple(name for name, family in FAMILIES.items() if family.engine == "vllm")
+
+
+def mixed(algo, *, flat=False, name=ATTENTION):
+    """A list that calls a module of attention by that name, its scales in the shape that it means."""
+    layout = LAYOUTS["MIXED_PRECISION"]
+    allowed = {**ALLOWED, name: {"quant_algo": algo}}
+    stored = np.full(SHAPES[algo], 1e-3, np.float32) if algo != "MXFP8" else np.full(SHAPES[algo], 120, np.uint8)
+    bits = {f"{name}.weight": typed(np.full((64, 64), 0x38, np.uint8), "F8_E4M3")}
+    bits[f"{name}.weight_scale"] = tensor(stored) if algo != "MXFP8" else typed(stored, "F8_E8M0")
+    if algo == "FP8":
+        bits[f"{name}.input_scale"] = tensor(np.float32(2e-3))
+    changes = {"quant": {"quantization": {**section_of(layout), "quantized_layers": allowed}}}
+    if flat:
+        section = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": allowed}
+        changes = {"quant": None, "config": {**layout.config, "quantization_config": section}}
+    return audit(layout.open({**layout.tensors(), **bits}, **changes))
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("algo", SHAPES)
+def test_a_name_that_a_mixed_list_may_not_know(algo, flat):
+    report = mixed(algo, flat=flat)
+    notes = [item for item in report.findings if item.text.startswith("loader.note.mixed")]
+    outcomes = {item.name: item for item in report.backends}
+    if algo in ("FP8", "MXFP8"):
+        assert (notes, {item.outcome for item in report.backends}) == ([], {"safe"})
+        return
+    late = algo == "FP8_PB_WO"
+    [note] = notes
+    assert (note.code, note.severity, note.text) == ("loader.note", "info", f"loader.note.mixed{'.late' * late}")
+    assert (note.count, note.tensors) == (1, (f"{ATTENTION}.weight",))
+    # Whoever it was not read of is not accused, and whoever knows it is safe.
+    doubtful = {name for name in outcomes if name.startswith("sglang") or (name in VLLM and not late)}
+    assert {name for name, item in outcomes.items() if item.outcome != "safe"} == doubtful
+    for name in doubtful:
+        item = outcomes[name]
+        assert (item.outcome, item.possible, item.scope) == ("undefined", ("degraded", "load-error", "safe"), "model")
+        for language in ("en", "zh"):
+            assert algo in describe(item, language)[0]
+    assert report.verdict == "info"
+
+
+def test_the_same_name_for_a_whole_file_is_known():
+    """Outside a list vLLM builds all three."""
+    body = {"quant_algo": "FP8_PB_WO", "exclude_modules": ["lm_head"]}
+    name = "model.layers.0.self_attn.q_proj"
+    tensors = {f"{name}.weight": typed(np.full((64, 64), 0x38, np.uint8), "F8_E4M3"),
+               f"{name}.weight_scale": tensor(np.full((1, 1, 1, 1), 1e-3, np.float32))}  # fmt: skip
+    report = audit(memory_checkpoint(tensors, config={}, hf_quant_config={"quantization": body}))
+    assert not [item for item in report.findings if item.code == "loader.note"]
+
+
+@pytest.mark.parametrize("algo", ["FP8", "FP8_PB_WO"])
+def test_experts_under_such_a_name_are_known_to_no_version_that_was_read(algo):
+    layout, block = LAYOUTS["MIXED_PRECISION"], "model.layers.1.mlp.experts"
+    tensors = layout.tensors()
+    for expert in range(EXPERTS):
+        for part, shape in (("gate", (32, 64)), ("up", (32, 64)), ("down", (64, 32))):
+            name = f"{block}.{expert}.{part}_proj"
+            tensors[f"{name}.weight"] = typed(np.full(shape, 0x38, np.uint8), "F8_E4M3")
+            tensors[f"{name}.weight_scale"] = tensor(np.full(SHAPES[algo], 1e-3, np.float32))
+            tensors |= {f"{name}.input_scale": tensor(np.float32(2e-3))} if algo == "FP8" else {}
+    listed = {**section_of(layout), "quantized_layers": {**ALLOWED, block: {"quant_algo": algo}}}
+    config = {**layout.config, "num_hidden_layers": 2}
+    report = audit(layout.open(tensors, config=config, quant={"quantization": listed}))
+    texts = [item.text for item in report.findings if item.text.startswith("loader.note.mixed")]
+    assert texts == ([] if algo == "FP8" else ["loader.note.mixed"])
+    assert ("undefined" in {item.outcome for item in report.backends}) == (algo != "FP8")
