@@ -1,6 +1,7 @@
 """Fusion: which rows stand where, what one scale for several weights costs, and three kinds kept apart."""
 
 from nvfp4viz.figures import fusion as figures
+from nvfp4viz.ui import fusion_opening as opening
 from nvfp4viz.ui import fusion_parts as parts
 from nvfp4viz.ui import fusion_scale_parts as scales
 from nvfp4viz.ui import lesson, state
@@ -28,7 +29,7 @@ view = page.view
 
 part = page.parts("part", parts.PARTS)
 if part == "qkv":
-    parts.qkv_part(page)
+    opening.qkv_part(page)
 elif part == "w13":
     parts.w13_part(page)
 elif part == "deltanet":
@@ -51,6 +52,8 @@ page.foot(
         "deltanet": figures.DELTANET[view["gdn"]],
         "rank": view["rank"],
         "row": view["row"],
+        "layer": scales.ASKED_LAYER,
+        "experts": scales.MEASURED_EXPERTS,
     },
     data={
         "rows": lambda: [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import streamlit as st
@@ -27,8 +27,6 @@ FOLLOWED = (1, 1100)
 """Rank and row that are followed at first: a row of k."""
 ASKED = ("qwen3_next", 4)
 """Model and ranks that the question about cutting is about."""
-ASKED_HEADS = ("qwen3_30b", 8)
-"""Those of the question about heads: more ranks than key-value heads, and twice what the figure opens with."""
 
 
 def rank_count(default: int) -> state.Param:
@@ -132,7 +130,8 @@ def _followed(page: Lesson, layout: FusedLayout, rank: int, row: int, key: str =
     )
 
 
-def _same(page: Lesson, layout: FusedLayout) -> None:
+def say_same(page: Lesson, layout: FusedLayout) -> None:
+    """How many outputs of the fused product differ from those of separate ones."""
     outputs, differ = check_layout(layout)
     page.finding("seen.same", outputs=f"{outputs:,}", differ=f"{differ:,}")
 
@@ -146,8 +145,17 @@ def _rows_figure(page: Lesson, layout: FusedLayout, follow: tuple[int, int], hei
     )
 
 
-def rows_part(page: Lesson, sizes: str, models: Sequence[str], terms: Sequence[str]) -> None:
-    """A layout in the flat order: which row of which tensor stands where; ``sizes`` names the setting of the model."""
+def rows_part(
+    page: Lesson,
+    sizes: str,
+    models: Sequence[str],
+    terms: Sequence[str],
+    compared: Callable[[Lesson, FusedLayout], None] = say_same,
+) -> None:
+    """A layout in the flat order: which row of which tensor stands where; ``sizes`` names the setting of the model.
+
+    ``compared`` says below what the fused outputs are against separate ones.
+    """
     stage, side = page.stage()
     with side:
         pick_model(page, sizes, models)
@@ -155,38 +163,10 @@ def rows_part(page: Lesson, sizes: str, models: Sequence[str], terms: Sequence[s
         for layout in drawable(page, stage):
             follow = _pick_row(page, layout)
             _followed(page, layout, *follow)
-            _same(page, layout)
+            compared(page, layout)
             page.glossary(*terms)
             with stage:
                 _rows_figure(page, layout, follow)
-
-
-def qkv_part(page: Lesson) -> None:
-    """QKV under grouped-query attention."""
-    rows_part(page, "attn", tuple(figures.ATTENTION), ("fused_projection", "gqa", "tensor_parallel"))
-    if _how_many_rows(page):
-        page.prose("qkv.text", version=VLLM)
-
-
-def _how_many_rows(page: Lesson) -> bool:
-    """Asked: what do all ranks hold together when there are fewer key-value heads than ranks?"""
-    model, tp = ASKED_HEADS
-    heads, kv_heads, _ = figures.ATTENTION[model]
-    layout = figures.attention_of(model, tp)
-    held = tp * layout.rank_rows
-    return predict.ask(
-        f"{PAGE}.predict.rows",
-        ("same", "more", "refused"),
-        answer="more" if held > layout.whole.rank_rows else "same",
-        model=figures.MODELS[model],
-        heads=heads,
-        kv=kv_heads,
-        ranks=tp,
-        whole=f"{layout.whole.rank_rows:,}",
-        held=f"{held:,}",
-        extra=f"{held - layout.whole.rank_rows:,}",
-        copies=max(map(layout.copies, layout.parts)),
-    )
 
 
 def w13_part(page: Lesson) -> None:
@@ -225,7 +205,7 @@ def deltanet_part(page: Lesson) -> None:
             st.header(page.t(f"order.{layout.order}"), anchor=False)
             _rows_figure(page, layout, at, height=520)
             _followed(page, layout, *at)
-    _same(page, woven)
+    say_same(page, woven)
     page.glossary("gated_deltanet", "fused_projection", "tensor_parallel")
     page.prose("deltanet.text", version=VLLM)
     page.heading("deltanet.pieces")
@@ -287,6 +267,6 @@ def unchanged_part(page: Lesson) -> None:
             flat, woven = layouts
             (_, channels), (wrong, _) = misplaced_channels(flat), misplaced_channels(woven)
             page.finding("unchanged.seen", channels=f"{channels:,}", wrong=f"{wrong:,}")
-            _same(page, woven)
+            say_same(page, woven)
             page.glossary("gated_deltanet", "fused_projection")
     page.prose("unchanged.text")

@@ -64,8 +64,41 @@ def test_it_opens_on_rows_that_are_all_accounted_for(open_page):
     at = open_page(PAGE)
     layout = figures.attention_of("qwen3_30b", 4)
     assert figures.describe_rows(layout, "en") in texts(at)
-    outputs = layout.tp * layout.rank_rows * 4
-    assert f"{outputs:,} outputs, **0 differ**" in texts(at)
+    assert layout.tp * layout.rank_rows * 4 == 20_480
+
+
+def differing(at):
+    """The opening's drawing: (name, differ, values, the bar's share in percent) of each line."""
+    (markup,) = [html.proto.body for html in at.get("html") if "differs" in html.proto.body]
+    line = r"<li><b>(.*?)</b><span>(.*?)</span><i [^>]*--share: ([\d.]+)%"
+    found = re.findall(line, markup)
+    return [
+        (name, *sorted(int(n.replace(",", "")) for n in re.findall(r"[\d,]+", said)), float(share))
+        for name, said, share in found
+    ]
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("tp", [1, 4])
+def test_it_opens_on_what_changes_no_bits_and_what_does(open_page, lang, tp):
+    at = open_page(PAGE, lang=lang, tp=str(tp))
+    by_id = {one.id: one for one in measured()}
+    rows, *others = differing(at)
+    assert rows[1:] == (0, tp * figures.attention_of("qwen3_30b", tp).rank_rows * 4, 0.0)
+    for drawn, one in zip(others, (by_id["max_scale"], by_id["silu_quant"]), strict=True):
+        assert drawn[1:3] == (one.differ, one.values)
+        assert 0 < one.differ < one.values
+        assert drawn[3] == pytest.approx(100 * one.differ / one.values, abs=5e-5)  # four digits behind the point
+    found = shared("qkv", ASKED_LAYER, 0, 1.0)
+    (markup,) = [html.proto.body for html in at.get("html") if "differs" in html.proto.body]
+    for name, part in found["own"].items():
+        assert f"{name} {part.own_scale:.4g}" in markup
+    assert len({part.own_scale for part in found["own"].values()}) == 3
+
+
+def test_a_split_that_is_refused_has_nothing_to_compare(open_page):
+    at = open_page(PAGE, attn="tiny_moe", tp="8")
+    assert not [html for html in at.get("html") if "differs" in html.proto.body]
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
@@ -186,6 +219,10 @@ def test_the_code_shown_gives_the_page_s_numbers(open_page, query):
     output = shown_code_output(open_page(PAGE, **query), PAGE)
     if not query:
         assert "qkv: 1280 rows a rank; FusedRow(part='k', unit=1" in output
+        for name, part in shared("qkv", ASKED_LAYER, 0, 1.0)["max"].items():
+            assert f"{name}: own scale {part.own_scale:.4g}, served with {part.used_scale:.4g}" in output
+        for one in measured():
+            assert (f"{one.id}: {one.differ:,} of {one.values:,} differ" in output) == (one.differ > 0)
         assert "4,096 channels meet another channel's kernel" in output
 
 

@@ -1,7 +1,11 @@
+import numpy as np
+from nvfp4viz.checkpoint import open_checkpoint
 from nvfp4viz.errors import InputError
 from nvfp4viz.moe.fusion import ba_layout, find_row, gate_up_layout, qkv_layout, qkvz_layout, trace_row
 from nvfp4viz.moe.fusion_arrays import misplaced_channels
-from nvfp4viz.moe.fusion_bits import check_layout
+from nvfp4viz.moe.fusion_bits import check_layout, measure_fusions
+from nvfp4viz.quant.shared_scale import share_scale
+from sample_checkpoints import ensure
 
 # where a row of a rank comes from, and which ranks hold it
 makers = {
@@ -26,3 +30,13 @@ for name, make in makers.items():
             print(f"  taken as it comes, {wrong:,} of {channels:,} channels meet another channel's kernel")
     except InputError as error:
         print(f"{name}: {error}")
+
+# what changes bits: a scale that three weights must share, or a rounding that a fused kernel leaves out
+opened, prefix = open_checkpoint(ensure("tiny-moe-bf16")), "model.layers.$layer"
+qkv = {name: np.asarray(opened.read(f"{prefix}.self_attn.{name}_proj.weight")) for name in "qkv"}
+w13 = np.asarray(opened.read(f"{prefix}.experts.gate_up_proj"))[:$experts]
+for name, part in share_scale(qkv)["max"].items():
+    print(f"{name}: own scale {part.own_scale:.4g}, served with {part.used_scale:.4g}")
+for one in measure_fusions(qkv, w13):
+    if one.differ:
+        print(f"{one.id}: {one.differ:,} of {one.values:,} differ")
