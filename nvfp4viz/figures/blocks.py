@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
 
-from nvfp4viz.figures.layout import base_layout
+from nvfp4viz.figures.layout import base_layout, room_for
 from nvfp4viz.figures.palette import Theme, role, surface
 from nvfp4viz.figures.words import words
 from nvfp4viz.formats import decode_e2m1
@@ -143,11 +143,13 @@ def inner_figure(
             )
         )
     names = [f"{label[name]}: {len(record.runs[name])}" for name in shown]
+    row_of_x = words(lang, "figures.blocks.row_of_x", row=record.m)
     high = 0.32 * len(shown) / len(GROUPINGS)
     middle = high + 0.05 + MAP_SHARE
     layout = base_layout(
         theme,
         height=500,
+        margin={"l": room_for([*names, row_of_x])},
         barmode="overlay",
         bargap=0.25,
         xaxis={
@@ -171,7 +173,7 @@ def inner_figure(
             "domain": [high + 0.05, middle],
             "range": [INNER_ROWS, 0],
             "tickvals": [record.m + 0.5],
-            "ticktext": [words(lang, "figures.blocks.row_of_x", row=record.m)],
+            "ticktext": [row_of_x],
             "showgrid": False,
             "zeroline": False,
             "ticks": "",

@@ -90,6 +90,7 @@ def _two_panels(
     layout = base_layout(
         theme,
         height=380,
+        margin={"l": 63},
         bargap=0.45,
         showlegend=False,
         annotations=[note] if used else [],

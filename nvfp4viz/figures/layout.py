@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,11 @@ from nvfp4viz.figures.palette import MONO, SANS, Theme, surface
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+
+
+# What stands around a plot where nothing needs more, and above it where a legend of one line does.
+USUAL = {"l": 8, "r": 8, "t": 24, "b": 8}
+ABOVE_LEGEND = 44
 
 
 def base_layout(theme: Theme, *, height: int, **more: Any) -> dict[str, Any]:
@@ -36,7 +43,7 @@ def base_layout(theme: Theme, *, height: int, **more: Any) -> dict[str, Any]:
         # Our own look, not Plotly's default template: that alone is 6.4 KB in every figure.
         "template": "none",
         "height": height,
-        "margin": {"l": 8, "r": 8, "t": 24, "b": 8},
+        "margin": dict(USUAL),
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"family": SANS, "size": 13, "color": ink.ink},
@@ -75,13 +82,13 @@ def _room(layout: dict[str, Any]) -> dict[str, int]:
 
 
 def room_for(names: Iterable[str]) -> int:
-    """Pixels at the left for names of an axis at size 12, in our sans: what Plotly finds to within a few pixels.
+    """Pixels at the left for names of an axis at size 12, in our sans: what Plotly finds, and up to ten pixels more.
 
     >>> room_for(["rank 0", "rank 10"]) < room_for(["一个长长的名字"])
     True
     """
     longest = max((sum(map(_advance, name)) for name in names), default=0.0)
-    return 18 + round(longest)
+    return 24 + round(longest)
 
 
 def _advance(letter: str) -> float:
@@ -129,7 +136,9 @@ def drawn_once(figure: go.Figure) -> go.Figure:
     anew if anything *may* have changed: a template or a typed array (NumPy's form on the wire) because it is another
     object, a list because nobody numbered it.  So: no template, plain lists, one number.  A number that never changes
     is right, because a chart with other content is another chart to Streamlit (its id holds the figure's text).
+    Where the margins are the usual ones, names at the left and a legend above get their room here, for the same end.
     """
+    _make_room(figure)
     figure.layout.template = None
     figure.layout.datarevision = 1
     for trace in figure.data:
@@ -137,6 +146,27 @@ def drawn_once(figure: go.Figure) -> go.Figure:
             trace[path] = None  # else Plotly keeps the array: to its comparison the list is nothing new
             trace[path] = values.tolist()
     return figure
+
+
+def _make_room(figure: go.Figure) -> None:
+    margin = figure.layout.margin
+    names = list(_left_names(figure))
+    if names and margin.l == USUAL["l"]:
+        margin.l = room_for(names)
+    in_legend = [trace for trace in figure.data if trace.name and trace.showlegend is not False]
+    if margin.t == USUAL["t"] and len(in_legend) > 1 and figure.layout.showlegend is not False:
+        margin.t = ABOVE_LEGEND
+
+
+def _left_names(figure: go.Figure) -> Iterator[str]:
+    """The lines of the names beside the y axis, without their tags; none for an axis of numbers or one not shown."""
+    axis = figure.layout.yaxis
+    if axis.visible is False or axis.showticklabels is False:
+        return
+    of_traces = [trace.y for trace in figure.data if "y" in trace and trace.y is not None]
+    for name in axis.ticktext or axis.categoryarray or itertools.chain(*of_traces):
+        if isinstance(name, str):
+            yield from (re.sub("<[^>]*>", "", line) for line in name.split("<br>"))
 
 
 def _arrays(properties: dict[str, Any], path: str = "") -> Iterator[tuple[str, np.ndarray]]:

@@ -135,6 +135,7 @@ def fates_figure(fates: Sequence[Fate], *, covered: Sequence[str] = (), theme: T
     layout = base_layout(
         theme,
         height=112 + PITCH * rows,
+        margin={"b": 106},  # the layers' names and the colour bar
         showlegend=False,
         barmode="overlay",
         xaxis={"tickvals": list(range(layers)), "ticktext": columns, "showgrid": False, "zeroline": False},

@@ -68,6 +68,7 @@ def routers_figure(
     figure.layout = base_layout(
         theme,
         height=90 + 62 * len(picked),
+        margin={"b": 75},  # three lines below each expert
         barmode="overlay",
         showlegend=False,
         xaxis={

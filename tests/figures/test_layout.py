@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from nvfp4viz.figures.layout import base_layout, drawn_once
+from nvfp4viz.figures.layout import ABOVE_LEGEND, base_layout, drawn_once, room_for
 
 
 @pytest.fixture
@@ -43,3 +43,26 @@ def test_its_layout_is_otherwise_untouched(figure):
 def test_a_figure_may_be_settled_twice(figure):
     once = drawn_once(figure).to_json()
     assert drawn_once(figure).to_json() == once
+
+
+def bars(names, **layout):
+    traces = [go.Bar(x=[1.0] * len(names), y=names, orientation="h", name=name) for name in ("codes", "scales")]
+    return go.Figure(traces, base_layout("light", height=200, **layout))
+
+
+def test_names_at_the_left_and_a_legend_above_get_their_room_before_plotly_looks_for_it():
+    margin = drawn_once(bars(["a quite long name", "short"])).layout.margin
+    assert margin.l == room_for(["a quite long name"]) > 100
+    assert margin.t == ABOVE_LEGEND
+    assert drawn_once(bars(["a<br>long name", "b"])).layout.margin.l == room_for(["long name"])
+
+
+def test_margins_that_a_figure_chose_and_axes_without_names_stay_as_they_are():
+    assert drawn_once(bars(["a quite long name"], margin={"l": 60, "t": 30})).layout.margin.to_plotly_json() == {
+        "l": 60,
+        "t": 30,
+        "r": 8,
+        "b": 30,
+    }
+    assert drawn_once(bars(["a quite long name"], yaxis={"showticklabels": False})).layout.margin.l == 8
+    assert drawn_once(bars([1, 2], showlegend=False)).layout.margin.to_plotly_json()["t"] == 24
