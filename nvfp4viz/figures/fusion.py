@@ -52,7 +52,7 @@ STYLES = {
     "b": ("exponent", ""),
     "a": ("sign", "/"),
 }
-"""Parts borrow the colours of the bit roles, which no figure of this page has; a letter and a hatch double them."""
+"""Parts borrow the colours of the bit roles, which no figure of this page has; a letter doubles them, or where none fits a hatch."""
 WIDTH = 0.84
 """Of a column; the rest is the gap to the next."""
 WRITTEN = 5
@@ -98,6 +98,16 @@ def rows_figure(
     for part in layout.parts:
         mine = [(at, run) for at, runs in enumerate(columns) for run in runs if run.part == part.name]
         shade, pattern = _style(part.name, theme)
+        labels = [
+            ""
+            if run.rows / totals[at] * (height - MARGIN_ABOVE - MARGIN_BELOW) < LEAST_STRIP
+            else _label(part, run)
+            if len(columns) <= WRITTEN
+            else part.name
+            for at, run in mine
+        ]
+        # A pattern would strike a label through: it tells apart the strips that have none.
+        pattern["shape"] = ["" if label else pattern["shape"] for label in labels]
         figure.add_trace(
             go.Bar(
                 x=[_place(at) for at, _ in mine],
@@ -107,14 +117,7 @@ def rows_figure(
                 zorder=1,
                 name=part.name,
                 marker={"color": shade.fill, "pattern": pattern, "line": {"color": ink.page, "width": 1}},
-                text=[
-                    ""
-                    if run.rows / totals[at] * (height - MARGIN_ABOVE - MARGIN_BELOW) < LEAST_STRIP
-                    else _label(part, run)
-                    if len(columns) <= WRITTEN
-                    else part.name
-                    for at, run in mine
-                ],
+                text=labels,
                 textposition="inside",
                 insidetextanchor="middle",
                 textangle=0,

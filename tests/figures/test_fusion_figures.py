@@ -48,11 +48,13 @@ class TestRows:
     def test_parts_are_told_by_more_than_colour(self, layout, theme, lang):
         figure = fusion.rows_figure(layout, theme=theme, lang=lang).to_dict()
         assert [bar["name"] for bar in figure["data"]] == [part.name for part in layout.parts]
-        shapes = [bar["marker"]["pattern"]["shape"] for bar in figure["data"]]
-        assert len(set(shapes)) == len(shapes)
+        shapes = {part.name: fusion.STYLES[part.name][1] for part in layout.parts}
+        assert len(set(shapes.values())) == len(shapes)
         for bar in figure["data"]:
-            # A strip too thin for its label is told by its pattern, and by what one hovers over.
-            assert {text.split()[0] for text in bar["text"] if text} <= {bar["name"]}
+            # A strip too thin for its label is told by its pattern, and by what one hovers over; no pattern runs
+            # through a label.
+            for text, shape in zip(bar["text"], bar["marker"]["pattern"]["shape"], strict=True):
+                assert (text.split()[0], shape) == (bar["name"], "") if text else shape == shapes[bar["name"]]
             assert all(bar["name"] in text for text in bar["hovertext"])
 
     def test_the_followed_row_is_drawn_on_every_rank_that_has_it(self, layout, theme, lang):
