@@ -52,7 +52,8 @@ STYLES = {
     "b": ("exponent", ""),
     "a": ("sign", "/"),
 }
-"""Parts borrow the colours of the bit roles, which no figure of this page has; a letter doubles them, or where none fits a hatch."""
+"""Parts borrow the colours of the bit roles, which no figure of this page has; a letter doubles them, or where none
+fits a hatch."""
 WIDTH = 0.84
 """Of a column; the rest is the gap to the next."""
 WRITTEN = 5
