@@ -1,7 +1,9 @@
 """What surrounds a page: cold deep links, language, the copied link, contrast, phone width, no word to the network."""
 
 import io
+import json
 import re
+import urllib.request
 from collections import Counter
 from urllib.parse import parse_qs, urlparse
 
@@ -53,6 +55,11 @@ def test_the_default_page_lives_at_the_root(visit):
     page = visit("/")
     expect(page.get_by_text("Page not found")).to_have_count(0)
     assert urlparse(page.url).path == "/"
+
+
+def test_no_page_that_frames_the_app_may_steer_it(server):
+    with urllib.request.urlopen(f"{server.url}/_stcore/host-config", timeout=10) as answer:
+        assert json.load(answer)["allowedOrigins"] == []
 
 
 def test_the_browser_s_language_is_the_first_choice(visit):
