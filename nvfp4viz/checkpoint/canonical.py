@@ -387,7 +387,8 @@ def config_number(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | Non
 def config_experts(config: Mapping[str, Any], layer: int) -> int | None:
     """How many experts the configuration gives a layer, None where it does not say.
 
-    Layers that were searched one by one (Puzzle) have a number each, in ``block_configs`` or below its ``ffn.moe``.
+    Layers that were searched one by one (Puzzle) have a number each, in ``block_configs`` or below its ``ffn.moe``;
+    HunYuan's may be a list, of a number for each layer.
     """
     text = config.get("text_config")
     for holder in (config, text if isinstance(text, dict) else {}):
@@ -401,6 +402,14 @@ def config_experts(config: Mapping[str, Any], layer: int) -> int | None:
                 at = at.get(part)
                 if not isinstance(at, dict):
                     break
+        count = config_number(holder, ("num_hidden_layers",))
+        for key in EXPERT_KEYS:
+            listed = holder.get(key)
+            # ERNIE's list is by modality.
+            if isinstance(listed, list) and len(listed) == count and layer < count and key != "moe_num_experts":
+                own = config_number({key: listed[layer]}, (key,))
+                if own is not None:
+                    return own
     return config_number(config, EXPERT_KEYS)
 
 

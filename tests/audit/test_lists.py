@@ -377,6 +377,14 @@ def test_experts_that_other_layers_have(config):
     deep["block_configs"][1] = {"ffn": {"moe": {"num_local_experts": 8}}}
     assert found(audit(opened(short, deep, QUANT))) == [("expert.absent", "error", 1, None, (7,))]
 
+    listed = {"num_hidden_layers": 2, "num_experts": [8, 7]}
+    # HunYuan's list of a number for each layer.
+    assert found(audit(opened(short, listed, QUANT))) == []
+    every = audit(opened(short, {**listed, "num_experts": [8, 8]}, QUANT))
+    assert found(every) == [("expert.absent", "error", 1, None, (7,))]
+    # ERNIE's is by modality, and says nothing of layers.
+    assert found(audit(opened(tensors, {"num_hidden_layers": 2, "moe_num_experts": [8, 4]}, QUANT))) == []
+
 
 def test_draft_layers_of_two_namings_are_two():
     """`mtp.0` and the layer past the last are not one."""
