@@ -245,11 +245,18 @@ def of_weights(family: Family, weights: LayerWeights) -> Iterable[Effect]:
     """What second-level weight scales do: on every backend, for gate and down; for up where it has its own."""
     layer = weights.layer
     effects: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    paired = family.gate_rules and {"gate", "up"} <= weights.classes.keys()
     for kind, found in weights.classes.items():
-        follows_gate = kind == "up" and family.gate_rules and "gate" in weights.classes
         for expert in np.flatnonzero(found).tolist():
             name = CLASSES[int(found[expert])]
-            effect = ("degraded", MILD) if follows_gate else weight_outcome(family, kind, name)
+            effect = weight_outcome(family, kind, name)
+            if paired and family.engine == "tensorrt-llm" and kind in ("gate", "up"):
+                other = int(weights.classes["up" if kind == "gate" else "gate"][expert])
+                # It takes the larger of the two, of which a NaN and an infinity are; the other's is not its own.
+                hidden = name not in ("nan", "inf") and CLASSES[other] not in ("zero", "negative", "subnormal")
+                effect = ("degraded", MILD) if hidden else effect
+            elif paired and kind == "up":
+                effect = ("degraded", MILD)
             effects.setdefault(effect, []).append(expert)
     for (outcome, possible), experts in effects.items():
         fill = {"experts": id_list(tuple(sorted(set(experts)))), "layer": layer, "slots": len(experts)}

@@ -315,3 +315,23 @@ def test_groups_that_give_layers_other_activations_say_the_same():
     assert found(report) == []
     assert report.format.scheme == "MIXED"
     assert {item.layers for item in report.backends if item.outcome == "unsupported"} == {(1,)}
+
+
+@pytest.mark.parametrize("id", ["modelopt", "compressed-tensors", "Gemma 4, nvidia"])
+@pytest.mark.parametrize("projection", ["gate", "up"])
+@pytest.mark.parametrize(
+    ("value", "largest", "gates"),
+    [(0.0, "degraded", "zero"), (4.4e-42, "degraded", "zero"), (-1e-3, "degraded", "degraded"), (np.nan, "nan", "nan"),
+     (np.inf, "nan", "nan")],
+)  # fmt: skip
+def test_the_larger_of_two_weight_scales_hides_the_smaller_and_no_nan(id, projection, value, largest, gates):
+    """TensorRT-LLM takes the larger, vLLM gate's (checkpoints.md 3)."""
+    layout = LAYOUTS[id]
+    tensors = layout.tensors()
+    layout.put(tensors, 3, projection, "weight_scale_2", layout.stored(value))
+    said = outcomes(audit(layout.open(tensors)))
+    assert said["tensorrt-llm"] == largest
+    assert said["vllm-cutlass"] == ("degraded" if projection == "up" else gates)
+    # Where both are bad nothing hides it.
+    layout.put(tensors, 3, "up" if projection == "gate" else "gate", "weight_scale_2", layout.stored(value))
+    assert outcomes(audit(layout.open(tensors)))["tensorrt-llm"] == gates
