@@ -154,7 +154,8 @@ def _asked(section: dict[str, Any]) -> str | None:
     scheme = section.get("kv_cache_quant_algo") or section.get("kv_cache_scheme")
     if isinstance(scheme, dict):
         known = {("float", 8): "FP8", ("float", 4): "NVFP4", ("int", 8): "INT8"}
-        kind = (str(scheme.get("type")), scheme.get("num_bits"))
+        bits = scheme.get("num_bits")
+        kind = (str(scheme.get("type")), bits if isinstance(bits, int) else str(bits))
         return known.get(kind, f"{kind[0]}{kind[1]}")
     return str(scheme).upper() if scheme else None
 

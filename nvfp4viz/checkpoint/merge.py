@@ -44,6 +44,11 @@ def merge_shards(checkpoint: Checkpoint, shards: list[str], index: Index | None)
     if weight_map:
         _compare_with_index(checkpoint, weight_map, set(shards), extra, foreign)
     else:
+        if index and not index.problems and len(checkpoint.tensors):
+            # Transformers goes by a file of this name before it looks for an index.
+            severity = "warn" if "model.safetensors" in shards else "error"
+            params = {"count": len(checkpoint.tensors)}
+            checkpoint.problems.append(problem("container.index-mismatch.empty", index.file, params, severity=severity))
         missing = missing_by_number(shards)
         # Of a shard that was asked for alone the others may lie beside it: not looked at, and not missing.
         around = set(checkpoint.source.files()) if checkpoint.source.only is not None and missing else set()

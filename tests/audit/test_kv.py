@@ -111,3 +111,10 @@ def test_two_files_that_differ_about_the_cache(scheme, older, differ):
         assert set(outcomes(report).values()) == {"safe"}
     # Without an algorithm the older file is asked nothing.
     assert seen(report_of(cached(), scheme, {"quant_algo": None, "kv_cache_quant_algo": older})) == []
+
+
+@pytest.mark.parametrize("bits", [[8], {"a": 8}, None, "8", 8.0, True])
+def test_a_number_of_bits_that_is_none_is_no_crash(bits):
+    """Any file on the hub may hold one."""
+    report = report_of(cached(), {"type": "float", "num_bits": bits})
+    assert report.backends

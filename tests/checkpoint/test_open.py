@@ -280,6 +280,22 @@ def test_a_shard_outside_the_index_is_not_mixed_in(sharded, copy, severity):
     assert set(checkpoint.tensors) == set(base())
 
 
+@pytest.mark.parametrize("single", [False, True])
+def test_an_index_that_names_nothing(sharded, single):
+    """Every loader that follows it loads nothing; of a single file Transformers asks no index."""
+    if single:
+        for file in sharded.glob("*"):
+            file.unlink()
+        write_checkpoint(sharded / "one", base(), config=CONFIG, hf_quant_config=QUANT)
+        sharded = sharded / "one"
+    (sharded / INDEX).write_text('{"weight_map": {}}')
+    checkpoint = open_checkpoint(sharded)
+    assert problems(checkpoint) == [("container.index-mismatch.empty", "warn" if single else "error", INDEX)]
+    assert set(checkpoint.tensors) == set(base())
+    for language in ("en", "zh"):
+        assert str(len(base())) in checkpoint.problems[0].error().text(language)["what"]
+
+
 def test_a_damaged_shard_among_good_ones(sharded):
     (sharded / "model-00002-of-00003.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     checkpoint = open_checkpoint(sharded)
