@@ -71,9 +71,11 @@ def _activation(family: Family, item: Finding, weight_only: bool) -> Effect:
     if not item.params["open"]:
         # Siblings have the same input, and so the same scale.
         return Effect("safe", (), "none", _layers(item), "why.linear-masked", _fill(item))
+    if fp8 and family.engine == "transformers":
+        return _ignored(item)
     outcome, possible = outcome_of_scales(_OF_CLASS[item.params["kind"]], _HEALTHY)
-    if fp8 and _ignores(family, weight_only):
-        # The kernel of FP8 layers is another one, which need not be weight-only.
+    if fp8 and (family.engine == "vllm" or _ignores(family, weight_only)):
+        # Which kernel an FP8 layer gets is another matter than that of the experts; some are weight-only.
         possible = tuple(sorted({outcome, *possible, "ignored"}))
     return _effect(item, (outcome, possible), "input")
 

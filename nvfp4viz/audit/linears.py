@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nvfp4viz.audit.facts import CLAIMS, CLASSES, Facts, classify, is_scalar, median_of
+from nvfp4viz.audit.facts import CLAIMS, CLASSES, FLT_MIN, Facts, classify, is_scalar, median_of
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.scales import block_fault, block_width, close, half_findings, json_number, severity_of
@@ -312,7 +312,7 @@ def _siblings(
     """Modules that a server fuses and gives one second-level weight scale."""
     by_parent: dict[str, dict[str, tuple[str, float]]] = {}
     for linear, role, name, stored, value in values:
-        if role == "weight_scale_2" and linear.format == "NVFP4" and np.isfinite(value) and value > 0:
+        if role == "weight_scale_2" and linear.format == "NVFP4" and np.isfinite(value) and value >= FLT_MIN:
             parent, _, last = linear.name.rpartition(".")
             by_parent.setdefault(parent, {})[last] = (name, float(stored))
     for family in siblings:

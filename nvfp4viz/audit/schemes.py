@@ -35,7 +35,8 @@ def rank_holes(facts: Facts) -> dict[int, tuple[tuple[int, int], ...]]:
     """By layer, the first and last experts of whole ranks without an activation scale in any projection.
 
     What ranks of an expert-parallel calibration would leave (Model-Optimizer#831): of 2 to 16 ranks, or more where each
-    has eight experts, up to half.  They must explain most of what the layer lacks; below four experts a rank, all.
+    has eight experts, up to three quarters.  They must explain most of what the layer lacks; below four experts a rank,
+    and where more than half is gone, all.
     """
     found = {}
     for layer in facts.layers:
@@ -53,8 +54,8 @@ def rank_holes(facts: Facts) -> dict[int, tuple[tuple[int, int], ...]]:
             ranks = np.flatnonzero(lost.reshape(-1, size).all(axis=1)).tolist()
             known = len(ranks) * size
             # Of few experts two are neighbours by chance.
-            rest = known // 2 if size >= 4 else 0
-            if best[0] < known <= total // 2 and some - known <= rest:
+            rest = known // 2 if size >= 4 and known <= total // 2 else 0
+            if best[0] < known <= 3 * total // 4 and some - known <= rest:
                 best = known, tuple((rank * size, rank * size + size - 1) for rank in ranks)
         if best[1]:
             found[layer] = best[1]

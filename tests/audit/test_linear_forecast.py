@@ -201,3 +201,18 @@ def test_a_group_of_fp8_weights_promises_scales():
     report = opened(tensors, "compressed-tensors", **changes)
     assert found(report) == [("scale.missing", "error", 0, None, None)]
     assert report.findings[0].tensors == (f"{ATTENTION}.q_proj.weight_scale",)
+
+
+@pytest.mark.parametrize("value", BY_VALUE)
+def test_a_bad_activation_scale_in_fp8_and_a_missing_one_are_read_by_the_same(value):
+    """Transformers reads none; vLLM's kernel for FP8 is chosen apart and may be weight-only, as the advice has it."""
+    base, name = LAYOUTS["MIXED_PRECISION"].tensors(), f"{ATTENTION}.o_proj"
+    sound = {**base, **eight(name), f"{name}.input_scale": number(2e-3)}
+    bad = opened({**sound, f"{name}.input_scale": number(value)}, "MIXED_PRECISION", **mixed(names=("o_proj",)))
+    gone = opened({each: item for each, item in sound.items() if each != f"{name}.input_scale"}, "MIXED_PRECISION",
+                  **mixed(names=("o_proj",)))  # fmt: skip
+    for one, other in zip(bad.backends, gone.backends, strict=True):
+        assert (one.outcome == "ignored") == (other.outcome == "ignored") == (one.name == "transformers")
+        if FAMILIES[one.name].engine == "vllm":
+            assert "ignored" in one.possible
+            assert "ignored" in other.possible

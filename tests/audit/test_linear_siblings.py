@@ -127,3 +127,11 @@ def test_where_nothing_is_to_be_compared():
     # Cross-attention takes its keys and values from another input.
     cross = {n.replace("self_attn", "cross_attn"): t for n, t in off.items()}
     assert texts(opened(cross)) == []
+
+
+@pytest.mark.parametrize("value", [0.0, np.nan, np.inf, -1e-4, 4.4e-42])
+def test_a_bad_weight_scale_is_one_finding_and_no_pair_that_differs(value):
+    for last in ("gate_proj", "up_proj"):
+        report = opened({**shared(), f"{SHARED}.{last}.weight_scale_2": number(value)})
+        [item] = [one for one in report.findings if one.severity != "info"]
+        assert (item.severity, item.role) == ("error", "weight_scale_2")

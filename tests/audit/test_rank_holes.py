@@ -78,6 +78,16 @@ def test_what_is_no_rank(ids):
     assert {code for code, *_ in found} == {"scale.missing"}
 
 
+@pytest.mark.parametrize("ids", [range(2, 8), range(6), (0, 1, 2, 3, 6, 7)])
+def test_three_of_four_ranks_are_one_finding(ids):
+    """Before, the larger rank was seen, and the third was two slots a projection."""
+    _, found = said(whole(ids), experts=8)
+    assert found == [("expert.rank-hole", None, tuple(ids))]
+    # One more, and nothing says that it was ranks.
+    _, found = said(whole(range(1, 8)), experts=8)
+    assert {code for code, *_ in found} == {"scale.missing"}
+
+
 def test_few_experts_are_neighbours_by_chance():
     for lost, expected in (((0, 1), "expert.rank-hole"), ((0, 1, 3), "scale.missing"), ((1, 2), "scale.missing")):
         _, found = said(whole(lost), experts=4)
