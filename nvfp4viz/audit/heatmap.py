@@ -1,8 +1,9 @@
 """Coverage of one role and projection as an SVG: a row a layer, a column an expert.
 
 What is in order is one rectangle a layer, and neighbours of one status are one rectangle, so that 92,160 slots stay a
-small file.  Missing slots are hatched and unusable ones carry a sign: no status is told by colour alone.  Colours are
-classes, which the page's style sheet fills for light, dark and paper.
+small file.  It looks as the Explorer's map does: a missing slot is a dashed outline, any other that is not in order is
+hatched, each with its sign; no colour tells anything.  What the classes look like stands in the page's style sheet, for
+light, dark and paper.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ from itertools import groupby
 from nvfp4viz.audit.coverage import SlotRow
 
 WIDTH, LEFT, TOP = 760.0, 52, 16
-# How a status is drawn: class and sign, as on the pages (`nvfp4viz.figures.palette.MARKS`).
+# The signs, as on the pages (`nvfp4viz.figures.palette.MARKS`).
 MARKS = {
-    "missing": ("missing", ""), "unreadable": ("unreadable", "?"), "filled": ("filled", "≈"), "zero": ("bad", "0"),
-    "nan": ("bad", "N"), "inf": ("bad", "∞"), "neginf": ("bad", "−∞"), "negative": ("bad", "−"),
-    "subnormal": ("bad", "s"), "not-a-scalar": ("bad", "#"), "outlier": ("filled", "!"), "identity": ("filled", "1"),
+    "missing": "∅", "unreadable": "?", "filled": "≈", "zero": "0", "nan": "N", "inf": "∞", "neginf": "−∞",
+    "negative": "−", "subnormal": "s", "not-a-scalar": "#", "outlier": "!", "identity": "1",
 }  # fmt: skip
 # Narrower cells get no sign; their titles name the status.  A sign's size is at most so many times its cell's width.
 _ROOM, _SLIM = 5.0, 1.5
@@ -91,6 +91,11 @@ def draw(found: SlotMap, words: dict[str, str]) -> str:
     return "".join([*out, "</svg>"])
 
 
+def outline(status: str) -> str:
+    """The class of a slot's rectangle."""
+    return "missing" if status == "missing" else "odd"
+
+
 def _runs(cells: list[tuple[int, str]]) -> list[tuple[int, str, int]]:
     """Neighbouring experts of one status: (first, status, how many)."""
     runs: list[tuple[int, str, int]] = []
@@ -108,15 +113,16 @@ def _bar(
     x, wide = LEFT + first * cell, count * cell
     if status == "ok":
         return f'<rect class="ok" x="{x:.1f}" y="{y}" width="{wide:.1f}" height="{high - 1}"/>'
-    kind, sign = MARKS[status]
+    sign = MARKS[status]
     last = f"–{first + count - 1}" if count > 1 else ""
     title = escape(f"{layer}, {words['experts']} {first}{last}: {words[status]}")
     # A slot among hundreds must not be too narrow to be seen.
     seen = max(wide, 3.0)
     text = (
-        f'<rect class="{kind}" x="{x:.1f}" y="{y}" width="{seen:.1f}" height="{high - 1}"><title>{title}</title></rect>'
+        f'<rect class="{outline(status)}" x="{x:.1f}" y="{y}" width="{seen:.1f}" height="{high - 1}">'
+        f"<title>{title}</title></rect>"
     )
-    if sign and cell >= _ROOM and high >= 12:
+    if cell >= _ROOM and high >= 12:
         middles = (x + cell * (k + 0.5) for k in range(count))
         small = min(10.0, _SLIM * cell / len(sign))
         size = "" if small == 10.0 else f' style="font-size:{small:.1f}px"'

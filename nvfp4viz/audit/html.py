@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from nvfp4viz import __version__
-from nvfp4viz.audit.heatmap import MARKS, SlotMap, draw, slot_maps
+from nvfp4viz.audit.heatmap import MARKS, SlotMap, draw, outline, slot_maps
 from nvfp4viz.audit.report import Finding, Report
 from nvfp4viz.audit.run import Audit, describe
 from nvfp4viz.audit.tables import BACKEND_COLUMNS, COVERAGE_COLUMNS, auto_line, backend_rows, coverage_cells, head_lines
@@ -80,16 +80,17 @@ def _maps(maps: list[SlotMap], whole: int, language: str) -> list[str]:
     words |= {key: word(f"page.{key}") for key in ("layer", "draft", "experts")}
     words["label"] = word("page.map", role="{role}", projection="{projection}")
     hatch = (
-        '<svg width="0" height="0" style="position:absolute" aria-hidden="true"><defs><pattern id="hatch" width="5" '
-        'height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><line class="hatch" x1="0" y1="0" '
-        'x2="0" y2="5"/></pattern></defs></svg>'
+        '<svg width="0" height="0" style="position:absolute" aria-hidden="true"><defs><pattern id="hatch" width="4" '
+        'height="4" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><line class="hatch" x1="0" y1="0" '
+        'x2="0" y2="4"/></pattern></defs></svg>'
     )
     axes = word("page.axes") + (word("page.axes_drafts") if any(found.drafts for found in maps) else "")
     lines = [hatch, f'<p class="muted">{escape(axes)}</p>', '<p class="key">']
     seen = set().union(*(found.statuses for found in maps))
-    for status, (kind, sign) in MARKS.items():
+    for status, sign in MARKS.items():
         if status in seen:
-            swatch = f'<svg viewBox="0 0 14 14" aria-hidden="true"><rect class="{kind}" width="14" height="14"/>'
+            swatch = f'<svg viewBox="0 0 14 14" aria-hidden="true"><rect class="{outline(status)}" x=".5" y=".5" '
+            swatch += 'width="13" height="13"/>'
             swatch += f'<text class="on" x="7" y="11">{sign}</text></svg>'
             lines.append(f"<span>{swatch}{escape(words[status])}</span>")
     lines.append("</p>")
@@ -132,11 +133,11 @@ def _backends(report: Report, language: str) -> list[str]:
     if not report.backends:
         return []
     names = "".join(f"<th>{escape(word(f'columns.{name}'))}</th>" for name in BACKEND_COLUMNS)
-    lines = [f"<h2>{escape(word('page.backends'))}</h2>", '<div class="wide"><table>']
+    lines = [f"<h2>{escape(word('page.backends'))}</h2>", '<div class="wide"><table class="stacks">']
     lines.append(f"<thead><tr>{names}</tr></thead><tbody>")
     for row in backend_rows(report, language):
         shown = "".join(f"<code>{escape(name)}</code>" for name in row.names)
-        cells = f"<td>{escape(row.outcome)}</td><td>{escape(row.scope)}</td>"
+        cells = f'<td class="outcome">{escape(row.outcome)}</td><td class="scope">{escape(row.scope)}</td>'
         lines.append(f'<tr><td class="names">{shown}</td>{cells}<td class="why">{escape(row.why)}</td></tr>')
     lines.append("</tbody></table></div>")
     if auto := auto_line(report, language):
