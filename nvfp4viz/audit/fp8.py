@@ -15,7 +15,15 @@ import numpy as np
 
 from nvfp4viz.audit.facts import Facts, pruned_layers
 from nvfp4viz.audit.findings import make
-from nvfp4viz.audit.linears import FP8, Linear, fp8_scale, is_quantised_by_all, layer_of, missing_finding
+from nvfp4viz.audit.linears import (
+    FP8,
+    Linear,
+    fp8_scale,
+    is_quantised_by_all,
+    is_weightless,
+    layer_of,
+    missing_finding,
+)
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.schemes import absent_or_gap
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, TensorEntry
@@ -58,6 +66,7 @@ def fp8_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterable[
             layer=layer_of(names, view), tensors=names, fill=misfit._asdict(),
         )  # fmt: skip
     yield from _missing(checkpoint, view, said, [linear for linear in linears if linear.format == "FP8"])
+    yield from _weightless(checkpoint, view, said, linears)
     yield from _of_experts(checkpoint, view, said)
     # Beside four-bit experts the FP8 ones are counted with them.
     if not view.complete:
@@ -89,6 +98,44 @@ def _missing(checkpoint: Checkpoint, view: CanonicalView, said: Said, linears: I
         yield missing_finding("weight_scale", lost, view)
 
 
+def _weightless(
+    checkpoint: Checkpoint, view: CanonicalView, said: Said, linears: Iterable[Linear]
+) -> Iterator[Finding]:
+    """Scales of FP8 and MXFP4 modules whose weight is gone; of NVFP4 the second level tells the format without it.
+
+    A name with a scale and no weight may be something else (a router's ``scale``): its namesakes must be quantised, or
+    every exporter quantise it, or the configuration mean it.
+    """
+    if checkpoint.blind_files:
+        return
+    linears = tuple(linears)
+    bare = [linear for linear in linears if is_weightless(linear)]
+    if not bare:
+        return
+    kinds = {_last_two(linear.name) for linear in linears if linear.format in ("NVFP4", "MXFP4", "FP8")}
+    lost = {
+        linear.name: None for linear in bare
+        if _last_two(linear.name) in kinds or said.promises(linear.name) or is_quantised_by_all(linear.name)
+    }  # fmt: skip
+    # Codes under another name, such as ``qweight``, are codes.
+    for name in checkpoint.tensors if lost else ():
+        module, _, suffix = name.rpartition(".")
+        if module in lost and suffix not in _BESIDE_WEIGHT:
+            del lost[module]
+    names = [f"{name}.weight" for name in lost]
+    names = [name for name in names if name not in checkpoint.unreadable]
+    if names:
+        yield missing_finding("weight", names, view)
+
+
+# What is left of a module whose weight is gone.
+_BESIDE_WEIGHT = frozenset({"weight_scale", "weight_scale_inv", "scale", "weight_scale_2", "input_scale", "bias"})
+
+
+def _last_two(name: str) -> tuple[str, ...]:
+    return tuple(name.split(".")[-2:])
+
+
 def without_numbers(name: str) -> str:
     """What a module is in every layer.
 
@@ -106,6 +153,7 @@ def _of_experts(checkpoint: Checkpoint, view: CanonicalView, said: Said) -> Iter
     found: dict[tuple[int, str, _Misfit], dict[str, int | None]] = {}
     known: dict[tuple[int, str, str, tuple[int, ...], tuple[int, ...]], _Misfit | None] = {}
     bare: dict[tuple[int, str], dict[int, str]] = {}
+    gone: dict[tuple[int, str], dict[int, str]] = {}
     kinds: dict[str, str] = {}
     for (layer, expert, projection), module in view.modules.items():
         if layer not in layers or module.state != "other":
@@ -113,6 +161,8 @@ def _of_experts(checkpoint: Checkpoint, view: CanonicalView, said: Said) -> Iter
         tensors = {**module.tensors, **module.extras}
         weight = tensors.get("weight", tensors.get(""))
         suffix = next((suffix for suffix in SCALES if suffix in tensors), None)
+        if weight is None and tensors.keys() <= {*SCALES, "input_scale", "bias"}:
+            gone.setdefault((layer, projection), {})[expert] = f"{module.name}.weight"
         if weight is None or weight.dtype not in FP8 or len(weight.shape) < 2:
             continue
         if suffix is None:
@@ -134,6 +184,13 @@ def _of_experts(checkpoint: Checkpoint, view: CanonicalView, said: Said) -> Iter
             layer=layer, projection=projection, experts=tuple(ids) or None, tensors=at, fill=misfit._asdict(),
         )  # fmt: skip
     # FP8 without scales is a format too (values cast as they are): others tell, or the configuration.
+    for (layer, projection), names in gone.items() if not checkpoint.blind_files else ():
+        lost = {expert: name for expert, name in names.items() if name not in checkpoint.unreadable}
+        if kinds and lost:
+            yield make(
+                "scale.missing", "error", text="scale.missing.weight", role="weight", layer=layer,
+                projection=projection, experts=tuple(sorted(lost)), tensors=[lost[expert] for expert in sorted(lost)],
+            )  # fmt: skip
     for (layer, projection), starts in bare.items() if not checkpoint.blind_files else ():
         suffix = kinds.get(projection) or next(iter(kinds.values()), None)
         if projection not in kinds:

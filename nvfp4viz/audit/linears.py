@@ -245,6 +245,15 @@ def fp8_scale(linear: Linear) -> TensorEntry | None:
     return next((entry for entry in found if entry is not None), None)
 
 
+def is_weightless(linear: Linear) -> bool:
+    """Are its scales stored without anything that they scale?"""
+    return (
+        linear.format == "other"
+        and not {"weight", "weight_packed"} & linear.tensors.keys()
+        and bool({"weight_scale", "weight_scale_inv", "scale", "input_scale"} & linear.tensors.keys())
+    )
+
+
 def _wants_activations(checkpoint: Checkpoint, module: str, stored: bool) -> bool:
     """The configuration's word for this module; without one, what its kind stores."""
     quant = checkpoint.quant_config

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from nvfp4viz.audit.linears import Linear, is_draft, missing_finding, stored_beginnings
+from nvfp4viz.audit.linears import Linear, is_draft, is_weightless, missing_finding, stored_beginnings
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.shapes import text_part
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint
@@ -76,7 +76,9 @@ def _projections(config: Mapping[str, Any], view: CanonicalView, linears: Iterab
     kinds: dict[tuple[str, str], dict[int, set[str]]] = {}
     for linear in linears:
         last = linear.name.rpartition(".")[2]
-        match = _PLACE.match(linear.name) if last in _ATTENTION and linear.format != "other" else None
+        # One that has lost its weight and kept its scales is told of as such (`fp8`).
+        known = last in _ATTENTION and (linear.format != "other" or is_weightless(linear))
+        match = _PLACE.match(linear.name) if known else None
         if match is not None and not is_draft(linear.name, view.layers):
             kinds.setdefault((match[1], match[3]), {}).setdefault(int(match[2]), set()).add(last)
     lost = []
