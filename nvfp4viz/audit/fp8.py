@@ -28,6 +28,7 @@ from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.schemes import absent_or_gap
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, TensorEntry
 from nvfp4viz.checkpoint.dialects import PROJECTIONS, parse_expert_name
+from nvfp4viz.checkpoint.dialects.per_expert import QUANTIZERS
 from nvfp4viz.checkpoint.module_rules import Grain, Groups, groups_of
 
 # Rows × values that share a scale, where nothing says which: MXFP8's, and DeepSeek's with its relatives.
@@ -109,7 +110,8 @@ def _weightless(
     if checkpoint.blind_files:
         return
     linears = tuple(linears)
-    bare = [linear for linear in linears if is_weightless(linear)]
+    # Quark's own names for a scale stand below a part of their own.
+    bare = [linear for linear in linears if is_weightless(linear) and not linear.name.endswith(QUANTIZERS)]
     if not bare:
         return
     kinds = {_last_two(linear.name) for linear in linears if linear.format in ("NVFP4", "MXFP4", "FP8")}
