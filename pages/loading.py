@@ -4,6 +4,7 @@ from nvfp4viz.figures import loading as figures
 from nvfp4viz.serving.loader import ALLOCATORS
 from nvfp4viz.ui import lesson, state
 from nvfp4viz.ui import loading_cause as cause
+from nvfp4viz.ui import loading_code as code
 from nvfp4viz.ui import loading_config as config
 from nvfp4viz.ui import loading_parts as parts
 from nvfp4viz.ui.export import about
@@ -38,19 +39,10 @@ PARTS = {
 }
 PARTS[page.parts("part", parts.PARTS)](page)
 
-written = config.snippet_of(page)
+snippet, values = code.snippet_of(page)
 page.foot(
-    snippet="loading_promotion" if written else None,
-    code=written
-    or {
-        "prompt": view["p"],
-        "backend": view["b"],
-        "seed": view["seed"],
-        "layer": view["layer"],
-        "projection": view["projection"],
-        "expert": view["expert"],
-        "value": parts.value_of(page),
-    },
+    snippet=snippet,
+    code=values,
     data={
         "fates": lambda: about({"prompt": view["p"], "seed": view["seed"]}, figures.fate_rows(parts.shown_fates(page))),
         "spread": lambda: about(parts.slot_of(page), figures.spread_rows(parts.spreads_of(page))),

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from nvfp4viz.ui.lesson import Lesson
 
 SEEDS = (0, 1, 2)
+LOADS = (("zeros", 0), *(("random", seed) for seed in SEEDS))
+"""The file on fresh memory, then on a cached block of each start: allocators and seeds."""
 GUARDED = ("tiny-moe-nvfp4-holes", "tiny-moe-nvfp4-full")
 
 
@@ -81,11 +83,7 @@ def _harness(page: Lesson) -> None:
 
 
 def _loads(prompt: str) -> list[Fate]:
-    """The file on fresh memory, then on a cached block of each start."""
-    return [
-        fate("zeros", prompt, BACKENDS[0], 0),
-        *(fate("random", prompt, BACKENDS[0], seed) for seed in SEEDS),
-    ]
+    return [fate(allocator, prompt, BACKENDS[0], seed) for allocator, seed in LOADS]
 
 
 def _allocator_off(page: Lesson) -> None:

@@ -11,7 +11,7 @@ from nvfp4viz.errors import NvError
 from nvfp4viz.serving.config_lines import MOST_CHARACTERS, Decision, read_configs
 from nvfp4viz.serving.quant_config import VLLM
 from nvfp4viz.serving.stages import STAGES, ExpertLife, Stage, expert_life, flags_of
-from nvfp4viz.ui import caches, errors, predict, snippets
+from nvfp4viz.ui import caches, errors, predict
 from nvfp4viz.ui.i18n import t
 from nvfp4viz.ui.loading_parts import BACKENDS, HOLED, PAGE
 from nvfp4viz.ui.numbers import exact
@@ -99,14 +99,6 @@ def decision_of(page: Lesson) -> Decision | None:
         return read_configs(*texts_of(page))
     except NvError:
         return None
-
-
-def snippet_of(page: Lesson) -> dict[str, object]:
-    """What fills ``loading_promotion``, the code of the rule: both files as they are shown; nothing elsewhere."""
-    if page.view["part"] != "promotion":
-        return {}
-    shown = texts_of(page) if predict.revealed() else example_texts(WEIGHT_ONLY)
-    return {file: snippets.Written(text) for file, text in zip(FILES, shown, strict=True)}
 
 
 def promotion_part(page: Lesson) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import streamlit as st
@@ -279,10 +279,17 @@ def maxima_part(page: Lesson) -> None:
     page.prose("maxima.open", version=VLLM)
 
 
+def opening_slot() -> dict[str, Any]:
+    """The slot that the opening puts its own value into."""
+    stored = parameters_of(0).values("input_scale", "down")[0]
+    return {"layer": 0, "expert": 0, "projection": "down", "value": float(stored)}
+
+
 def _as_stored(page: Lesson) -> None:
     """The layer as its file has it: what each backend reads before any slot is changed."""
-    layer = parameters_of(0)
-    found = spread_value(layer, "down", 0, float(layer.values("input_scale", "down")[0]))
+    slot = opening_slot()
+    layer = parameters_of(slot["layer"])
+    found = spread_value(layer, slot["projection"], slot["expert"], slot["value"])
     page.figure(
         figures.spread_figure(found, theme=theme(), lang=lang()),
         alt=page.t("maxima.alt"),

@@ -1,5 +1,6 @@
 """The page on loading as a reader in either language meets it."""
 
+import ast
 import json
 import re
 import warnings
@@ -7,9 +8,12 @@ import warnings
 import pytest
 
 from nvfp4viz.figures.words import words
+from nvfp4viz.serving.spread import READINGS
+from nvfp4viz.serving.stages import STAGES
 from nvfp4viz.ui.export import to_csv, to_json
 from nvfp4viz.ui.loading_config import CASES, EXAMPLES
-from nvfp4viz.ui.loading_parts import PARTS
+from nvfp4viz.ui.loading_parts import PARTS, quoted
+from nvfp4viz.ui.numbers import exact, four
 
 from .conftest import clean, guessed, shown_code_output, skipped, texts
 
@@ -198,11 +202,166 @@ def test_the_guard_refuses_the_holes_and_passes_what_does_not_read_them(open_pag
     assert "passes" in texts(revealed(open_page, "guard", file="tiny-moe-nvfp4-full"))
 
 
-def test_the_shown_code_gives_the_page_s_numbers(open_page):
-    output = shown_code_output(open_page(PAGE), PAGE)
-    assert "zeros: '<pad>" in output
-    assert "vllm-flashinfer-cutlass: layer, 64 experts reached" in output
-    assert "vllm-b12x: open, not among the facts read" in output
+def rows_of(shown, columns):
+    """Cells of the page's table rows that have so many, by the first."""
+    cells = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in shown.splitlines()]
+    return {row[0]: row[1:] for row in cells if len(row) == columns}
+
+
+ALL_FATES = {"zeros: fresh pages": "zeros", "ones: a filled buffer": "ones", "NaN: a sentinel": "nan"}
+ALL_FATES |= {"a neighbour's bytes": "neighbour", "random bits": "random"}
+FATE = re.compile(
+    r"^(\w+): (.*), as the twin: (\w+)\n  first slot (\S+), NaN (.*)%, first broken layer (\w+)$", re.MULTILINE
+)
+
+
+@pytest.mark.parametrize("query", [{}, {"p": "code", "b": "vllm-flashinfer-cutlass", "seed": "3"}], ids=str)
+def test_the_code_of_the_fates_prints_the_page_s_answers(open_page, query):
+    at = open_page(PAGE, **query)
+    # Before the guess, the one fate that is drawn, whatever the link asks for.
+    (only,) = FATE.findall(shown_code_output(at, PAGE))
+    assert (only[0], only[4]) == ("zeros", "96.88")
+    assert "96.88 % of the tokens it read end as NaN" in texts(at)
+    at = revealed(open_page, "fates", **query)
+    output, rows = shown_code_output(at, PAGE), rows_of(texts(at), 6)
+    slots = re.match(r"(\d+) slots have no tensor; the complete twin writes (.*)$", output, re.MULTILINE)
+    assert f"{slots[1]} slots have no tensor in the file" in texts(at)
+    assert rows["complete twin"][0] == quoted(ast.literal_eval(slots[2]))
+    found = {name: rest for name, *rest in FATE.findall(output)}
+    assert list(found) == list(ALL_FATES.values())
+    for said, name in ALL_FATES.items():
+        text, same, slot, nan, first = found[name]
+        layer = "–" if first == "None" else f"L{first}"
+        percent = f"{float(nan):g} %" if float(nan) else "0 %"
+        held = exact(float(slot))
+        assert rows[said] == [quoted(ast.literal_eval(text)), "yes" if same == "True" else "no", held, percent, layer]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {},
+        {"layer": "1", "expert": "3", "projection": "gate", "v": "thousand"},
+        {"layer": "1", "expert": "3", "v": "own", "own": "0.5"},
+        {"layer": "3", "projection": "up", "v": "huge"},
+    ],
+    ids=str,
+)
+def test_the_code_of_a_spreading_value_prints_the_page_s_numbers(open_page, query):
+    # Before the guess every slot holds its own value, and reaches nobody.
+    before = shown_code_output(open_page(PAGE, part="maxima", **query), PAGE)
+    assert set(re.findall(r"reaches (\d+) experts", before)) == {"0"}
+    held, now = re.search(r"the slot held (\S+); now it holds (\S+)", before).groups()
+    assert float(held) == float(now)
+    at = revealed(open_page, "maxima", **query)
+    shown, output = texts(at), shown_code_output(at, PAGE)
+    held, now = re.search(r"the slot held (\S+); now it holds (\S+)", output).groups()
+    assert f"slot held {exact(float(held))}; now it holds **{exact(float(now))}**" in shown
+    rows = {name: row for names, row in rows_of(shown, 7).items() for name in re.split(", ", names)}
+    lines = output.splitlines()[1:]
+    assert len(lines) == len(READINGS)
+    for line in lines:
+        name, rest = line.removeprefix("vllm-").split(": ", 1)
+        numbers = {key: four(float(value)) for key, value in re.findall(r"(before|now|encode|alpha) ([^,]+),", rest)}
+        _, *shown_numbers, reached = rows[name]
+        for key, cell in zip(("before", "now", "encode", "alpha"), shown_numbers, strict=True):
+            assert numbers.get(key) == (None if cell in ("–", "?") else cell), (name, key)
+        assert ("not among the facts read" in rest) == (reached == "?")
+        assert reached == "?" or rest.endswith(f", reaches {reached} experts")
+    (scale_c,) = re.findall(r"^vllm-flashinfer-trtllm: .*g1_scale_c ([^,]+),", output, re.MULTILINE)
+    assert f"encode scale of down ({four(float(scale_c))} for expert" in shown
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {},
+        {"layer": "2", "expert": "5", "projection": "gate", "a": "ones", "b": "vllm-flashinfer-cutlass"},
+        {"b": "vllm-marlin"},
+    ],
+    ids=str,
+)
+def test_the_code_of_the_stages_prints_the_page_s_numbers(open_page, query):
+    before = shown_code_output(open_page(PAGE, part="chain", **query), PAGE)
+    assert "--quantization" not in before
+    at = revealed(open_page, "chain", **query)
+    rows, output = rows_of(texts(at), 4), shown_code_output(at, PAGE)
+    assert output.startswith(before)
+
+    def number(text):
+        return "none" if text == "None" else exact(float(text))
+
+    def said(pattern):
+        return re.search(pattern, output, re.MULTILINE).groups()
+
+    (amax,) = said(r"^BF16: largest weight (.*)$")
+    assert rows["BF16"][1] == f"largest weight {number(amax)}"
+    tokens, largest = said(r"^PTQ: ([\d,]+) tokens, largest input (.*)$")
+    assert rows["PTQ"][1] == f"{tokens} tokens; largest input {number(largest)}"
+    scale, key, stored = said(r"^export: weight_scale_2 (\S+) (\S+) (.*)$")
+    stored = stored if stored == "no such key" else number(stored)
+    assert rows["Export"][1] == f"`weight_scale_2` {number(scale)}; `{key[key.index('experts.') :]}`: {stored}"
+    (slot,) = said(r"^load: slot (.*)$")
+    assert rows["Load"][1] == f"slot {number(slot)}"
+    read, encode, alpha = said(r"^backend: reads (\S+) encode scale (\S+) alpha (\S+)$")
+    assert rows["Backend"][1] == f"reads {number(read)}; encode scale {number(encode)}; alpha {number(alpha)}"
+    for stage, name in zip(STAGES, ("BF16", "PTQ", "Export", "Load", "Backend"), strict=True):
+        (flags,) = said(rf"^flags of {stage}: (.*)$")
+        assert rows[name][2] == " · ".join(f"`{flag}`" for flag in flags.split(", "))
+
+
+@pytest.mark.parametrize("query", [{}, {"p": "code", "a": "random", "seed": "4"}, {"p": "news", "a": "ones"}], ids=str)
+def test_the_code_of_the_cause_prints_the_page_s_runs(open_page, query):
+    at = open_page(PAGE, part="cause", **query)
+    before = shown_code_output(at, PAGE)
+    assert len(before.splitlines()) == 2
+    at = revealed(open_page, "cause", **query)
+    shown, output = texts(at), shown_code_output(at, PAGE)
+    assert output.startswith(before)
+    for line in before.splitlines():
+        name, text = line.split(": ", 1)
+        path = {
+            "vllm-cutlass": "suspect: per-expert CUTLASS",
+            "vllm-marlin": "independent: Marlin, weights decoded to BF16",
+        }
+        assert f"| {path[name]} | {quoted(ast.literal_eval(text))} |" in shown
+    loads = re.findall(r"^(\w+), start (\d): (.*), NaN (.*)%$", output, re.MULTILINE)
+    assert len(loads) == 4
+    for memory, start, text, nan in loads:
+        setting = "`PYTORCH_NO_CUDA_MEMORY_CACHING=1`" if memory == "zeros" else f"caching on, start {start}"
+        *_, answer, share = rows_of(shown, 4)[setting]
+        assert (answer, share) == (quoted(ast.literal_eval(text)), f"{float(nan):g} %")
+    steps = re.findall(r"^(\d) (\w+) 0-(\d+): logits differ (\w+), hold NaN (\w+)$", output, re.MULTILINE)
+    runs = {number: row for number, row in rows_of(shown, 5).items() if number.isdigit()}
+    assert len(steps) == len(runs)
+    for number, over, last, differs, nan in steps:
+        assert runs[number][0].startswith(over)
+        assert runs[number][1:] == [f"0–{last}", HOLDS[differs], HOLDS[nan]]
+    found = re.search(r"^layer (\w+), expert (\w+)$", output, re.MULTILINE).groups()
+    assert f"Layer **{found[0]}**, expert **{found[1]}**" in shown or (
+        found == ("None", "None") and "No bit of the logits differs" in shown
+    )
+
+
+@pytest.mark.parametrize("query", [{}, {"seed": "5", "file": "tiny-moe-nvfp4-full"}, {"b": "vllm-marlin"}], ids=str)
+def test_the_code_of_the_guard_prints_what_each_measure_finds(open_page, query):
+    counted = re.compile(r"^(\w+), (\w+): (\d+ / \d+)$", re.MULTILINE)
+    at = open_page(PAGE, part="guard", **query)
+    before = shown_code_output(at, PAGE)
+    assert {memory for memory, _, _ in counted.findall(before)} == {"zeros"}
+    assert len(before.splitlines()) == 3
+    at = revealed(open_page, "guard", **query)
+    shown, output = texts(at), shown_code_output(at, PAGE)
+    rows = rows_of(shown, 4)
+    printed = {}
+    for memory, _, number in counted.findall(output):
+        printed.setdefault(memory, []).append(number)
+    assert printed == {name: rows[said] for said, name in ALL_FATES.items()}
+    last = output.splitlines()[-1]
+    assert (" passes" in last) == (" passes: every slot" in shown)
+    assert ("The load guard refused this model: 159 scale slots" in last) == (
+        "The load guard refused this model: 159 scale slots" in shown
+    )
 
 
 RULE = re.compile(r"served as (\S+) \((\S+)\), the rule (fires|does not fire)")
