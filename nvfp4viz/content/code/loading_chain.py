@@ -14,6 +14,6 @@ print("export: weight_scale_2", life.weight_scale_2, life.key, "no such key" if 
 print("load: slot", life.slot)
 print("backend: reads", life.read, "encode scale", life.encode, "alpha", life.alpha)
 
-# which flags act where
+# which flags act where: listed once the question is answered
 for stage in $stages:
     print(f"flags of {stage}: {', '.join(flags_of(stage))}")

@@ -10,7 +10,7 @@ for found in measures(broken, canonical(broken), seed=$seed):
     if found.allocator in $allocators:
         print(f"{found.allocator}, {found.measure}: {found.found} / {found.expected}")
 
-# a load with the guard on
+# a load with the guard on: listed once the question is answered
 for name in $files:
     try:
         load(open_checkpoint(ensure(name)), backend=$backend, guard=True, device="cpu")
