@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from nvfp4viz.audit.facts import is_scalar
-from nvfp4viz.audit.fp8 import SCALES, flat
+from nvfp4viz.audit.fp8 import flat
+from nvfp4viz.audit.fp8_numbers import SCALES, is_read
 from nvfp4viz.audit.linears import FP8, Linear, layer_of
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, TensorEntry
 from nvfp4viz.checkpoint.dialects import PACKED
@@ -61,9 +62,12 @@ def plan(checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear])
         if module.whole:
             whole.add(id(module))
         if module.state == "other":
-            units += _fp8_units(
-                {**module.tensors, **module.extras}, layer, None if module.whole else expert, projection
-            )
+            # Numbers are read without --deep as well.
+            left = {
+                suffix: one for suffix, one in {**module.tensors, **module.extras}.items()
+                if suffix in ("", "weight") or not is_read(one, view.experts_in[layer] if module.whole else 0)
+            }  # fmt: skip
+            units += _fp8_units(left, layer, None if module.whole else expert, projection)
             continue
         for role in ("weight", "weight_scale"):
             entry = module.tensors.get(role)

@@ -15,12 +15,12 @@ import numpy as np
 
 from nvfp4viz.audit.facts import Facts, pruned_layers
 from nvfp4viz.audit.findings import make
+from nvfp4viz.audit.fp8_numbers import SCALES, fp8_scales, is_read
 from nvfp4viz.audit.linears import (
     FP8,
     Linear,
     fp8_scale,
     is_quantised_by_all,
-    is_weightless,
     layer_of,
     missing_finding,
 )
@@ -28,7 +28,6 @@ from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.schemes import absent_or_gap
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, TensorEntry
 from nvfp4viz.checkpoint.dialects import PROJECTIONS, parse_expert_name
-from nvfp4viz.checkpoint.dialects.per_expert import QUANTIZERS
 from nvfp4viz.checkpoint.module_rules import Grain, Groups, groups_of
 
 # Rows × values that share a scale, where nothing says which: MXFP8's, and DeepSeek's with its relatives.
@@ -67,7 +66,6 @@ def fp8_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterable[
             layer=layer_of(names, view), tensors=names, fill=misfit._asdict(),
         )  # fmt: skip
     yield from _missing(checkpoint, view, said, [linear for linear in linears if linear.format == "FP8"])
-    yield from _weightless(checkpoint, view, said, linears)
     yield from _of_experts(checkpoint, view, said)
     # Beside four-bit experts the FP8 ones are counted with them.
     if not view.complete:
@@ -99,45 +97,6 @@ def _missing(checkpoint: Checkpoint, view: CanonicalView, said: Said, linears: I
         yield missing_finding("weight_scale", lost, view)
 
 
-def _weightless(
-    checkpoint: Checkpoint, view: CanonicalView, said: Said, linears: Iterable[Linear]
-) -> Iterator[Finding]:
-    """Scales of FP8 and MXFP4 modules whose weight is gone; of NVFP4 the second level tells the format without it.
-
-    A name with a scale and no weight may be something else (a router's ``scale``): its namesakes must be quantised, or
-    every exporter quantise it, or the configuration mean it.
-    """
-    if checkpoint.blind_files:
-        return
-    linears = tuple(linears)
-    # Quark's own names for a scale stand below a part of their own.
-    bare = [linear for linear in linears if is_weightless(linear) and not linear.name.endswith(QUANTIZERS)]
-    if not bare:
-        return
-    kinds = {_last_two(linear.name) for linear in linears if linear.format in ("NVFP4", "MXFP4", "FP8")}
-    lost = {
-        linear.name: None for linear in bare
-        if _last_two(linear.name) in kinds or said.promises(linear.name) or is_quantised_by_all(linear.name)
-    }  # fmt: skip
-    # Codes under another name, such as ``qweight``, are codes.
-    for name in checkpoint.tensors if lost else ():
-        module, _, suffix = name.rpartition(".")
-        if module in lost and suffix not in _BESIDE_WEIGHT:
-            del lost[module]
-    names = [f"{name}.weight" for name in lost]
-    names = [name for name in names if name not in checkpoint.unreadable]
-    if names:
-        yield missing_finding("weight", names, view)
-
-
-# What is left of a module whose weight is gone.
-_BESIDE_WEIGHT = frozenset({"weight_scale", "weight_scale_inv", "scale", "weight_scale_2", "input_scale", "bias"})
-
-
-def _last_two(name: str) -> tuple[str, ...]:
-    return tuple(name.split(".")[-2:])
-
-
 def without_numbers(name: str) -> str:
     """What a module is in every layer.
 
@@ -155,7 +114,6 @@ def _of_experts(checkpoint: Checkpoint, view: CanonicalView, said: Said) -> Iter
     found: dict[tuple[int, str, _Misfit], dict[str, int | None]] = {}
     known: dict[tuple[int, str, str, tuple[int, ...], tuple[int, ...]], _Misfit | None] = {}
     bare: dict[tuple[int, str], dict[int, str]] = {}
-    gone: dict[tuple[int, str], dict[int, str]] = {}
     kinds: dict[str, str] = {}
     for (layer, expert, projection), module in view.modules.items():
         if layer not in layers or module.state != "other":
@@ -163,8 +121,6 @@ def _of_experts(checkpoint: Checkpoint, view: CanonicalView, said: Said) -> Iter
         tensors = {**module.tensors, **module.extras}
         weight = tensors.get("weight", tensors.get(""))
         suffix = next((suffix for suffix in SCALES if suffix in tensors), None)
-        if weight is None and tensors.keys() <= {*SCALES, "input_scale", "bias"}:
-            gone.setdefault((layer, projection), {})[expert] = f"{module.name}.weight"
         if weight is None or weight.dtype not in FP8 or len(weight.shape) < 2:
             continue
         if suffix is None:
@@ -186,13 +142,6 @@ def _of_experts(checkpoint: Checkpoint, view: CanonicalView, said: Said) -> Iter
             layer=layer, projection=projection, experts=tuple(ids) or None, tensors=at, fill=misfit._asdict(),
         )  # fmt: skip
     # FP8 without scales is a format too (values cast as they are): others tell, or the configuration.
-    for (layer, projection), names in gone.items() if not checkpoint.blind_files else ():
-        lost = {expert: name for expert, name in names.items() if name not in checkpoint.unreadable}
-        if kinds and lost:
-            yield make(
-                "scale.missing", "error", text="scale.missing.weight", role="weight", layer=layer,
-                projection=projection, experts=tuple(sorted(lost)), tensors=[lost[expert] for expert in sorted(lost)],
-            )  # fmt: skip
     for (layer, projection), starts in bare.items() if not checkpoint.blind_files else ():
         suffix = kinds.get(projection) or next(iter(kinds.values()), None)
         if projection not in kinds:
@@ -242,16 +191,15 @@ def _absent(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
 
 def partial_text(view: CanonicalView) -> str | None:
     """The text of ``audit.partial`` where routed experts are in FP8: with scales whose shape is checked, or bare."""
-    kinds = [
-        any(suffix in module.tensors or suffix in module.extras for suffix in SCALES)
-        for module in view.modules.values()
+    scales = [
+        (fp8_scales(module), view.experts_in[layer])
+        for (layer, _, _), module in view.modules.items()
         if (weight := module.tensors.get("weight", module.extras.get(""))) is not None and weight.dtype in FP8
     ]
-    return f"audit.partial.fp8{'' if any(kinds) else '.bare'}" if kinds else None
-
-
-# What an FP8 expert's weight scale is called; fused ones lose what stands before the parameter's name.
-SCALES = ("weight_scale", "scale", "weight_scale_inv", "scale_inv", "weight_quantizer.scale")
+    if not any("weight_scale" in found for found, _ in scales):
+        return "audit.partial.fp8.bare" if scales else None
+    every = all(is_read(entry, experts) for found, experts in scales for entry in found.values())
+    return "audit.partial.fp8.deep" if every else "audit.partial.fp8"
 
 
 def _misfit(said: Said, weight: TensorEntry, scale: TensorEntry, *modules: str) -> _Misfit | None:

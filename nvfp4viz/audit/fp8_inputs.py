@@ -12,13 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.fp8 import Said, said_of, without_numbers
+from nvfp4viz.audit.fp8_numbers import INPUTS
 from nvfp4viz.audit.linears import FP8, Linear, layer_of, layers_of
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint
 
 ROLE = "input_scale"
-# Quark's name for it stands below a part of its own.
-_NAMES = (ROLE, "input_quantizer.scale")
 
 
 def fp8_input_findings(
@@ -76,7 +75,7 @@ def _is_sure(word: str, some: bool, namesake: bool) -> str | None:
 
 
 def _has(checkpoint: Checkpoint, linear: Linear) -> bool:
-    return ROLE in linear.tensors or any(f"{linear.name}.{name}" in checkpoint.tensors for name in _NAMES[1:])
+    return ROLE in linear.tensors or any(f"{linear.name}.{name}" in checkpoint.tensors for name in INPUTS[1:])
 
 
 def _sisters(module: str, siblings: Sequence[tuple[str, ...]]) -> set[str]:
@@ -97,7 +96,7 @@ def _of_experts(checkpoint: Checkpoint, view: CanonicalView, said: Said) -> Iter
         weight = tensors.get("weight", tensors.get(""))
         if weight is None or weight.dtype not in FP8 or len(weight.shape) < 2:
             continue
-        if any(name in tensors for name in _NAMES):
+        if any(name in tensors for name in INPUTS):
             having.add(projection)
         else:
             bare.setdefault((layer, projection), {})[expert] = f"{module.name}{'_' if '' in tensors else '.'}{ROLE}"

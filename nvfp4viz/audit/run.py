@@ -21,6 +21,7 @@ from nvfp4viz.audit.findings import make, of_tower, ordered, with_drafts_named
 from nvfp4viz.audit.forecast import forecast
 from nvfp4viz.audit.fp8 import fp8_findings, partial_text
 from nvfp4viz.audit.fp8_inputs import fp8_input_findings
+from nvfp4viz.audit.fp8_numbers import fp8_number_findings
 from nvfp4viz.audit.gates import gate_findings
 from nvfp4viz.audit.kv import kv_findings
 from nvfp4viz.audit.layers import layer_findings, no_layer_findings
@@ -59,6 +60,7 @@ from nvfp4viz.audit.shapes import shape_findings
 from nvfp4viz.audit.siblings import sibling_findings
 from nvfp4viz.audit.sisters import sister_findings
 from nvfp4viz.audit.texts import words
+from nvfp4viz.audit.weightless import weightless_findings
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, Source, canonical, canonical_of, inspect, printable
 
 
@@ -221,6 +223,8 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
         findings += () if view.complete else shape_findings(facts, checkpoint.config or {})
         findings += pre_quant_of_linears(checkpoint, view, linears)
         findings += fp8_findings(checkpoint, view, linears)
+        findings += weightless_findings(checkpoint, view, linears)
+        findings += fp8_number_findings(checkpoint, view)
         findings += mixed_findings(checkpoint, view, linears)
         findings += fp8_input_findings(checkpoint, view, linears, siblings)
         findings += mlp_findings(checkpoint, view, linears)
