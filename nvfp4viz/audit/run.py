@@ -342,7 +342,8 @@ def _served_scheme(facts: Facts) -> _Scheme:
     bare = is_weight_only(facts)
     weight_only = label.startswith("W4A16") or (bare and not claims)
     promoted = claims and reason == "promoted"
-    activations = bool(facts.view.activation_blocks) and not weight_only and not promoted
+    # What vLLM promotes other servers read by its name.
+    activations = bool(facts.view.activation_blocks) and not weight_only
     return _Scheme(activations, weight_only, promoted, bare and claims)
 
 

@@ -241,6 +241,7 @@ def _drafts(facts: Facts, lists: QuantConfig) -> Iterator[Finding]:
 
 def _weight_only(facts: Facts) -> Iterator[Finding]:
     if not is_weight_only(facts):
+        yield from _promoted(facts)
         return
     view = facts.view
     claims, text, detail = promotion(facts)
@@ -260,6 +261,19 @@ def _weight_only(facts: Facts) -> Iterator[Finding]:
         "scheme.mislabelled", "backend", text=f"scheme.mislabelled.{text}", role="input_scale", tensors=lost,
         count=len(lost), fill={"detail": detail},
     )  # fmt: skip
+
+
+def _promoted(facts: Facts) -> Iterator[Finding]:
+    """Activation scales of experts that vLLM's promotion rule takes for weight-only, and other servers do not."""
+    layers = [layer for layer in facts.layers if "input_scale" in facts.needs[layer] and facts.block(layer) == "NVFP4"]
+    if facts.tower or not layers or promotion(facts)[1] != "promoted":
+        return
+    stored = [
+        slot.name for layer in layers for slot in facts.view.slots(layer, role="input_scale") if slot.entry is not None
+    ]
+    names = dict.fromkeys(stored)
+    if names:
+        yield make("config.conflict", "warn", text="config.conflict.promoted", role="input_scale", tensors=names)
 
 
 def promotion(facts: Facts) -> tuple[bool, str, str]:
