@@ -266,6 +266,8 @@ def timeline_figure(bars: Sequence[Bar], *, theme: Theme, lang: str, after: floa
         "compute": {"color": role("block_scale", theme).fill},
         "combine": {"color": route.fill, "pattern": {"shape": "\\", **hatch}},
     }
+    marked = {} if after is None else _end_mark(bars, shown, after, theme, lang)
+    room = {} if after is None else {"range": [0, 1.04e6 * max(after, *(bar.end for bar in bars))]}
     halves = max(bar.half for bar in bars) + 1
     figure = go.Figure()
     for kind in KINDS:
@@ -294,7 +296,7 @@ def timeline_figure(bars: Sequence[Bar], *, theme: Theme, lang: str, after: floa
         height=120 + 44 * len(shown),
         margin={"l": 46, "t": 42},
         barmode="overlay",
-        xaxis={"title": words(lang, "figures.expert_parallel.time_axis"), "rangemode": "tozero"},
+        xaxis={"title": words(lang, "figures.expert_parallel.time_axis"), "rangemode": "tozero"} | room,
         yaxis={
             "tickvals": list(range(len(shown))),
             "ticktext": [rank_name(rank, lang) for rank in shown],
@@ -303,27 +305,29 @@ def timeline_figure(bars: Sequence[Bar], *, theme: Theme, lang: str, after: floa
             "zeroline": False,
             "ticks": "",
         },
+        **marked,
     )
-    if after is not None:
-        _mark_end(figure, bars, shown, after, theme, lang)
     return figure
 
 
-def _mark_end(figure: go.Figure, bars: Sequence[Bar], shown: list[int], after: float, theme: Theme, lang: str) -> None:
-    """A dotted line, and its words beside the rank that computes least, where the picture is empty."""
-    ink, whole = surface(theme), max(bar.end for bar in bars)
-    figure.layout.xaxis.range = [0, 1.04e6 * max(after, whole)]
+def _end_mark(bars: Sequence[Bar], shown: list[int], after: float, theme: Theme, lang: str) -> dict[str, Any]:
+    """For the layout: a dotted line, and its words beside the rank that computes least, where the picture is empty."""
+    ink, whole = surface(theme).ink, max(bar.end for bar in bars)
     computing = {bar.rank: bar.end - bar.start for bar in bars if bar.kind == "compute"}
     idlest, right = min(shown, key=lambda rank: computing[rank]), after > whole / 2
-    figure.add_shape(
-        type="line", x0=1e6 * after, x1=1e6 * after, yref="paper", y0=0, y1=1,
-        line={"color": ink.ink, "width": 2, "dash": "dot"},
-    )  # fmt: skip
-    figure.add_annotation(
-        x=1e6 * after, y=shown.index(idlest) + 0.2, text=words(lang, "figures.expert_parallel.after"), showarrow=False,
-        xanchor="right" if right else "left", xshift=-4 if right else 4, font={"color": ink.ink, "size": 12},
-        bgcolor=ink.page,
-    )  # fmt: skip
+    at = 1e6 * after
+    line = {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1}
+    said = {
+        "x": at,
+        "y": shown.index(idlest) + 0.2,
+        "text": words(lang, "figures.expert_parallel.after"),
+        "showarrow": False,
+        "xanchor": "right" if right else "left",
+        "xshift": -4 if right else 4,
+        "font": {"color": ink, "size": 12},
+        "bgcolor": surface(theme).page,
+    }
+    return {"shapes": [line | {"line": {"color": ink, "width": 2, "dash": "dot"}}], "annotations": [said]}
 
 
 def describe_timeline(bars: Sequence[Bar], lang: str, after: float | None = None) -> str:

@@ -87,9 +87,8 @@ def ranks_part(page: Lesson) -> None:
 def rearranged(page: Lesson) -> tuple[Placement, Placement]:
     """The layer with its redundant slots as loaded, and once EPLB has counted the first half of such requests."""
     view = page.view
-    found = balance_of(
-        view["now"], view["now"], view["layer"], view["ranks"], view["extra"], view["window"], view["place"]
-    )
+    # All layers are rearranged together: asked for once, whichever layer is looked at.
+    found = balance_of(view["now"], view["now"], 0, view["ranks"], view["extra"], view["window"], view["place"])
     return found.old[view["layer"]], found.new[view["layer"]]
 
 
