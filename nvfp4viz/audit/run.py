@@ -40,6 +40,7 @@ from nvfp4viz.audit.report import (
     Report,
     worst,
 )
+from nvfp4viz.audit.routers import router_findings
 from nvfp4viz.audit.scales import (
     block_findings,
     convention_findings,
@@ -221,6 +222,7 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
         findings += linear_findings(checkpoint, facts, linears, siblings, weight_only=unread)
         # Of FP8 experts alone nothing else asks for the sizes.
         findings += () if view.complete else shape_findings(facts, checkpoint.config or {})
+        findings += () if view.complete else router_findings(facts, checkpoint.config or {})
         findings += pre_quant_of_linears(checkpoint, view, linears)
         findings += fp8_findings(checkpoint, view, linears)
         findings += weightless_findings(checkpoint, view, linears)
@@ -264,6 +266,7 @@ def _expert_findings(facts: Facts, scheme: _Scheme, config: Mapping[str, Any]) -
     yield from pair_findings(facts)
     yield from block_findings(facts)
     yield from shape_findings(facts, config)
+    yield from router_findings(facts, config)
 
 
 def _other_towers(own: Facts) -> Iterator[Finding]:

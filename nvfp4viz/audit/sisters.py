@@ -13,11 +13,10 @@ from typing import Any
 
 from nvfp4viz.audit.linears import Linear, is_draft, is_weightless, missing_finding, stored_beginnings
 from nvfp4viz.audit.report import Finding
+from nvfp4viz.audit.routers import router_names
 from nvfp4viz.audit.shapes import text_part
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint
 
-# What a router's matrix is called, below, beside or above a layer's experts.
-ROUTERS = ("gate.weight", "router.weight", "router.proj.weight", "router.layer.weight", "router.classifier.weight")
 _ATTENTION = frozenset({
     "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj",
     "wq_a", "wq_b", "wkv", "wo_a", "wo_b", "wq", "wk", "wv", "wo",
@@ -56,17 +55,6 @@ def _has_more(checkpoint: Checkpoint, block: str, layer: int) -> bool:
     head, found, _ = block.partition(f".{layer}.")
     start = head + found
     return any(name.startswith(start) and not name.startswith(block) for name in checkpoint.tensors)
-
-
-def router_names(block: str) -> list[str]:
-    """Every name that the router of a block of experts may have.
-
-    >>> router_names("model.layers.0.mlp.experts")[5:7]
-    ['model.layers.0.mlp.gate.weight', 'model.layers.0.mlp.router.weight']
-    """
-    parts = block.split(".")
-    above = [".".join(parts[: len(parts) - up]) for up in range(3)]
-    return [f"{parent}.{router}" for parent in above if parent for router in ROUTERS]
 
 
 def _projections(config: Mapping[str, Any], view: CanonicalView, linears: Iterable[Linear]) -> list[str]:

@@ -238,7 +238,8 @@ def gemma4(block: str = "moe.experts") -> Callable[[], Checkpoint]:
             at = f"model.language_model.layers.{k}"
             out |= {**experts(f"{at}.{block}"), **mlp(f"{at}.mlp", quantised=False)}
             out |= {f"{at}.router.per_expert_scale": f32(E), f"{at}.router.scale": f32(H), f"{at}.layer_scalar": f32(1)}
-            out |= plain(f"{at}.router.proj", *(f"{at}.self_attn.{n}" for n in ("q_proj", "k_proj", "o_proj")))
+            out |= {f"{at}.router.proj.weight": bf16(E, H)}
+            out |= plain(*(f"{at}.self_attn.{n}" for n in ("q_proj", "k_proj", "o_proj")))
         out |= plain("model.vision_tower.encoder.layers.0.self_attn.q_proj", "model.embed_vision.embedding_projection")
         exclude = ["lm_head", "model.vision_tower*", "model.embed_vision*", "*router*", "*self_attn*"]
         exclude += [f"model.language_model.layers.{k}.mlp.*" for k in range(2)]
@@ -307,7 +308,8 @@ def gpt_oss() -> Checkpoint:
             out[f"{module}_blocks"] = typed(np.full((E, rows, columns // 32, 16), 0x21, np.uint8), "U8")
             out[f"{module}_scales"] = typed(np.full((E, rows, columns // 32), 120, np.uint8), "U8")
             out[f"{module}_bias"] = bf16(E, rows)
-        out |= {**plain(f"{at}.mlp.router"), f"{at}.mlp.router.bias": bf16(E), f"{at}.self_attn.sinks": bf16(8)}
+        out |= {f"{at}.mlp.router.weight": bf16(E, H), f"{at}.mlp.router.bias": bf16(E)}
+        out |= {f"{at}.self_attn.sinks": bf16(8)}
         out |= plain(*(f"{at}.self_attn.{n}" for n in ("q_proj", "k_proj", "v_proj", "o_proj")))
     keep = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
     section = {"quant_method": "mxfp4", "modules_to_not_convert": keep}

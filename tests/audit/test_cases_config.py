@@ -62,7 +62,8 @@ def test_34_two_draft_layers_are_two():
     ],
 )
 def test_linear_layers_that_nobody_excluded(name, reported):
-    tensors = {**base(), f"{name}.weight": bf16(FOUR["hidden_size"], FOUR["hidden_size"])}
+    rows = FOUR["num_experts"] if name.endswith("mlp.gate") else FOUR["hidden_size"]
+    tensors = {**base(), f"{name}.weight": bf16(rows, FOUR["hidden_size"])}
     expected = [("config.unquantised-not-excluded", "warn", None, None, None)] if reported else []
     assert found(audit(opened(tensors))) == expected
     assert found(audit(opened(tensors, FOUR, excluding("*mlp.gate", name)))) == []

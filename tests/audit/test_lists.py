@@ -369,6 +369,8 @@ def test_experts_that_other_layers_have(config):
     assert found(whole) == []
     short = {name: item for name, item in tensors.items() if "layers.1.mlp.experts.7." not in name}
     assert found(audit(opened(short, config, QUANT))) == [("expert.absent", "error", 1, None, (7,))]
+    # A router has a row for each expert that is kept.
+    short |= {"model.layers.1.mlp.gate.weight": bf16(7, 32)}
     own = {"num_hidden_layers": 2, "block_configs": [{"num_local_experts": 8}, {"num_local_experts": 7}]}
     assert found(audit(opened(short, own, QUANT))) == []
     # ModelOpt's Puzzletron writes it further down.

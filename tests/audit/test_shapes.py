@@ -10,7 +10,7 @@ from nvfp4viz.audit import audit
 from nvfp4viz.checkpoint import Tensor, memory_checkpoint
 from nvfp4viz.errors import ServingError
 from tests.audit.config_faults import section_of, with_section
-from tests.audit.layouts import CONFIG, EXPERTS, HIDDEN, LAYOUTS, SIZES, WIDTH, typed
+from tests.audit.layouts import CONFIG, EXPERTS, HIDDEN, LAYOUTS, SIZES, WIDTH, bf16, typed
 from tests.audit.reading import found, outcomes
 from tests.checkpoint.checkpoint_fixtures import CONFIG as FOUR
 from tests.checkpoint.checkpoint_fixtures import base, opened
@@ -193,8 +193,12 @@ def test_layers_searched_one_by_one_have_numbers_of_experts_of_their_own(key):
     layout = LAYOUTS["modelopt"]
     dropped = re.compile(r"layers\.1\..*experts\.[23]\.")
     tensors = {name: tensor for name, tensor in base(2).items() if not dropped.search(name)}
+    router = "model.layers.1.mlp.gate.weight"
+    tensors[router] = bf16(2, FOUR["hidden_size"])
     config = {**FOUR, "num_hidden_layers": 2, "block_configs": [{key: 4}, {key: 2}]}
     assert found(audit(opened(tensors, config, layout.quant))) == []
+    whole = {**tensors, router: bf16(4, FOUR["hidden_size"])}
+    assert found(audit(opened(whole, config, layout.quant))) == [("weight.shape", "error", 1, None, None)]
     config["block_configs"] = [{key: 4}, {key: 3}]
     assert found(audit(opened(tensors, config, layout.quant))) == [("expert.absent", "error", 1, None, (2,))]
     config["block_configs"] = [{key: 4}, {key: 1}]
@@ -230,6 +234,8 @@ def of_size(id, hidden, width, stored, **more):
     for kind in layout.kinds:
         for expert in range(EXPERTS if layout.arrangement == "expert" else 1):
             tensors = resized(layout, tensors, kind, expert, *sizes[kind])
+    [router] = [name for name in tensors if name.endswith(".gate.weight")]
+    tensors[router] = bf16(EXPERTS, stored[0])
     said = {"hidden_size": hidden, "intermediate_size": width, "moe_intermediate_size": None, **more}
     return audit(layout.open(tensors, **with_section(layout, section_of(layout), **said)))
 

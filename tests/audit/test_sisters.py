@@ -3,7 +3,7 @@
 import pytest
 
 from nvfp4viz.audit import audit
-from nvfp4viz.audit.sisters import router_names
+from nvfp4viz.audit.routers import router_names
 from nvfp4viz.checkpoint import canonical, memory_checkpoint
 from tests.audit.families import FAMILIES, H, bf16, config, experts, plain, sidecar
 from tests.audit.reading import found, outcomes
