@@ -20,9 +20,11 @@ from nvfp4viz.audit.linears import (
     FP8,
     Linear,
     fp8_scale,
+    is_of_attention,
     is_quantised_by_all,
     layer_of,
     missing_finding,
+    without_numbers,
 )
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.schemes import absent_or_gap
@@ -95,15 +97,6 @@ def _missing(checkpoint: Checkpoint, view: CanonicalView, said: Said, linears: I
     lost = [name for name in lost if name not in checkpoint.unreadable]
     if lost:
         yield missing_finding("weight_scale", lost, view)
-
-
-def without_numbers(name: str) -> str:
-    """What a module is in every layer.
-
-    >>> without_numbers("layers.12.attn.wkv")
-    'layers.#.attn.wkv'
-    """
-    return ".".join("#" if part.isdecimal() else part for part in name.split("."))
 
 
 def _of_experts(checkpoint: Checkpoint, view: CanonicalView, said: Said) -> Iterator[Finding]:
@@ -284,7 +277,9 @@ class Said(NamedTuple):
             return False
         if quant.eight_bit(module):
             return True
-        return is_quantised_by_all(module) and bool(self.grains(module))
+        # DeepSeek's method, whose blocks every FP8 module of attention has, has names of its own for them.
+        due = is_quantised_by_all(module) or (self.block is not None and is_of_attention(module))
+        return due and bool(self.grains(module))
 
     def inputs(self, *modules: str) -> str:
         """What it says of a module's activations (given at several depths).

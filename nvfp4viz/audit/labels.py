@@ -12,15 +12,17 @@ from typing import Any
 
 from nvfp4viz.audit.facts import label_in
 from nvfp4viz.audit.findings import make
-from nvfp4viz.audit.linears import FP8, Linear, is_draft, is_quantised_by_all
+from nvfp4viz.audit.linears import FP8, SIBLINGS, Linear, fp8_scale, is_draft, is_quantised_by_all, without_numbers
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.texts import layer_list
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, SourceConfig
+from nvfp4viz.checkpoint.dialects.collect import layer_number
 from nvfp4viz.checkpoint.module_rules import group_algo
 from nvfp4viz.checkpoint.problems import printable
 
 CONFLICTS = (
     "config.conflict.method", "config.conflict.format", "config.conflict.format.linear", "config.conflict.left-out",
+    "config.conflict.left-out.linear",
     "config.conflict.untargeted", "config.conflict.untargeted.linear", "config.conflict.method.one-file",
     "config.conflict.format.one-file",
 )  # fmt: skip
@@ -56,6 +58,7 @@ def label_findings(
     # Where the experts are not what the configuration says, it says nothing new of their neighbours.
     if not any(item.severity == "error" for item in found):
         yield from _wrong_linears(checkpoint, view, linears, lists)
+        yield from _left_out_linears(checkpoint, view, linears)
     yield from _no_static_inputs(checkpoint, view)
 
 
@@ -305,3 +308,42 @@ def _wrong_linears(
         text = "config.conflict.untargeted.linear" if claim is None else "config.conflict.format.linear"
         severity = "warn" if draft else "error"
         yield make("config.conflict", severity, text=f"{text}{'.draft' * draft}", tensors=names, fill=fill)
+
+
+# What a list may call several modules together.
+_TOGETHER = {
+    "q_proj": ("qkv_proj", "qkv"), "k_proj": ("qkv_proj", "qkv"), "v_proj": ("qkv_proj", "qkv"),
+    "gate_proj": ("gate_up_proj",), "up_proj": ("gate_up_proj",), "w1": ("w13",), "w3": ("w13",),
+    "q_a_proj": ("fused_qkv_a_proj",), "kv_a_proj_with_mqa": ("fused_qkv_a_proj",),
+}  # fmt: skip
+
+
+def _left_out_linears(checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear]) -> Iterator[Finding]:
+    """Quantised modules that an allow-list forgets, so that servers build them unquantised.
+
+    It must name their namesakes in other layers, or of their layer something else and nothing of their parent: a list
+    may have another name for them.  A module is built as what it is fused with.
+    """
+    quant = checkpoint.quant_config
+    method = quant.used.method if quant.used is not None else None
+    if quant.algo != "MIXED_PRECISION" or not (method is None or method.startswith("modelopt")):
+        return
+    named = {without_numbers(linear.name) for linear in linears if quant.listed_algo(linear.name)}
+    found: dict[tuple[str, bool], list[str]] = {}
+    for linear in linears:
+        scaled = linear.format in ("NVFP4", "MXFP4") or (linear.format == "FP8" and fp8_scale(linear) is not None)
+        if not scaled or quant.listed_algo(linear.name) or quant.lists(linear.name):
+            continue
+        parent, _, last = linear.name.rpartition(".")
+        others = {other for family in SIBLINGS if last in family for other in family} | {*_TOGETHER.get(last, ())}
+        if any(quant.listed_algo(f"{parent}.{other}") for other in others):
+            continue
+        head = layer_number(linear.name, view.layers)[2]
+        beside = bool(head) and quant.lists_below(head) and not quant.lists_below(parent)
+        if without_numbers(linear.name) in named or (beside and is_quantised_by_all(linear.name)):
+            found.setdefault((linear.format, is_draft(linear.name, view.layers)), []).append(linear.name)
+    for (kind, draft), names in found.items():
+        yield make(
+            "config.conflict", "warn" if draft else "error", text=f"config.conflict.left-out.linear{'.draft' * draft}",
+            tensors=names, fill={"found": kind},
+        )  # fmt: skip

@@ -405,6 +405,31 @@ def is_quantised_by_all(name: str) -> bool:
     return name.rpartition(".")[2] in _MATRICES and not _FORCED.search(name)
 
 
+# Attention's projections under all names.
+ATTENTION = frozenset({
+    "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj",
+    "wq_a", "wq_b", "wkv", "wo_a", "wo_b", "wq", "wk", "wv", "wo",
+})  # fmt: skip
+
+
+def is_of_attention(name: str) -> bool:
+    """Is this a projection of the language model's attention?
+
+    >>> is_of_attention("layers.0.attn.wkv"), is_of_attention("model.visual.blocks.0.attn.wq")
+    (True, False)
+    """
+    return name.rpartition(".")[2] in ATTENTION and not _FORCED.search(name)
+
+
+def without_numbers(name: str) -> str:
+    """What a module is in every layer.
+
+    >>> without_numbers("layers.12.attn.wkv")
+    'layers.#.attn.wkv'
+    """
+    return ".".join("#" if part.isdecimal() else part for part in name.split("."))
+
+
 def is_draft(name: str, layers: int | None) -> bool:
     """Is this a module of a draft (MTP, nextn) layer?
 

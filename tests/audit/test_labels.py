@@ -1,12 +1,15 @@
 """A configuration that calls quantised weights something else stops every load, however healthy the tensors."""
 
+import copy
 import json
 
 import pytest
 
-from nvfp4viz.audit import audit
+from nvfp4viz.audit import audit, describe
+from nvfp4viz.checkpoint import memory_checkpoint
 from nvfp4viz.errors import ServingError
 from nvfp4viz.serving.quant_config import resolve_quantization
+from tests.audit.families import FAMILIES
 from tests.audit.layouts import ALLOWED, EXPERTS, LAYOUTS, MLP, ct_linear, linear, modelopt, packed, with_quant
 from tests.audit.reading import codes, found, outcomes
 from tests.checkpoint.checkpoint_fixtures import CONFIG, FLAT, QUANT, base, opened
@@ -323,3 +326,55 @@ def test_activation_scales_under_a_weight_only_label(id, one):
     bare = audit(layout.open({name: item for name, item in tensors.items() if name not in stored}, quant=quant))
     assert found(bare) == []
     assert bare.format.scheme == "W4A16"
+
+
+# Modules that an allow-list forgets.
+
+
+def forgetful(id, *modules, together=None):
+    """A family whose list has no entry for these modules, or one for all under another name."""
+    checkpoint = FAMILIES[id]()
+    quant, config = copy.deepcopy(checkpoint.hf_quant_config), copy.deepcopy(checkpoint.config)
+    section = quant["quantization"] if quant else config["quantization_config"]
+    entries = [section["quantized_layers"].pop(module) for module in modules]
+    if together:
+        section["quantized_layers"][together] = entries[0]
+    return audit(memory_checkpoint(checkpoint.read_tensors(), config=config, hf_quant_config=quant))
+
+
+LEFT_OUT = {
+    "Nemotron 3 Super": ("backbone.layers.0.mixer.out_proj", "backbone.layers.2.mixer.in_proj",
+                         "backbone.layers.1.mixer.shared_experts.up_proj"),
+    "MiniMax-M3": ("model.layers.1.self_attn.o_proj",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("id", "name"), [(id, name) for id, names in LEFT_OUT.items() for name in names])
+def test_a_quantised_module_that_the_list_forgets(id, name):
+    assert found(audit(FAMILIES[id]())) == []
+    report = forgetful(id, name)
+    assert found(report) == [("config.conflict", "error", None, None, None)]
+    [item] = [one for one in report.findings if one.code == "config.conflict"]
+    assert (item.text, item.tensors) == ("config.conflict.left-out.linear", (name,))
+    # As where it forgets the experts.
+    assert {one.outcome for one in report.backends} == {"load-error"}
+    for language in ("en", "zh"):
+        assert name in describe(item, language)[0]
+
+
+def test_all_modules_of_a_kind_that_it_forgets():
+    """No namesake is listed, and their layers' experts are."""
+    names = [f"model.layers.{k}.self_attn.{last}_proj" for k in (0, 1) for last in "qkvo"]
+    report = forgetful("MiniMax-M3", *names)
+    assert found(report) == [("config.conflict", "error", None, None, None)]
+    assert [item.count for item in report.findings if item.code == "config.conflict"] == [8]
+
+
+def test_names_that_stand_for_several_modules():
+    """What is fused with a listed module is built as that is, and a list may have a name for all."""
+    at = "model.layers.1.self_attn"
+    assert found(forgetful("MiniMax-M3", f"{at}.q_proj")) == []
+    q, k, v = (f"{at}.{last}_proj" for last in "qkv")
+    assert found(forgetful("MiniMax-M3", q, k, v, together=f"{at}.qkv_proj")) == []
+    assert found(forgetful("MiniMax-M3", q, k, v, f"{at}.o_proj", together=at)) == []
+    assert len(found(forgetful("MiniMax-M3", q, k, v))) == 1
