@@ -1,4 +1,7 @@
-"""What a backend stores on one rank for a layer of NVFP4 experts.  Source: `serving-vllm.md` 4.2 and 4.4 (0.33.0)."""
+"""What a backend stores on one rank for a layer of NVFP4 experts.
+
+Sources: `serving-vllm.md` 4.2 and 4.4, `numerics-vllm.md` 2 and 7 (vLLM 0.33.0).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from dataclasses import dataclass
 from nvfp4viz.serving.selection import MoeBackend
 
 RANKS = (1, 2, 4, 8)
+TILE = 128
+"""Rows that VLLM_CUTLASS wants gate and up, fused, to be a multiple of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,8 @@ class RankBytes:
         ``weight_scale_2`` and the input scales, those of other ranks' experts included where the backend keeps them.
     padding
         How much of all this is padding.
+    stops
+        The backend takes no such experts: vLLM ends with ``NotImplementedError`` when it prepares their weights.
     """
 
     experts: int
@@ -34,6 +41,7 @@ class RankBytes:
     block_scales: int
     scalars: int
     padding: int
+    stops: bool = False
 
     @property
     def total(self) -> int:
@@ -43,17 +51,30 @@ class RankBytes:
 def padded(
     row: MoeBackend, hidden: int, intermediate: int, *, gated: bool = True, per_token: bool = False
 ) -> tuple[int, int]:
-    """The sizes that a backend stores; the facts that were read give padding for FlashInfer's TRTLLM alone (4.4).
+    """The sizes that a backend stores; the facts that were read give padding for FlashInfer's TRTLLM and for Marlin.
 
     >>> from nvfp4viz.serving.selection import MOE
     >>> padded(MOE[0], 4096, 352), padded(MOE[0], 128, 64)
     ((4096, 384), (256, 64))
     """
+    if row.layout == "marlin":
+        down = 128 if hidden % 128 else 64
+        return hidden, math.ceil(intermediate / down) * down
     if row.layout != "trtllm":
         return hidden, intermediate
     across = 512 if per_token and not gated else 256
     down = 64 if gated else 128
     return math.ceil(hidden / across) * across, math.ceil(intermediate / down) * down
+
+
+def stops(row: MoeBackend, intermediate: int, *, gated: bool = True) -> bool:
+    """Whether vLLM's own CUTLASS path refuses a rank's gate and up: it pads neither, and steps over whole tiles.
+
+    >>> from nvfp4viz.serving.selection import MOE
+    >>> [stops(row, 32) for row in MOE if row.enum in ("VLLM_CUTLASS", "MARLIN")]
+    [True, False]
+    """
+    return row.enum == "VLLM_CUTLASS" and gated and 2 * intermediate % TILE != 0
 
 
 def rank_bytes(
@@ -86,6 +107,8 @@ def rank_bytes(
     Notes
     -----
     FlashInfer's backends keep an input scale for every expert of the model on every rank, the others for their own.
+    What the 128 × 4 layout adds to the block scales of a narrow matrix is left out.  Where a backend ``stops``, the
+    bytes are those of the parameters that it had allocated.
     """
     from nvfp4viz.quant.schemes import layer_bytes
 
@@ -103,4 +126,5 @@ def rank_bytes(
     slots = experts if row.enum.startswith("FLASHINFER") else local
     needed = sum(stored(hidden, width))
     scalars = 4 * (shards + 1) * (local + slots)
-    return RankBytes(local, tall, wide, codes, block_scales, scalars, codes + block_scales - needed)
+    padding, refused = codes + block_scales - needed, stops(row, width, gated=gated)
+    return RankBytes(local, tall, wide, codes, block_scales, scalars, padding, refused)

@@ -204,13 +204,34 @@ def test_every_error_fills_in_both_languages(language):
 ROWS = {row.enum: row for row in moe.MOE}
 
 
-def test_only_trtllm_pads():
+def test_trtllm_and_marlin_pad():
     trtllm = ROWS["FLASHINFER_TRTLLM"]
     assert cost.padded(trtllm, 2816, 704) == (2816, 704)
     assert cost.padded(trtllm, 2816, 176) == (2816, 192)
     assert cost.padded(trtllm, 2816, 176, gated=False) == (2816, 256)
     assert cost.padded(trtllm, 2816, 176, gated=False, per_token=True) == (3072, 256)
-    assert cost.padded(ROWS["VLLM_CUTLASS"], 2816, 176) == (2816, 176)
+    marlin = ROWS["MARLIN"]
+    assert cost.padded(marlin, 2816, 704) == (2816, 704)
+    assert cost.padded(marlin, 128, 32) == (128, 64)
+    assert cost.padded(marlin, 2880, 704) == (2880, 768)  # where 128 does not divide the hidden size
+    for row in moe.MOE:
+        if row.layout not in ("trtllm", "marlin"):
+            assert cost.padded(row, 2880, 176) == (2880, 176)
+
+
+@pytest.mark.parametrize(
+    ("width", "refused"), [(64, False), (32, True), (96, True), (128, False), (704, False), (80, True)]
+)
+def test_vllm_s_cutlass_path_refuses_fused_rows_that_fill_no_tile(width, refused):
+    for row in moe.MOE:
+        found = cost.rank_bytes(row, 64, 128, width)
+        assert found.stops == (refused and row.enum == "VLLM_CUTLASS")
+        assert not cost.rank_bytes(row, 64, 128, width, gated=False).stops
+    # What counts is a rank's share; whole experts are as wide as the model's.
+    assert cost.rank_bytes(ROWS["VLLM_CUTLASS"], 64, 128, 4 * width, ranks=4).stops == refused
+    assert (
+        not cost.rank_bytes(ROWS["VLLM_CUTLASS"], 64, 128, 4 * width, ranks=4, parallel="ep").stops or 8 * width % 128
+    )
 
 
 def test_bytes_of_a_rank_by_hand():
