@@ -13,7 +13,7 @@ from nvfp4viz.ui import backends_opening as opening
 from nvfp4viz.ui import backends_other as other
 from nvfp4viz.ui import backends_parts as parts
 from nvfp4viz.ui import backends_remedies as remedies
-from nvfp4viz.ui import lesson, state
+from nvfp4viz.ui import lesson, snippets, state
 from nvfp4viz.ui.shell import ensure_shell
 
 ensure_shell()
@@ -56,8 +56,14 @@ else:
     remedies.remedies_part(page)
 
 request, layers, mxfp4 = parts.moe_request(page), other.linear_request(page), other.mx_request(page)
+ran = part == "remedies"
 page.foot(
-    code={
+    snippet="backends_remedies" if ran else None,
+    run=remedies.run_snippet if ran else snippets.run,
+    code=remedies.snippet()
+    if ran
+    else {
+        **parts.cost_values(page),
         **{f"moe_{name}": value for name, value in asdict(request).items()},
         **{f"linear_{name}": value for name, value in asdict(layers).items()},
         **{f"mxfp4_{name}": value for name, value in asdict(mxfp4).items()},

@@ -59,11 +59,15 @@ elif part == "shapes":
 else:
     parts.swizzle_part(page)
 
-own, real = tensor.snippet_of(page), parts.snippet_of_expert(page)
+own = {
+    "blocks_tensor": tensor.snippet_of(page),
+    "blocks_experts": parts.snippet_of_expert(page),
+    "blocks_scales": parts.snippet_of_scales(page),
+}
+snippet = next((name for name, values in own.items() if values), "blocks")
 page.foot(
-    snippet="blocks_tensor" if own else "blocks_experts" if real else None,
-    code=own
-    or real
+    snippet=snippet,
+    code=own.get(snippet)
     or {
         "m": view["m"],
         "n": view["n"],

@@ -51,8 +51,10 @@ else:
 
 ids, placed, layer = parts.layer_of(page)
 hidden, payload, way = parts.size_of(page).hidden, page.view["payload"], page.view["way"]
+ran = run.snippets(page).get(part)
 page.foot(
-    code=parts.code_values(page),
+    snippet=f"{parts.PAGE}_{part}" if ran else None,
+    code=ran or parts.code_values(page),
     data={
         "slots": lambda: about(parts.told(page), figures.slot_rows(placed, layer)),
         "sent": lambda: about(

@@ -25,7 +25,7 @@ from nvfp4viz.serving.selection import (
     Selection,
     select_moe,
 )
-from nvfp4viz.serving.selection_cost import RANKS, RankBytes, rank_bytes
+from nvfp4viz.serving.selection_cost import RANKS, TILE, RankBytes, rank_bytes
 from nvfp4viz.ui import errors
 from nvfp4viz.ui.export import about
 from nvfp4viz.ui.i18n import has, listed
@@ -201,27 +201,37 @@ def _winner(page: Lesson, row: MoeBackend, request: MoeRequest) -> None:
     _cost_finding(page, rows)
     page.table(
         ("backend", ">stored", ">codes", ">scalars", ">padding", ">total"),
-        [
-            (
-                listed(names),
-                f"{one.experts} × {one.hidden:,} × {one.intermediate:,}".replace(" ", "\u00a0"),
-                f"{one.codes + one.block_scales:,}",
-                f"{one.scalars:,}",
-                percent(one.padding / one.total),
-                f"{one.total:,}",
-            )
-            for one, names in alike.items()
-        ],
+        [(listed(names), *_cost_cells(page, one)) for one, names in alike.items()],
     )
-    page.prose("cost.text", version=VLLM)
+    page.prose("cost.text", version=VLLM, tile=TILE)
+
+
+def cost_values(page: Lesson) -> dict[str, object]:
+    """What fills the code of what a rank stores."""
+    experts, ((intermediate, hidden), *_) = LAYERS[page.view["shape"]]
+    return {"experts": experts, "hidden": hidden, "intermediate": intermediate, "ranks": page.view["ranks"]}
+
+
+def _cost_cells(page: Lesson, one: RankBytes) -> tuple[str, ...]:
+    """A rank's bytes as cells of the table; of a backend that stops there are none."""
+    if one.stops:
+        return page.t("cost.stops", rows=2 * one.intermediate, tile=TILE), *["–"] * 4
+    return (
+        f"{one.experts} × {one.hidden:,} × {one.intermediate:,}".replace(" ", "\u00a0"),
+        f"{one.codes + one.block_scales:,}",
+        f"{one.scalars:,}",
+        percent(one.padding / one.total),
+        f"{one.total:,}",
+    )
 
 
 def _cost_finding(page: Lesson, rows: list[tuple[str, RankBytes]]) -> None:
     """Whether the choice of a backend changes what is stored, and by how much."""
-    least = min(one.total for _, one in rows)
-    name, most = max(rows, key=lambda row: row[1].total)
+    serving = [(name, one) for name, one in rows if not one.stops]
+    least = min(one.total for _, one in serving)
+    name, most = max(serving, key=lambda row: row[1].total)
     if most.total == least:
-        page.finding("cost.same", count=len(rows), bytes=f"{least:,}")
+        page.finding("cost.same", count=len(serving), bytes=f"{least:,}")
         return
     key = "cost.padded" if most.padding else "cost.scalars"
     page.finding(key, name=name, share=percent((most.total - least) / least), bytes=f"{most.total - least:,}")

@@ -11,7 +11,7 @@ import streamlit as st
 from nvfp4viz.figures import backends as figures
 from nvfp4viz.model.corpus import DEMO_PROMPTS, DOMAINS, held_out_documents
 from nvfp4viz.serving.remedies import MARGIN, REMEDIES, excess, judge, wrong_domains
-from nvfp4viz.ui import caches, errors, predict, story_runs
+from nvfp4viz.ui import caches, errors, predict, snippets, story_runs
 from nvfp4viz.ui.caches import Ask
 from nvfp4viz.ui.device_line import name_of
 from nvfp4viz.ui.i18n import lang, listed, t
@@ -53,6 +53,22 @@ def finished() -> dict[str, RemedyResult]:
 def everything() -> dict[str, RemedyResult]:
     """All results; runs what is left."""
     return {name: result(name) for name in ORDER}
+
+
+def snippet() -> dict[str, object]:
+    """What fills ``backends_remedies``."""
+    return {
+        "broken": story_runs.HOLED,
+        "whole": story_runs.FULL.sample,
+        "documents": story_runs.LOSS_TEXTS,
+        "tokens": story_runs.REMEDY_TOKENS,
+        "reference": figures.REFERENCE,
+    }
+
+
+def run_snippet(source: str) -> str:
+    """Its output, from the results that the page has, or as soon as it has them."""
+    return snippets.run(source, {"results": {name: result(name) for name in REMEDIES}})
 
 
 def remedies_part(page: Lesson) -> None:

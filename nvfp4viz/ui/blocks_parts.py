@@ -178,6 +178,12 @@ def snippet_of_expert(page: Lesson) -> dict[str, object]:
     return {"layer": view["layer"], "expert": view["expert"], "characters": _CHARACTERS}
 
 
+def snippet_of_scales(page: Lesson) -> dict[str, object]:
+    """What fills ``blocks_scales``, the code of the map of scales; nothing in another part."""
+    names = {"rows": "s_rows", "columns": "s_cols", "row": "s_row", "column": "s_col", "layout": "layout"}
+    return {name: page.view[of] for name, of in names.items()} if page.view["part"] == "swizzle" else {}
+
+
 def error_part(page: Lesson) -> None:
     """The same bits a weight, grouped three ways: asked first, then shown."""
     view = page.view

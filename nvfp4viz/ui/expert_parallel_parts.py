@@ -329,7 +329,7 @@ def told(page: Lesson, *names: str) -> dict[str, object]:
 
 
 def code_values(page: Lesson) -> dict[str, object]:
-    """What the snippet is filled with."""
+    """What the snippet of all parts that run nothing is filled with."""
     view = page.view
     names = ("layer", "ranks", "extra", "window", "before", "now", "place", "payload", "way", "link", "latency")
     return {name: view[name] for name in (*names, "flops", "memory")} | {

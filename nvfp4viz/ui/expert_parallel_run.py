@@ -137,6 +137,27 @@ def _plain(text: str) -> str:
     return (line if len(line) <= 40 else f"{line[:40]}…") or " "
 
 
+def snippets(page: Lesson) -> dict[str, dict[str, object]]:
+    """What fills the code of the parts that run something, by part."""
+    view = page.view
+    return {
+        "moves": {
+            "sample": MODELS[view["model"]],
+            "backend": view["backend"],
+            "ranks": view["ranks"],
+            "extra": view["extra"],
+            "tokens": REPLY,
+        },
+        "run": {
+            "sample": WHOLE,
+            "backend": BACKENDS[0],
+            "layer": view["layer"],
+            "ranks": view["procs"],
+            "extra": 1 if view["spread"] == "eplb" else 0,
+        },
+    }
+
+
 # ------------------------------------------------------------------ ranks in processes
 
 

@@ -6,7 +6,9 @@ import re
 import pytest
 
 from nvfp4viz.errors import ServingError
+from nvfp4viz.figures.backends import REFERENCE
 from nvfp4viz.figures.words import words
+from nvfp4viz.serving.remedies import judge
 from nvfp4viz.serving.selection import CHOICES, GPUS, MOE, SCHEMES, MoeRequest, automatic_order, select_moe
 from nvfp4viz.serving.selection_linear import (
     LINEAR,
@@ -480,6 +482,25 @@ def test_the_code_shown_asks_all_three_selectors(open_page):
     assert f"MXFP4 experts, taken: {experts.winner.enum}" in output
     output = shown_code_output(open_page(PAGE, gpu="sm_90"), PAGE)
     assert "MXFP4 experts, taken: ['TRITON', 'FI_CUTLASS_BF16']" in output
+
+
+@pytest.mark.parametrize("query", [{}, {"shape": "tiny_moe", "ranks": "2", "gpu": "sm_100"}], ids=str)
+def test_the_code_shown_says_what_a_rank_stores(open_page, query):
+    at = open_page(PAGE, **query)
+    output = shown_code_output(skipped(at, AUTO), PAGE)
+    totals = re.findall(r": ([\d,]{7,}) bytes on a rank", output)
+    assert len(totals) == 7
+    shown = texts(at).replace(output, "")
+    assert all(total in shown for total in totals)
+
+
+@pytest.mark.slow
+def test_the_code_shown_repeats_the_scoreboard(open_page):
+    at = open_page(PAGE, part="remedies")
+    output = shown_code_output(at, PAGE)
+    for name, result in remedies.everything().items():
+        assert f"{name}: {judge(result, remedies.result(REFERENCE))}, {result.tokens} tokens" in output
+        assert all(f"{loss:.4f}" in output for loss in result.losses.values())
 
 
 def test_downloads_open(open_page):

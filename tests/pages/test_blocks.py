@@ -1,5 +1,7 @@
 """The page on blocks in a GEMM as a reader in either language meets it."""
 
+import re
+
 import pytest
 
 from nvfp4viz.figures import blocks
@@ -190,6 +192,23 @@ def test_the_code_shown_repeats_the_comparison(open_page, query):
     for along in GROUPINGS:
         decibels = output.split(f"{along}: ")[1].split(" dB")[0]
         assert f"{decibels} dB" in texts(at).replace(output, "")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [{}, {"layout": "8x4", "s_rows": "77", "s_cols": "9", "s_row": "40", "s_col": "7"}],
+    ids=str,
+)
+def test_the_code_shown_follows_the_scale_of_the_map(open_page, query):
+    at = open_page(PAGE, part="swizzle", **query)
+    scales, size, padding = re.search(
+        r"([\d,]+) scales take ([\d,]+) bytes in this layout; ([\d,]+) of them are padding", texts(at)
+    ).groups()
+    row, column = (query.get(name, default) for name, default in (("s_row", 33), ("s_col", 1)))
+    output = shown_code_output(at, PAGE)
+    assert f"{scales} scales take {size} bytes, {padding} of them padding" in output
+    assert f"scale ({row}, {column}): byte" in output
+    assert f"row={row}, column={column}, padding=False" in output
 
 
 def test_padding_and_global_scales_are_told_as_they_are(open_page):

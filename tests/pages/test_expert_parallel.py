@@ -266,6 +266,37 @@ def test_the_code_shown_gives_the_page_s_numbers(open_page, query):
         assert f"{found.after.ratio:.2f} after EPLB" in output
 
 
+def test_the_code_shown_says_what_eplb_changes(open_page):
+    at = open_page(PAGE, part="balance", layer="2", now="news", extra="2")
+    shown = texts(skip(at, REPLICAS, TURN))
+    changed, slots, arriving = re.search(
+        r"EPLB changed (\d+) of this layer's (\d+) slots; in (\d+) of them", shown
+    ).groups()
+    expert, share = re.search(r"busiest expert \((\d+)\) takes ([\d.]+ ?%)", shown).groups()
+    output = shown_code_output(at, PAGE)
+    assert f"{changed} of {slots} slots change, {arriving} experts come from another rank" in output
+    assert f"busiest expert {expert}: {share} of all rows".replace(" %", "%") in output.replace(" %", "%")
+
+
+@pytest.mark.parametrize("query", [{}, {"model": "full", "ranks": "2", "extra": "3"}], ids=str)
+def test_the_code_shown_moves_experts_without_their_scales(open_page, query):
+    at = open_page(PAGE, part="moves", **query)
+    shown = texts(skip(at, MOVES))
+    changed, slots = re.search(r"(\d+) of (\d+) slots got another expert", shown).groups()
+    losses = re.findall(r"\| (\d\.\d{4}|NaN) \|", shown)
+    assert len(losses) == 3
+    output = shown_code_output(at, PAGE)
+    assert f"{changed} of {slots} slots get another expert" in output
+    assert re.findall(r"loss (\d\.\d{4}|nan)", output) == [loss.lower() for loss in losses]
+
+
+@pytest.mark.slow
+def test_the_code_shown_runs_the_ranks(open_page):
+    output = shown_code_output(open_page(PAGE, part="run"), PAGE)
+    assert "2 processes, gloo: 0 of " in output
+    assert output.count(" bytes, returned ") == 2
+
+
 def test_downloads_open(open_page):
     at = open_page(PAGE)
     at.session_state[f"{PAGE}.download"] = True

@@ -142,9 +142,14 @@ def test_spoken_terms_stand_in_the_glossary(word):
 def asked_for() -> set[str]:
     """Every term that a source of ours asks for, wherever it stands; one that a variable names is a mistake here."""
     found: set[str] = set()
-    for path in (*(ROOT / "pages").glob("*.py"), *(ROOT / "nvfp4viz/ui").glob("*.py")):
-        calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
-        given = [argument for call in calls for argument in call.args if isinstance(argument, ast.Tuple)]
+    calls_of = {
+        path: [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+        for path in (*(ROOT / "pages").glob("*.py"), *(ROOT / "nvfp4viz/ui").glob("*.py"))
+    }
+    # A part may be handed its terms by another source than the one that shows them.
+    given = [argument for calls in calls_of.values() for call in calls for argument in call.args
+             if isinstance(argument, ast.Tuple)]  # fmt: skip
+    for path, calls in calls_of.items():
         for call in calls:
             if isinstance(call.func, ast.Attribute) and call.func.attr == "glossary":
                 for argument in call.args:

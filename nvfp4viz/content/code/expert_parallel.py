@@ -30,3 +30,8 @@ print(f"{len(changed)} of {len(new.slots)} slots get another expert and keep the
 steps = route_trace.traffic(trace, $before, $now)
 found = route_trace.balance(steps, $layer, experts=64, ranks=$ranks, extra=$extra, window=$window, strategy=$place)
 print(f"slowest rank: {found.before.ratio:.2f} times the mean as placed, {found.after.ratio:.2f} after EPLB")
+placed, move = found.new[$layer], eplb.compare(found.old[$layer], found.new[$layer])
+print(f"{len(move.slots)} of {len(placed.slots)} slots change, {len(move.arriving)} experts come from another rank")
+print("experts with several slots:", {expert: int(placed.replicas[expert]) for expert in move.replicated})
+rows = np.bincount(np.concatenate(steps[8:])[:, $layer].ravel(), minlength=64)
+print(f"busiest expert {rows.argmax()}: {rows.max() / rows.sum():.1%} of all rows")
