@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from nvfp4viz.figures.layout import base_layout, frames, hatch, marks
-from nvfp4viz.figures.palette import SEQUENTIAL, Surface, Theme, role, surface
+from nvfp4viz.figures.palette import SEQUENTIAL, Surface, Theme, on_sequential, role, surface
 from nvfp4viz.figures.words import words
 from nvfp4viz.moe.overlap import Bar
 from nvfp4viz.moe.parallel import Exchange, Placement, imbalance
@@ -51,16 +51,16 @@ def ranks_figure(placement: Placement, layer: Exchange, *, theme: Theme, lang: s
     held = placement.slots.reshape(placement.ranks, -1)
     names = np.char.add(held.astype(str), np.where(placement.replicas[held] > 1, "′", ""))
     ticks = [10**power for power in range(1 + int(np.log10(max(rows.max(), 1))))]
+    top = float(np.log10(rows.max() + 1)) or 1.0
+    shown = [[float(np.log10(n + 1)) if n else None for n in line] for line in rows.tolist()]
     figure = go.Figure(
         go.Heatmap(
-            z=[[float(np.log10(n + 1)) if n else None for n in line] for line in rows.tolist()],
+            z=shown,
             text=names.tolist(),
-            texttemplate="%{text}",
-            textfont={"size": 12},
             customdata=rows.tolist(),
             colorscale=SEQUENTIAL,
             zmin=0,
-            zmax=float(np.log10(rows.max() + 1)) or 1.0,
+            zmax=top,
             xgap=2,
             ygap=6 if placement.ranks <= WRITTEN else 3,
             colorbar=_bar(theme, words(lang, "figures.expert_parallel.rows"))
@@ -69,7 +69,7 @@ def ranks_figure(placement: Placement, layer: Exchange, *, theme: Theme, lang: s
         )
     )
     ranks, columns = rows.shape
-    figure.add_trace(_idle_names(rows, names, theme, lang))
+    figure.add_trace(_labels(names.tolist(), shown, top, theme))
     idle, half, ink = rows == 0, (0.5 - columns / 500, 0.41), surface(theme)
     figure.layout = base_layout(
         theme,
@@ -83,18 +83,22 @@ def ranks_figure(placement: Placement, layer: Exchange, *, theme: Theme, lang: s
     return figure
 
 
-def _idle_names(rows: np.ndarray, names: np.ndarray, theme: Theme, lang: str) -> dict[str, Any]:
-    """Experts in slots without a row, on the hatched cells: a heatmap writes nothing where it has no colour."""
-    idle, at = np.nonzero(rows == 0)
+def _labels(text: list[list[str]], shown: list[list[float | None]], top: float, theme: Theme) -> dict[str, Any]:
+    """What stands in the cells, in an ink that can be read on each: a heatmap's own text turns from white to black too
+    late, and is not written where a cell has no colour."""
+    cells = [(x, y) for y, line in enumerate(text) for x in range(len(line))]
+    values = [value for line in shown for value in line]
     return {
         "type": "scatter",
         "mode": "text",
-        "x": at.tolist(),
-        "y": idle.tolist(),
-        "text": names[idle, at].tolist(),
-        "textfont": {"color": surface(theme).muted, "size": 12},
-        "customdata": idle.tolist(),
-        "hovertemplate": words(lang, "figures.expert_parallel.idle_hover") + "<extra></extra>",
+        "x": [x for x, _ in cells],
+        "y": [y for _, y in cells],
+        "text": [each for line in text for each in line],
+        "textfont": {
+            "color": [surface(theme).muted if value is None else on_sequential(value / top) for value in values],
+            "size": 12,
+        },
+        "hoverinfo": "skip",
     }
 
 
@@ -161,17 +165,17 @@ def matrix_figure(sent: np.ndarray, *, theme: Theme, lang: str) -> go.Figure:
     text = [
         [_kilo(value) if row != column else "·" for column, value in enumerate(line)] for row, line in enumerate(kilo)
     ]
+    shown = [
+        [None if row == column else float(value) for column, value in enumerate(line)] for row, line in enumerate(kilo)
+    ]
+    top = max((value for line in shown for value in line if value is not None), default=0.0) or 1.0
     figure = go.Figure(
         go.Heatmap(
-            z=[
-                [None if row == column else float(value) for column, value in enumerate(line)]
-                for row, line in enumerate(kilo)
-            ],
+            z=shown,
             text=text,
-            texttemplate="%{text}" if written else "",
-            textfont={"size": 12},
             colorscale=SEQUENTIAL,
             zmin=0,
+            zmax=top,
             xgap=2,
             ygap=2,
             hoverongaps=False,
@@ -180,8 +184,11 @@ def matrix_figure(sent: np.ndarray, *, theme: Theme, lang: str) -> go.Figure:
             hovertemplate=words(lang, "figures.expert_parallel.sent_hover") + "<extra></extra>",
         )
     )
+    if written:
+        figure.add_trace(_labels(text, shown, top, theme))
     figure.layout = base_layout(
         theme,
+        showlegend=False,
         height=max(240, 75 + 34 * ranks) if written else 120 + 16 * ranks,
         margin=BESIDE_CELLS | ({"t": 30} if written else {}),
         annotations=[_unit(unit, ink)] if written else [],

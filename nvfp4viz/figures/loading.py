@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nvfp4viz.figures.layout import base_layout
-from nvfp4viz.figures.palette import MARKS, MONO, Theme, role, surface
+from nvfp4viz.figures.palette import MARKS, MONO, Theme, on_sequential, role, surface
 from nvfp4viz.figures.words import words
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from nvfp4viz.serving.fates import Fate
     from nvfp4viz.serving.spread import Spread
 
-DARK_BELOW = -1.6
-"""Decimal logarithm of the error at which white and black stand out alike on Cividis, by 4.5 : 1."""
+LEAST = -3
+"""Decimal logarithm of the smallest error that has a colour of its own; the largest is 1."""
 PITCH, CELL = 62, 34
 """Pixels from row to row of the fates, and of a row's cells; its reply stands in the rest."""
 PAD = "<pad>"
@@ -62,7 +62,7 @@ def fates_figure(fates: Sequence[Fate], *, covered: Sequence[str] = (), theme: T
         "x": list(range(layers)),
         "y": list(range(rows)),
         "z": drawn,
-        "zmin": -3,
+        "zmin": LEAST,
         "zmax": 0,
         "colorscale": "Cividis",
         "xgap": 3,
@@ -91,8 +91,7 @@ def fates_figure(fates: Sequence[Fate], *, covered: Sequence[str] = (), theme: T
             "size": 13,
             # Cividis is dark below and light above its middle; empty and hatched cells show the page.
             "color": [
-                ink.ink if not np.isfinite(value) else "#FFFFFF" if value < DARK_BELOW else "#000000"
-                for value in drawn.ravel().tolist()
+                on_sequential(1 - value / LEAST) if np.isfinite(value) else ink.ink for value in drawn.ravel().tolist()
             ],
         },
         "hoverinfo": "skip",

@@ -124,6 +124,16 @@ def _luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
+def on_sequential(share: float) -> str:
+    """The ink that can be read on `SEQUENTIAL`, 0 at its dark end and 1 at its light one: by 4.5 : 1 and more.
+
+    >>> on_sequential(0.2), on_sequential(0.8)
+    ('#FFFFFF', '#000000')
+    """
+    # Where white and black stand out alike; the house's dark ink would not do in the middle.
+    return "#FFFFFF" if share < 0.467 else "#000000"
+
+
 def css_variables(selector: str = ":host") -> str:
     """Every role and neutral as a CSS custom property that follows the page's ``color-scheme``.
 

@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from plotly.colors import sample_colorscale
 
 from nvfp4viz.figures import expert_parallel as figures
+from nvfp4viz.figures.palette import contrast, on_sequential
 from nvfp4viz.moe import overlap
 from nvfp4viz.moe.parallel import Placement, choose_slots, exchange, imbalance, place
 from nvfp4viz.serving import route_trace
@@ -20,25 +22,39 @@ def batch(ranks, redundant=0):
     return placed, slots, exchange(slots, placed)
 
 
+def readable(cells, labels, theme):
+    """Every cell has its text, and on its colour by 4.5 : 1; where it has none, the page shows."""
+    assert list(labels["text"]) == np.array(cells["text"]).ravel().tolist()
+    wide = len(cells["z"][0])
+    assert [y * wide + x for x, y in zip(labels["x"], labels["y"], strict=True)] == list(range(len(labels["text"])))
+    behind = [figures.surface(theme).page if value is None else cividis(value / cells["zmax"])
+              for line in cells["z"] for value in line]  # fmt: skip
+    for ink, ground in zip(labels["textfont"]["color"], behind, strict=True):
+        assert contrast(ink, ground) >= 4.5
+
+
+def cividis(share):
+    rgb = sample_colorscale("Cividis", [share], colortype="tuple")[0]
+    return "#" + "".join(f"{round(255 * part):02X}" for part in rgb)
+
+
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("lang", LANGUAGES)
 @pytest.mark.parametrize("ranks", [4, 32])
 class TestFigures:
     def test_ranks(self, theme, lang, ranks):
         placed, _, layer = batch(ranks, ranks)
-        cells, idle = figures.ranks_figure(placed, layer, theme=theme, lang=lang).data
+        cells, labels = figures.ranks_figure(placed, layer, theme=theme, lang=lang).data
         assert np.array_equal(np.array(cells["customdata"]).ravel(), layer.slot_rows)
         drawn = np.array(cells["z"], dtype=float).ravel()
         assert np.array_equal(np.isnan(drawn), layer.slot_rows == 0)
         busy = layer.slot_rows > 0
         assert np.allclose(10 ** drawn[busy] - 1, layer.slot_rows[busy])  # drawn as log10(n + 1)
-        # A slot without a row has its own mark, with its expert, where its cell has no colour.
-        where = np.array(idle["y"]) * layer.slot_rows.reshape(ranks, -1).shape[1] + idle["x"]
-        assert sorted(where) == np.flatnonzero(layer.slot_rows == 0).tolist()
-        assert len(where) > 0
-        assert list(idle["text"]) == np.array(cells["text"]).ravel()[where].tolist()
+        assert (layer.slot_rows == 0).any()
+        readable(cells, labels, theme)
+        # A slot without a row is hatched, where its cell has no colour.
         [hatched] = figures.ranks_figure(placed, layer, theme=theme, lang=lang).layout.shapes
-        assert hatched.path.count("Z") == len(where)
+        assert hatched.path.count("Z") == (layer.slot_rows == 0).sum()
         names = np.array(cells["text"]).ravel()
         assert [int(name.rstrip("′")) for name in names] == placed.slots.tolist()
         assert [name.endswith("′") for name in names] == (placed.replicas[placed.slots] > 1).tolist()
@@ -55,9 +71,11 @@ class TestFigures:
         _, _, layer = batch(ranks)
         sent, back = layer.dispatch_bytes(4096), layer.combine_bytes(4096)
         figure = figures.matrix_figure(sent, theme=theme, lang=lang).to_dict()
-        (cells,) = figure["data"]
+        cells, *labels = figure["data"]
         # Numbers in the cells, and their unit above; where there is no room for them, a colour bar.
-        assert bool(cells["texttemplate"]) == (ranks == 4)
+        assert len(labels) == (ranks == 4)
+        for each in labels:
+            readable(cells, each, theme)
         assert cells["showscale"] == (ranks == 32)
         unit = figures.words(lang, "figures.expert_parallel.kilobytes")
         assert [one["text"] for one in figure["layout"].get("annotations", [])] == ([unit] if ranks == 4 else [])
@@ -107,3 +125,8 @@ class TestFigures:
 def test_of_many_ranks_the_busiest_and_the_idlest_are_drawn():
     bars = tuple(overlap.Bar(rank, "compute", 0, 0.0, float(rank)) for rank in range(32))
     assert figures.lanes(bars) == [0, 1, 2, 3, 28, 29, 30, 31]
+
+
+def test_the_ink_turns_where_both_can_be_read():
+    for share in np.linspace(0, 1, 1001):
+        assert contrast(on_sequential(share), cividis(share)) >= 4.5, share
