@@ -158,11 +158,12 @@ def _widths(facts: Facts, config: Mapping[str, Any], found: Mapping[int, list[tu
     said = configured_sizes(config)[0]
     # That layers disagree is said of their experts.
     experts = Counter(hidden for layer in found for hidden in _hidden_of_first(facts.view, layer)).most_common()
-    routers = Counter(size[1] for sizes in found.values() for _, size in sizes if len(size) == 2).most_common(1)
     known = dict.fromkeys([*([said] if said is not None else []), *(hidden for hidden, _ in experts)])
+    routers = Counter(size[1] for sizes in found.values() for _, size in sizes if len(size) == 2)
     # Experts in a narrower space say nothing of the vector that the router reads (Nemotron 3 Super).
-    if not known or (routers and routers[0][0] not in known and is_latent(facts.checkpoint, config)):
-        known |= dict.fromkeys(width for width, _ in routers)
+    silent = said is None and not known.keys() >= routers.keys() and is_latent(facts.checkpoint, config)
+    if not known or silent:
+        known |= dict.fromkeys(width for width, count in routers.items() if count == max(routers.values()))
     return known
 
 

@@ -411,6 +411,15 @@ def no_router(layout: Layout) -> Built:
     return Case({**layout.tensors(), **second}, expected, changes)
 
 
+def router_of(rows: int, columns: int) -> Callable[[Layout], Built]:
+    def build(layout: Layout) -> Built:
+        router = layout.prefix.rpartition(".")[0] + ".gate.weight"
+        expected: list[Expected] = [("weight.shape", "error", "weight", 0, None, None)]
+        return Case({**layout.tensors(), router: bf16(rows, columns)}, expected)
+
+    return build
+
+
 CONFIG_FAULTS: dict[str, Callable[[Layout], Built]] = {
     **{f"experts called {dtype}": called(dtype) for dtype in ("fp8_e4m3", "int4", "int8")},
     "quant_method awq, the rest in place": foreign_method,
@@ -431,4 +440,6 @@ CONFIG_FAULTS: dict[str, Callable[[Layout], Built]] = {
     "hf_quant_config.json says FP8, config.json does not": stale_sidecar,
     "format of another packing": other_packing,
     "a layer without its router": no_router,
+    "a router with half the rows": router_of(EXPERTS // 2, HIDDEN),
+    "a router half as wide": router_of(EXPERTS, HIDDEN // 2),
 }
