@@ -133,7 +133,7 @@ class LayerScales:
         down = self.values.get("down")
         second = self.healthy[1] if down is None else fate if self.absent["down"][expert] else down[expert]
         # A NaN wins, as in ``torch.max``.
-        return float(np.max(values)), float(second)
+        return float(np.max(values)) if values else self.healthy[0], float(second)
 
     def expected(self, expert: int) -> tuple[float, float]:
         """What the expert's own scales are, or its peers' where they are bad."""
@@ -191,7 +191,7 @@ def _one_maximum(scales: LayerScales, layer: int, family: Family) -> Effect:
     for fate in FATES if missing else (0.0,):
         pair = []
         for group, good in ((scales.first, scales.healthy[0]), (["down"], scales.healthy[1])):
-            if not set(group) <= set(kinds):
+            if not group or not set(group) <= set(kinds):
                 pair.append(good)
                 continue
             values = [np.where(scales.absent[kind], fate, scales.values[kind])[scales.used] for kind in group]

@@ -5,6 +5,7 @@ Names and types decide; the configuration is a second opinion (the audit compare
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -288,7 +289,7 @@ def canonical_of(
     layer_of = {block: layer for layer, block in (blocks | drafts).items()}
     promises = {layer: promised[block] for block, layer in layer_of.items() if block in promised}
     read = ModuleReader(table, found.parts, layer_of, method, lambda layer: config_experts(config, layer), promises)
-    due = projections_due(read.stored, read.dialects, drafts)
+    due = _with_first(projections_due(read.stored, read.dialects, drafts), blocks | drafts, read.dialects, table)
     most = max((read.experts_in[layer] for layer in blocks), default=0)
     for layer in blocks:
         # What the configuration does not say, the other layers do.
@@ -323,6 +324,25 @@ def canonical_of(
         _projection_major=found.projection_major,
         other_blocks=left_out,
     )
+
+
+# What stands below a block of experts beside their second projection.
+_NO_FIRST = re.compile(r"down_proj|(?:^|\.)w2(?:_|\.|$)|router|(?:^|\.)gate\.|share|bias|per_expert_scale")
+
+
+def _with_first(
+    due: dict[int, tuple[str, ...]],
+    blocks: Mapping[int, str],
+    dialects: Mapping[int, Dialect | None],
+    table: TensorTable,
+) -> dict[int, tuple[str, ...]]:
+    """Experts of which the second projection alone is stored have lost the first, unless it has another name here."""
+    half = [layer for layer, kinds in due.items() if kinds == ("down",)]
+    starts = tuple(f"{blocks[layer]}{end}" for layer in half for end in "._")
+    if not half or any(name.startswith(starts) and not _NO_FIRST.search(name) for name in table.names):
+        return due
+    whole = {at for at, dialect in dialects.items() if dialect is not None and dialect.arrangement != "expert"}
+    return due | {layer: ("gate_up" if layer in whole else "up", "down") for layer in half}
 
 
 def _names_in(read: ModuleReader, layer: int) -> list[str]:

@@ -167,8 +167,10 @@ class ModuleReader:
                     experts_in[layer] = part.expert + 1
                 continue
             size = _leading(Rows(table, part.rows))
-            experts_in[layer] = max(experts_in[layer], size or 0)
-            for expert in range(size if size is not None else claimed(layer) or 1):
+            # Numbers alone do not say for how many they are.
+            size = size if size is not None else claimed(layer) or 1
+            experts_in[layer] = max(experts_in[layer], size)
+            for expert in range(size):
                 # A tensor of its own wins over a row of one that holds all experts.
                 modules.setdefault((layer, expert, kind), module)
 
