@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 F32 = npt.NDArray[np.float32]
-# The picked value's ring in pixels, and the part of the drawn span that is left free at either end for half of it.
-_RING, _EDGE = 17, 0.08
+# The picked value's ring in pixels, and the parts of the height and of the width that are left free for half of it.
+_RING, _EDGE, _SIDE = 17, 0.08, 0.035
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,6 +122,8 @@ def peers_figure(peers: Peers, *, theme: Theme, lang: str) -> go.Figure:
     gutter = low / max(1.6, (high / low) ** 0.35) if not good.all() else low
     # Half a ring and more at both ends, however many decades there are between them.
     edge = max(float(np.log10(1.25)), _EDGE * float(np.log10(high / gutter)))
+    # Likewise at the sides: on a phone 128 experts lie two pixels apart.
+    beside = max(1.0, _SIDE * len(experts))
     traces: list[dict[str, Any]] = [
         {
             "type": "scatter",
@@ -177,7 +179,7 @@ def peers_figure(peers: Peers, *, theme: Theme, lang: str) -> go.Figure:
         shapes=[line | {"line": {"color": ink.muted, "width": 1, "dash": "dot"}}] if peers.median is not None else [],
         xaxis={
             "title": words(lang, "coverage.expert"),
-            "range": [-1, len(experts)],
+            "range": [-beside, len(experts) - 1 + beside],
             "showgrid": False,
             "zeroline": False,
         },

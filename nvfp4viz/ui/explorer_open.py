@@ -12,6 +12,7 @@ import streamlit as st
 
 from nvfp4viz.audit import Audit, NaiveCheck, for_gpu, for_ranks, naive_check, run_audit
 from nvfp4viz.checkpoint import LocalSource, MemorySource
+from nvfp4viz.errors import CheckpointError
 from nvfp4viz.ui import caches
 from nvfp4viz.ui.i18n import t
 
@@ -87,9 +88,14 @@ def open_upload(files: Sequence[Any], place: str) -> Opened:
     Raises
     ------
     CheckpointError
-        If nothing of them can be read, for example a pickle or a web page under a checkpoint's name.
+        If nothing of them can be read, for example a pickle or a web page under a checkpoint's name;
+        ``source.twice`` for two files of one name that differ: the uploader keeps what was given before.
     """
-    contents = {file.name: file.getvalue() for file in files}
+    contents: dict[str, bytes] = {}
+    for file in files:
+        data = file.getvalue()
+        if contents.setdefault(file.name, data) != data:
+            raise CheckpointError("source.twice", name=file.name)
     digest = hashlib.sha256()
     for name in sorted(contents):
         digest.update(name.encode() + b"\0" + hashlib.sha256(contents[name]).digest())

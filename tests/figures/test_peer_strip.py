@@ -94,6 +94,16 @@ def test_the_picked_value_s_ring_is_never_cut(spread, status):
         assert low + room <= at <= high - room
 
 
+@pytest.mark.parametrize("experts", [8, 128, 384])
+def test_the_ring_of_the_last_expert_is_whole_on_a_phone(experts):
+    """Half a ring, in experts, on a plot of 290 pixels; few experts keep their one place at either side."""
+    values = np.full(experts, 2e-3, np.float32)
+    peers = Peers("input_scale", 0, "down", values, ("present",) * experts, experts - 1)
+    low, high = peers_figure(peers, theme="light", lang="en").layout.xaxis.range
+    assert high - (experts - 1) == -low
+    assert low == -1 if experts == 8 else -low >= 8.5 / 290 * (high - low)
+
+
 @pytest.mark.parametrize("lang", ["en", "zh"])
 @pytest.mark.parametrize(
     ("factor", "said"), [(2652.4, "2,652 ×"), (1.23456, "1.235 ×"), (1e6, "1,000,000 ×"), (1 / 40960, "0.00002441 ×")]

@@ -212,6 +212,19 @@ def test_a_shard_that_was_not_uploaded_is_named_and_its_slots_are_not_called_mis
     assert f"{count.missing} are missing" in texts(at)
 
 
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_two_files_of_one_name_are_not_mixed_and_the_same_file_twice_is_one(open_page, files, lang):
+    """The uploader keeps what was given before; no verdict may come from two checkpoints."""
+    given = [*files.items()]
+    at = upload(open_page("explorer", lang=lang), *given, ("config.json", files["config.json"] + b" "))
+    shown = texts(at).replace("\\", "")
+    assert ("config.json was given twice" if lang == "en" else "config.json 给了两次") in shown
+    assert not at.get("plotly_chart")
+    sound = [(name, data, "application/octet-stream") for name, data in (*given, given[0])]
+    clean(at.file_uploader(key="explorer.files").set_value(sound).run())
+    assert at.metric[1].value == SHAPE
+
+
 SAFETENSORS = "model.safetensors"
 BAD = {
     # kind: (name, content, what a reader must find in English, and in Chinese)
