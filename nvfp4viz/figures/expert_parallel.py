@@ -273,7 +273,7 @@ def timeline_figure(bars: Sequence[Bar], *, theme: Theme, lang: str, after: floa
         "compute": {"color": role("block_scale", theme).fill},
         "combine": {"color": route.fill, "pattern": {"shape": "\\", **hatch}},
     }
-    marked = {} if after is None else _end_mark(bars, shown, after, theme, lang)
+    marked = {} if after is None else _end_mark(bars, after, theme, lang)
     room = {} if after is None else {"range": [0, 1.04e6 * max(after, *(bar.end for bar in bars))]}
     halves = max(bar.half for bar in bars) + 1
     figure = go.Figure()
@@ -317,16 +317,14 @@ def timeline_figure(bars: Sequence[Bar], *, theme: Theme, lang: str, after: floa
     return figure
 
 
-def _end_mark(bars: Sequence[Bar], shown: list[int], after: float, theme: Theme, lang: str) -> dict[str, Any]:
-    """For the layout: a dotted line, and its words beside the rank that computes least, where the picture is empty."""
+def _end_mark(bars: Sequence[Bar], after: float, theme: Theme, lang: str) -> dict[str, Any]:
+    """For the layout: a dotted line, and its words on the first rank's upper line, free while all compute."""
     ink, whole = surface(theme).ink, max(bar.end for bar in bars)
-    computing = {bar.rank: bar.end - bar.start for bar in bars if bar.kind == "compute"}
-    idlest, right = min(shown, key=lambda rank: computing[rank]), after > whole / 2
-    at = 1e6 * after
+    at, right = 1e6 * after, after > whole / 2
     line = {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1}
     said = {
         "x": at,
-        "y": shown.index(idlest) + 0.2,
+        "y": -0.2,
         "text": words(lang, "figures.expert_parallel.after"),
         "showarrow": False,
         "xanchor": "right" if right else "left",

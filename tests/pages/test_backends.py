@@ -258,6 +258,21 @@ def test_bytes_of_a_rank_are_shown_with_their_padding(open_page):
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
+def test_marlin_pads_and_cutlass_stops_where_a_rank_s_rows_fill_no_tile(open_page, lang):
+    at = answered(open_page, lang=lang, gpu="sm_120", shape="tiny_moe", ranks="2")
+    seen = texts(at).replace("\u00a0", " ")
+    # 64 experts, hidden size 128, width 32 a rank: Marlin stores 64.
+    assert "| MARLIN | 64 × 128 × 64 | 884,736 |" in seen
+    stops = {
+        "en": "stops: 64 rows of gate and up, no multiple of 128",
+        "zh": "停下：gate 与 up 共 64 行，不是 128 的倍数",
+    }
+    assert f"| VLLM_CUTLASS | {stops[lang]} | – | – | – | – |" in seen.replace("**", "")
+    seen = texts(answered(open_page, lang=lang, gpu="sm_120", shape="tiny_moe"))
+    assert {"en": "no multiple of 128 |", "zh": "不是 128 的倍数 |"}[lang] not in seen
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
 def test_a_linear_choice_without_a_kernel_only_warns(open_page, lang):
     at = answered(open_page, lang=lang, part="linear", lpick="triton")
     assert words(lang, f"{PAGE}.warning.no-kernel", choice="triton", scheme="W4A4") in texts(at)
@@ -489,7 +504,9 @@ def test_the_code_shown_says_what_a_rank_stores(open_page, query):
     at = open_page(PAGE, **query)
     output = shown_code_output(skipped(at, AUTO), PAGE)
     totals = re.findall(r": ([\d,]{7,}) bytes on a rank", output)
-    assert len(totals) == 7
+    stops = query.get("shape") == "tiny_moe"  # 64 rows of gate and up on a rank
+    assert len(totals) == 7 - stops
+    assert ("VLLM_CUTLASS: stops" in output) == stops
     shown = texts(at).replace(output, "")
     assert all(total in shown for total in totals)
 

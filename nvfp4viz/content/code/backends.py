@@ -39,7 +39,8 @@ try:
             stored = rank_bytes(
                 row, $experts, $hidden, $intermediate, ranks=$ranks, parallel=request.parallel, **kind
             )
-            print(f"{row.enum}: {stored.total:,} bytes on a rank, {stored.padding / stored.total:.1%} of them padding")
+            said = f"{stored.total:,} bytes on a rank, {stored.padding / stored.total:.1%} of them padding"
+            print(f"{row.enum}: {'stops' if stored.stops else said}")
 except FormatError as error:
     print(error)
 
