@@ -215,7 +215,7 @@ def cost_values(page: Lesson) -> dict[str, object]:
 def _cost_cells(page: Lesson, one: RankBytes) -> tuple[str, ...]:
     """A rank's bytes as cells of the table; of a backend that stops there are none."""
     if one.stops:
-        return page.t("cost.stops", rows=2 * one.intermediate, tile=TILE), *["–"] * 4
+        return page.t("cost.stops", rows=2 * one.intermediate), *["–"] * 4
     return (
         f"{one.experts} × {one.hidden:,} × {one.intermediate:,}".replace(" ", "\u00a0"),
         f"{one.codes + one.block_scales:,}",
