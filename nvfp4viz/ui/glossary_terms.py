@@ -1,7 +1,7 @@
 """The glossary's terms: by which names texts call them, and which pages use them.  Found in the texts and the sources.
 
 A page *explains* a term where it calls ``page.glossary("term", …)``, in its script or in a module of ours that the
-script draws with; it *uses* a term where its English texts name it.
+script draws with; it *uses* a term where an English text names it, its own or one that these sources ask for.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from nvfp4viz.ui.registry import PAGES, ROOT
 _UI = Path(__file__).parent
 # Names in a term stand beside each other or in brackets: "gate and up (w1, w3, w13)".
 _BETWEEN = re.compile(r"[(),（），、]")
+_FIGURES = re.compile(r"^ *from nvfp4viz\.figures(?:\.(\w+) import| import (\w+))", re.MULTILINE)
+_ROOT_OF_FIGURES = ROOT / "nvfp4viz" / "figures"
+# Texts that several pages show, named in a source: "figures.loading.error", or how such a name begins in an f-string.
+_KEY = re.compile(r'"((?:figures|peers|coverage|kernels|empty_answer)\.\w[\w.]*)')
 _IMPORT = re.compile(r"^ *from nvfp4viz\.ui(?:\.(\w+))? import (\([^)]*\)|.*)", re.MULTILINE)
 
 
@@ -52,13 +56,16 @@ def names(term: str, language: str) -> tuple[str, ...]:
 @lru_cache(maxsize=64)
 def explained_on(page: str) -> tuple[str, ...]:
     """Terms that a page explains, in the order of its sources."""
-    found: dict[str, None] = {}
+    return tuple(dict.fromkeys(term for source in _sources(page) for term in _read(source)[1]))
+
+
+@lru_cache(maxsize=64)
+def _sources(page: str) -> tuple[str, ...]:
+    """A page's script and the modules of ours that it draws with."""
     sources = [f"pages/{page}.py"]
     for source in sources:  # grows while it is walked
-        modules, asked = _read(source)
-        sources += [module for module in modules if module not in sources]
-        found.update(dict.fromkeys(asked))
-    return tuple(found)
+        sources += [module for module in _read(source)[0] if module not in sources]
+    return tuple(sources)
 
 
 @lru_cache(maxsize=256)
@@ -95,13 +102,29 @@ def uses() -> dict[str, Uses]:
 
 
 def _texts() -> tuple[tuple[str, str], ...]:
-    """All English texts of each page; code, placeholders and sources are no prose."""
-    lines: dict[str, list[str]] = {entry.id: [] for entry in PAGES if entry.id != "glossary"}
+    """All English texts of each page: its own, and those of others that its sources and figures ask for by a key
+    written out.  Code, placeholders and sources are no prose."""
+    own: dict[str, list[str]] = {entry.id: [] for entry in PAGES if entry.id != "glossary"}
     for key, text in catalogue("en").items():
         page = key.split(".")[0]
-        if page in lines and not key.endswith(".where"):
-            lines[page].append(text)
-    return tuple((page, "\n".join(found)) for page, found in lines.items())
+        if page in own and not key.endswith(".where"):
+            own[page].append(text)
+    return tuple((page, "\n".join([*found, *_lent(page)])) for page, found in own.items())
+
+
+@lru_cache(maxsize=64)
+def _lent(page: str) -> tuple[str, ...]:
+    """Texts outside a page's own that its sources name: of figures, of the story's remedies on another page."""
+    keys: set[str] = set()
+    script = f"pages/{page}.py"
+    others = tuple(entry.id for entry in PAGES if entry.id != page)
+    # What these import in turn, or borrow from another page's module, is shown elsewhere as often as here.
+    for source in (script, *(module for module in _read(script)[0] if not Path(module).name.startswith(others))):
+        text = (ROOT / source).read_text(encoding="utf-8")
+        drawn = [_ROOT_OF_FIGURES / f"{name}.py" for names in _FIGURES.findall(text) for name in names if name]
+        keys.update(_KEY.findall("".join([text, *(path.read_text(encoding="utf-8") for path in drawn)])))
+    begins = tuple(key for key in keys if not key.startswith(f"{page}."))
+    return tuple(text for key, text in catalogue("en").items() if key.startswith(begins))
 
 
 @lru_cache(maxsize=2)

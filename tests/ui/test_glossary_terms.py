@@ -186,6 +186,13 @@ def test_terms_are_followed_into_the_parts_of_a_page():
     assert "swizzle" not in glossary_terms.explained_on("mxfp4")
 
 
+def test_a_page_also_uses_what_its_figures_and_borrowed_texts_say():
+    uses = glossary_terms.uses()
+    assert {"backends", "loading"} <= set(uses["load_guard"].named)  # Backends takes the remedies' names from the story
+    assert "backends" in uses["modelopt"].named
+    assert "online_quantisation" not in uses["sentinel"].named  # it borrows a control of Loading, not its texts
+
+
 def test_a_term_knows_its_pages_in_reading_order():
     uses = glossary_terms.uses()
     assert list(uses) == list(glossary_terms.terms())
