@@ -13,12 +13,9 @@ from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.linears import Linear
 from nvfp4viz.audit.mlp_shapes import mlp_kinds
 from nvfp4viz.audit.report import Finding
-from nvfp4viz.audit.shapes import text_part
+from nvfp4viz.audit.shapes import functions_of
 from nvfp4viz.audit.texts import layer_list
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, printable
-
-# Where a configuration names the function; NemotronH's own key stands beside Mamba's, which is another.
-_KEYS = ("mlp_hidden_act", "hidden_act", "hidden_activation", "activation_function")
 
 
 def gate_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterable[Linear]) -> Iterator[Finding]:
@@ -28,7 +25,7 @@ def gate_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterable
         return
     if any({"gate", "gate_up"} & set(view.projections_in[at]) or "up" not in view.projections_in[at] for at in layers):
         return
-    functions = _functions(checkpoint.config or {})
+    functions = functions_of(checkpoint.config or {})
     if any("relu" in name or "no_mul" in name for name in functions):
         return
     if any(_is_other_gate(name, view) for name in (*checkpoint.tensors, *checkpoint.unreadable)):
@@ -57,11 +54,6 @@ def _why(view: CanonicalView, linears: Iterable[Linear], functions: Iterable[str
     # SiLU without a gate is no expert's of a published family; GELU was one's before gates were.
     named = next((name for name in functions if name in ("silu", "swish", "swiglu")), None)
     return (".function", {"function": named}) if named else ("", {})
-
-
-def _functions(config: Mapping[str, Any]) -> tuple[str, ...]:
-    found = (holder.get(key) for holder in (config, text_part(config)) for key in _KEYS)
-    return tuple(dict.fromkeys(name.lower() for name in found if isinstance(name, str)))
 
 
 def _is_other_gate(name: str, view: CanonicalView) -> bool:

@@ -19,6 +19,7 @@ from nvfp4viz.audit.shapes import (
     Size,
     as_stored,
     configured_sizes,
+    functions_of,
     hidden_and_width,
     is_latent,
     is_size,
@@ -27,6 +28,7 @@ from nvfp4viz.audit.shapes import (
 )
 from nvfp4viz.audit.texts import layer_list
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, printable
+from nvfp4viz.checkpoint.canonical import config_experts
 from nvfp4viz.checkpoint.dialects import PROJECTIONS
 
 _MODULE = re.compile(r"^(.*?(?:^|\.)(?:layers|blocks|h))\.(\d{1,6})\.(.+)\.([^.]+)$")
@@ -70,10 +72,20 @@ def absent_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterab
     holder = text_part(checkpoint.config or {})
     if checkpoint.blind_files or checkpoint.source.only is not None or holder.get("block_configs"):
         return
+    linears = tuple(linears)
+    yield from _no_shared(checkpoint, view, linears, holder)
     for path, layers in mlp_kinds(view, linears).items():
         every = {kind: disk for kinds in layers.values() for kind, disk in kinds.items()}
         if "gate_up" in every:
             continue
+        gate = {"up_proj": "gate_proj", "w3": "w1"}.get(every.get("up", ""))
+        if (
+            "gate" not in every
+            and gate
+            and _is_gated(checkpoint, view)
+            and not _other_gate(checkpoint, view, layers, path)
+        ):
+            every["gate"] = gate
         if every.get("gate") == "gate_proj":
             every |= {"up": "up_proj", "down": "down_proj"}
         due = {layer: kinds.keys() for layer, kinds in layers.items()}
@@ -92,6 +104,44 @@ def absent_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterab
         names = [f"{module}weight" for module in modules if module not in stored]
         if names:
             yield missing_finding("weight", names, view)
+
+
+def _no_shared(
+    checkpoint: Checkpoint, view: CanonicalView, linears: Iterable[Linear], config: Mapping[str, Any]
+) -> Iterator[Finding]:
+    """The configuration counts shared experts, and no name speaks of one; experts beyond its count may be they."""
+    key = next((key for key in _SHARED_COUNTS if is_size(config.get(key))), None)
+    claims = {layer: config_experts(checkpoint.config or {}, layer) for layer in view.moe_layers}
+    if key is None or any(claims[layer] != view.experts_in[layer] for layer in view.moe_layers):
+        return
+    # Experts' names are by far the most.
+    if any(_SHARED_NAME.search(linear.name) for linear in linears):
+        return
+    if not any(_SHARED_NAME.search(name) for name in (*checkpoint.tensors, *checkpoint.unreadable)):
+        layers = list(view.moe_layers)
+        fill = {"key": key, "claimed": config[key], **layer_list(layers)}
+        tensors = [view.blocks[layer].rpartition(".")[0] for layer in layers]
+        yield make("expert.absent", "error", text="expert.absent.shared", tensors=tensors, fill=fill)
+
+
+# A draft layer's shared head is none.
+_SHARED_NAME = re.compile(r"share(?!d_head)|residual_mlp|common_expert|dense_expert")
+
+
+def _is_gated(checkpoint: Checkpoint, view: CanonicalView) -> bool:
+    """Have the routed experts gates?  Then every other MLP of the model has one."""
+    gated = any({"gate", "gate_up"} & set(view.projections_in[layer]) for layer in view.moe_layers)
+    return gated and not any("relu" in name or "no_mul" in name for name in functions_of(checkpoint.config or {}))
+
+
+def _other_gate(checkpoint: Checkpoint, view: CanonicalView, layers: Iterable[int], path: str) -> bool:
+    """Is something stored of these MLPs that may be a gate under another name?"""
+    starts = tuple(f"{_family(view)}.{layer}.{path}." for layer in layers)
+    return any(
+        re.search(r"gate|w13|(?:^|\.)w1\.", name.partition(f".{path}.")[2])
+        for name in (*checkpoint.tensors, *checkpoint.unreadable)
+        if name.startswith(starts)
+    )
 
 
 def _family(view: CanonicalView) -> str:

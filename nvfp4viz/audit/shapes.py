@@ -261,6 +261,16 @@ def _width_key(facts: Facts, config: Mapping[str, Any]) -> str:
     return "intermediate_size" if view.dialect == "gpt-oss" or mixtral else usual
 
 
+# Where a configuration names the function; NemotronH's own key stands beside Mamba's, which is another.
+_FUNCTION_KEYS = ("mlp_hidden_act", "hidden_act", "hidden_activation", "activation_function")
+
+
+def functions_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the configuration calls the MLPs' activation functions, in lower case."""
+    found = (holder.get(key) for holder in (config, text_part(config)) for key in _FUNCTION_KEYS)
+    return tuple(dict.fromkeys(name.lower() for name in found if isinstance(name, str)))
+
+
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of a configuration that is the text model's."""
     text = config.get("text_config")

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
-from nvfp4viz.audit.linears import Linear, is_draft, is_weightless, missing_finding, stored_beginnings
+from nvfp4viz.audit.linears import ATTENTION, Linear, is_draft, is_weightless, missing_finding, stored_beginnings
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.routers import router_names
 from nvfp4viz.audit.shapes import text_part
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint
 
-_ATTENTION = frozenset({
-    "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj",
-    "wq_a", "wq_b", "wkv", "wo_a", "wo_b", "wq", "wk", "wv", "wo",
-})  # fmt: skip
 _PLACE = re.compile(r"^(.*?(?:^|\.)layers)\.(\d{1,6})\.(.+)\.([^.]+)$")
+_HEAD = re.compile(r"^(.*?(?:^|\.)layers)\.(\d{1,6})\.([^.]+)")
 # Layers that take keys and values from one another, or from one projection, and layers searched one by one.
 _SHARES = re.compile(r"k_eq_v|kv_shared|share_kv|kv_share|cross_attention|cross_decoder|block_configs")
 
@@ -30,7 +26,12 @@ def sister_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterab
     """``scale.missing`` of a weight: a router, or a projection of attention."""
     if checkpoint.blind_files or checkpoint.source.only is not None:
         return
-    names = [*_routers(checkpoint, view), *_projections(checkpoint.config or {}, view, linears)]
+    config = checkpoint.config or {}
+    names = _routers(checkpoint, view)
+    if not any(_SHARES.search(key) for key in (*config, *text_part(config))):
+        linears = tuple(linears)
+        kinds = _attention(view, linears)
+        names += [*_projections(kinds), *_whole_attention(view, linears, kinds)]
     # A longer name, such as a packed one's, is one too.
     stored = stored_beginnings(checkpoint, names)
     lost = [name for name in names if name not in stored]
@@ -57,18 +58,45 @@ def _has_more(checkpoint: Checkpoint, block: str, layer: int) -> bool:
     return any(name.startswith(start) and not name.startswith(block) for name in checkpoint.tensors)
 
 
-def _projections(config: Mapping[str, Any], view: CanonicalView, linears: Iterable[Linear]) -> list[str]:
-    """A projection that one layer's attention lacks, while all others that have the others have it."""
-    if any(_SHARES.search(key) for key in (*config, *text_part(config))):
-        return []
-    kinds: dict[tuple[str, str], dict[int, set[str]]] = {}
+Kinds = dict[tuple[str, str], dict[int, set[str]]]
+"""By family and path inside a layer, by layer: attention's projections that are stored."""
+
+
+def _attention(view: CanonicalView, linears: Iterable[Linear]) -> Kinds:
+    kinds: Kinds = {}
     for linear in linears:
         last = linear.name.rpartition(".")[2]
-        # One that has lost its weight and kept its scales is told of as such (`fp8`).
-        known = last in _ATTENTION and (linear.format != "other" or is_weightless(linear))
+        # One that has lost its weight and kept its scales is told of as such (`weightless`).
+        known = last in ATTENTION and (linear.format != "other" or is_weightless(linear))
         match = _PLACE.match(linear.name) if known else None
         if match is not None and not is_draft(linear.name, view.layers):
             kinds.setdefault((match[1], match[3]), {}).setdefault(int(match[2]), set()).add(last)
+    return kinds
+
+
+def _whole_attention(view: CanonicalView, linears: Iterable[Linear], kinds: Kinds) -> list[str]:
+    """All projections of the one layer that has none, while all else of it is what the other layers have."""
+    parts: dict[str, dict[int, set[str]]] = {}
+    for linear in linears:
+        match = _HEAD.match(linear.name)
+        if match is not None:
+            parts.setdefault(match[1], {}).setdefault(int(match[2]), set()).add(match[3])
+    lost = []
+    for (family, path), layers in kinds.items():
+        usual, head, beside = next(iter(layers.values())), path.partition(".")[0], parts.get(family, {})
+        without = [
+            number for number in beside.keys() - layers.keys() if not is_draft(f"{family}.{number}.x", view.layers)
+        ]
+        if len(layers) < 2 or len(without) != 1 or any(each != usual for each in layers.values()):
+            continue
+        own = beside[without[0]]
+        if head not in own and any(own | {head} == beside.get(number) for number in layers):
+            lost += [f"{family}.{without[0]}.{path}.{last}.weight" for last in sorted(usual)]
+    return lost
+
+
+def _projections(kinds: Kinds) -> list[str]:
+    """A projection that one layer's attention lacks, while all others that have the others have it."""
     lost = []
     for (family, path), layers in kinds.items():
         # Sliding and full attention may differ; one layer alone among many of one kind does not.

@@ -113,6 +113,9 @@ def test_a_sound_shared_expert(layout, how):
     quantised = "shared_experts.up_proj.weight_scale" in " ".join(tensors)
     if key is not None and not quantised and "quantized_layers" not in section:
         section[key] = [*section[key], "*shared_experts*", f"{parent}.shared_experts"]
+    if quantised and "quantized_layers" in section:
+        named = {f"{parent}.shared_experts": {"quant_algo": layout.block, "group_size": 16}}
+        section["quantized_layers"] = {**section["quantized_layers"], **named}
     told = {} if how is None else {how: 2 if how == "n_shared_experts" else 2 * WIDTH}
     assert silent(layout, tensors, **with_section(layout, section, **told))
 
@@ -487,8 +490,10 @@ def test_families_with_their_widths_configured(name):
     """Every family's shared and dense MLPs are as wide as its experts here, DeepSeek V4's twice as wide."""
     checkpoint = FAMILIES[name]()
     said = {"n_shared_experts": 2} if name == "DeepSeek-V4" else {
-        "intermediate_size": WIDTH, "shared_expert_intermediate_size": WIDTH, "n_shared_experts": 1,
+        "intermediate_size": WIDTH, "shared_expert_intermediate_size": WIDTH,
         "moe_shared_expert_intermediate_size": WIDTH,
+        # Only where there are some.
+        **({"n_shared_experts": 1} if any("share" in each for each in checkpoint.tensors) else {}),
     }  # fmt: skip
     nested = "text_config" in checkpoint.config
     inner = {**(checkpoint.config["text_config"] if nested else checkpoint.config), **said}

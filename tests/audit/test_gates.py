@@ -3,7 +3,7 @@
 import pytest
 
 from nvfp4viz.audit import audit, describe
-from tests.audit.families import FAMILIES
+from tests.audit.families import FAMILIES, plain
 from tests.audit.layouts import LAYOUTS
 from tests.audit.test_fp8_inputs import eight
 
@@ -96,3 +96,60 @@ def test_a_gate_under_another_name_or_in_a_file_that_is_not_here():
     [up] = {name for name in tensors if name == layout.name(0, "up", "weight")}
     other = up.replace("up_proj", "gate_linear")
     assert of_gates(said(layout, {**tensors, other: tensors[up]}, hidden_act="silu")) == []
+
+
+# Other MLPs of a model whose experts have gates.
+
+
+def of_mlps(report):
+    return [(item.severity, item.tensors[0]) for item in report.findings if item.code == "scale.missing"]
+
+
+@pytest.mark.parametrize("path", ["mlp.shared_expert", "mlp.shared_experts"])
+@pytest.mark.parametrize("id", ["modelopt", "compressed-tensors", "MIXED_PRECISION", "gpt-oss", "fused"])
+def test_gates_that_no_shared_expert_has(id, path):
+    layout = LAYOUTS[id]
+    at = f"{layout.prefix.partition('.0.')[0]}.0.{path}"
+    whole = {**layout.tensors(), **plain(*(f"{at}.{name}_proj" for name in ("gate", "up", "down")))}
+    assert of_mlps(said(layout, whole)) == []
+    lost = {name: item for name, item in whole.items() if f"{at}.gate_proj" not in name}
+    assert of_mlps(said(layout, lost)) == [("error", f"{at}.gate_proj.weight")]
+    # By a function that has none, and under a name that is not read here.
+    assert of_mlps(said(layout, lost, mlp_hidden_act="relu2")) == []
+    assert of_mlps(said(layout, {**lost, f"{at}.gate_linear.weight": lost[f"{at}.up_proj.weight"]})) == []
+
+
+def test_the_only_dense_layer_without_its_gate():
+    layout = LAYOUTS["modelopt"]
+    whole = {name.replace("layers.0", "layers.1"): item for name, item in layout.tensors().items()}
+    whole |= plain(*(f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up", "down")))
+    more = {"num_hidden_layers": 2, "first_k_dense_replace": 1}
+    assert of_mlps(said(layout, whole, **more)) == []
+    del whole["model.layers.0.mlp.gate_proj.weight"]
+    assert of_mlps(said(layout, whole, **more)) == [("error", "model.layers.0.mlp.gate_proj.weight")]
+
+
+def test_experts_without_gates_have_neighbours_without():
+    layout = LAYOUTS["non-gated"]
+    at = "backbone.layers.0.mixer.shared_experts"
+    assert of_mlps(said(layout, {**layout.tensors(), **plain(f"{at}.up_proj", f"{at}.down_proj")})) == []
+
+
+@pytest.mark.parametrize("key", ["n_shared_experts", "num_shared_experts"])
+@pytest.mark.parametrize("id", ["modelopt", "compressed-tensors", "ModelOpt MXFP4", "stacked", "Quark"])
+def test_shared_experts_that_no_layer_has(id, key):
+    layout = LAYOUTS[id]
+    block = layout.prefix.removesuffix(".experts")
+    shared = plain(*(f"{block}.shared_experts.{name}_proj" for name in ("gate", "up", "down")))
+    assert [
+        item for item in said(layout, {**layout.tensors(), **shared}, **{key: 1}).findings if "absent" in item.code
+    ] == []
+    report = said(layout, layout.tensors(), **{key: 1})
+    [item] = [one for one in report.findings if one.code == "expert.absent"]
+    assert (item.severity, item.text, item.params["key"]) == ("error", "expert.absent.shared", key)
+    assert "safe" not in {one.outcome for one in report.backends}
+    for language in ("en", "zh"):
+        assert key in describe(item, language)[0]
+    # None counted, or stored as one more routed expert.
+    for count in ({key: 0}, {key: None}, {key: 1, "num_experts": 7, "n_routed_experts": 7}):
+        assert "expert.absent.shared" not in {one.text for one in said(layout, layout.tensors(), **count).findings}

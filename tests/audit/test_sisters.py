@@ -123,3 +123,30 @@ def test_a_layer_of_experts_alone_is_a_piece():
     mine = [name for name in checkpoint.tensors if ".layers.1." in name and ".experts." not in name]
     assert said(audit(changed(checkpoint, drop=mine))) == []
     assert said(audit(changed(checkpoint, drop=[name for name in mine if name.endswith(".mlp.gate.weight")]))) == LOST
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_layer_that_has_lost_its_whole_attention(lost):
+    """One of four that is gone is found by the other three; all four are found by the other layers."""
+    whole = model(ATTENTION, ATTENTION, ATTENTION)
+    assert said(audit(whole)) == []
+    start = f"model.layers.{lost}.self_attn."
+    report = audit(changed(whole, drop=[name for name in whole.tensors if name.startswith(start)]))
+    assert said(report) == LOST
+    [item] = [one for one in report.findings if one.severity == "error"]
+    assert (item.role, item.layer, item.count) == ("weight", lost, 4)
+    assert "safe" not in outcomes(report).values()
+
+
+def test_layers_of_another_mixer_have_not_lost_attention():
+    """Recurrent layers, a layer without either by design (Puzzle's), and a piece of a file."""
+    recurrent = model(ATTENTION, ATTENTION, ())
+    tensors = recurrent.read_tensors() | plain("model.layers.2.linear_attn.in_proj")
+    assert (
+        said(audit(memory_checkpoint(tensors, config=recurrent.config, hf_quant_config=recurrent.hf_quant_config)))
+        == []
+    )
+    searched = model(ATTENTION, ATTENTION, (), block_configs=[{}, {}, {"attention": {"no_op": True}}])
+    assert said(audit(searched)) == []
+    # Two layers without: a pattern.
+    assert said(audit(model(ATTENTION, (), ATTENTION, ()))) == []
