@@ -301,7 +301,8 @@ def _files(family: Family, findings: list[Finding]) -> Iterable[Effect]:
             yield Effect("load-error", ("load-error", "safe"), "model", set(), "why.two-labels", dict(item.params))
         elif item.text.startswith("loader.note.mixed") and family.engine in item.params["engines"]:
             fill = {"algo": item.params["algo"], "slots": item.count, "tensor": item.tensors[0]}
-            yield Effect("undefined", ("degraded", "load-error", "safe"), "model", set(), "why.mixed-algo", fill)
+            # Of whom it was not read nobody is accused: a forecast is no worse than its finding.
+            yield Effect("safe", (), "none", set(), "why.mixed-algo", fill)
         elif item.code == "config.absent" and item.severity == "error":
             yield Effect("load-error", (), "model", set(), "why.config-absent")
         elif item.code == "config.incomplete" and family.engine in item.params.get("engines", ()):
