@@ -9,6 +9,8 @@ is not held against ``VLLM_DISABLED_KERNELS``, an explicit choice beside W4A16, 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
 
 from nvfp4viz.errors import ServingError
 from nvfp4viz.serving.selection import (
@@ -116,6 +118,36 @@ class LinearSelection(Selection):
     """Also what vLLM only warns of: ``"no-kernel"``, ``"overridden"`` or None."""
 
     warning: str | None = None
+
+
+STRIKES: dict[str, Any] = {"choice": "auto", "batch_invariant": False, "disabled": ""}
+"""Settings that take kernels away which would accept, and what each is where nobody has set it."""
+
+
+def struck(request: LinearRequest) -> tuple[str, ...]:
+    """Names of the settings without which a kernel would serve what is refused.
+
+    Those of which one alone would do, else those of which two would, and so on; none where the GPU or what is installed
+    is the reason.
+
+    >>> struck(LinearRequest("sm_90", choice="cutlass"))
+    ('choice',)
+    """
+    changed = [name for name, plain in STRIKES.items() if getattr(request, name) != plain]
+    for count in range(1, len(changed) + 1):
+        enough = [
+            names
+            for names in combinations(changed, count)
+            if _serves(replace(request, **{name: STRIKES[name] for name in names}))
+        ]
+        if enough:
+            return tuple(name for name in changed if any(name in names for names in enough))
+    return ()
+
+
+def _serves(request: LinearRequest) -> bool:
+    found = select_linear(request)
+    return found.winner is not None or bool(found.rests_with)
 
 
 def linear_order(request: LinearRequest) -> tuple[LinearKernel, ...]:

@@ -39,11 +39,20 @@ def _seen(page: Lesson, part: str, found: Selection) -> None:
         page.finding(f"{part}.seen", gpu=gpu, winner=found.winner.enum)
         return
     if not found.rests_with:
-        page.finding(f"{part}.seen_none", gpu=gpu)
+        struck = linear.struck(linear_request(page)) if part == "linear" else ()
+        settings = listed(_setting(page, name) for name in struck)
+        page.finding(f"{part}.seen_{'struck' if struck else 'none'}", gpu=gpu, settings=settings)
         return
     after = next((each.backend.enum for each in found.candidates if each.outcome == "able"), None)
     names = listed(row.enum for row in found.rests_with)
     page.finding(f"{part}.seen_open" if after is None else f"{part}.seen_after", gpu=gpu, names=names, after=after)
+
+
+def _setting(page: Lesson, name: str) -> str:
+    """A setting of the linear layers as it is given to vLLM."""
+    if name == "choice":
+        return f"`--linear-backend {page.view['lpick']}`"
+    return {"batch_invariant": "`VLLM_BATCH_INVARIANT`", "disabled": "`VLLM_DISABLED_KERNELS`"}[name]
 
 
 # ------------------------------------------------------------------ linear layers

@@ -7,7 +7,7 @@ import pytest
 
 from nvfp4viz.errors import ServingError
 from nvfp4viz.figures.backends import REFERENCE
-from nvfp4viz.figures.words import words
+from nvfp4viz.figures.words import listed, words
 from nvfp4viz.serving.remedies import judge
 from nvfp4viz.serving.selection import CHOICES, GPUS, MOE, SCHEMES, MoeRequest, automatic_order, select_moe
 from nvfp4viz.serving.selection_linear import (
@@ -275,6 +275,23 @@ def test_a_linear_choice_without_a_kernel_only_warns(open_page, lang):
     assert words(lang, f"{PAGE}.warning.no-kernel", choice="triton", scheme="W4A4") in texts(at)
     assert "`triton`" in texts(at)
     assert "**FI-Cutlass**" in texts(at)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize(
+    ("query", "settings"),
+    [
+        ({"gpu": "sm_90", "lpick": "cutlass"}, ["--linear-backend cutlass"]),
+        ({"gpu": "sm_120", "lin": "W4A16", "inv": "1"}, ["VLLM_BATCH_INVARIANT"]),
+        ({"gpu": "sm_90", "lpick": "marlin", "off": "Marlin"}, ["--linear-backend marlin", "VLLM_DISABLED_KERNELS"]),
+    ],
+    ids=str,
+)
+def test_a_flag_that_strikes_kernels_out_is_named_and_not_the_gpu(open_page, lang, query, settings):
+    seen = texts(answered(open_page, lang, part="linear", **query))
+    named = listed(lang, (f"`{name}`" for name in settings))
+    assert words(lang, f"{PAGE}.linear.seen_struck", settings=named, gpu=query["gpu"]) in seen
+    assert words(lang, f"{PAGE}.linear.seen_none", gpu=query["gpu"]) not in seen
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)

@@ -258,6 +258,26 @@ def test_flashinfer_keeps_every_rank_s_input_scales():
 # ------------------------------------------------------------------ linear
 
 
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({"gpu": "sm_90", "choice": "cutlass"}, ("choice",)),
+        ({"gpu": "sm_90", "choice": "cutlass", "disabled": "FI-Cutlass"}, ("choice",)),
+        ({"gpu": "sm_120", "scheme": "W4A16", "batch_invariant": True}, ("batch_invariant",)),
+        ({"gpu": "sm_90", "choice": "marlin", "disabled": "Marlin"}, ("choice", "disabled")),
+        ({"gpu": "sm_120"}, ()),
+    ],
+)
+def test_what_strikes_out_the_kernels_that_would_serve(asked, found):
+    request = linear.LinearRequest(**asked)
+    refused = linear.select_linear(request).winner is None
+    assert refused == bool(found)
+    if refused:
+        assert linear.struck(request) == found
+        plain = {name: linear.STRIKES[name] for name in found}
+        assert linear.select_linear(replace(request, **plain)).winner is not None
+
+
 def linear_domain():
     disabled = ("", *(row.enum for row in linear.LINEAR))
     for gpu, scheme, off in product(moe.GPUS, linear.LINEAR_SCHEMES, disabled):
