@@ -13,6 +13,8 @@ from nvfp4viz.serving.selection import MoeBackend
 RANKS = (1, 2, 4, 8)
 TILE = 128
 """Rows that VLLM_CUTLASS wants gate and up, fused, to be a multiple of."""
+MARLIN_DIVIDES, MARLIN, MARLIN_ELSE = 128, 64, 128
+"""Where the first divides the hidden size, Marlin stores a width in multiples of the second, else of the third."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def padded(
     ((4096, 384), (256, 64))
     """
     if row.layout == "marlin":
-        down = 128 if hidden % 128 else 64
+        down = MARLIN_ELSE if hidden % MARLIN_DIVIDES else MARLIN
         return hidden, math.ceil(intermediate / down) * down
     if row.layout != "trtllm":
         return hidden, intermediate

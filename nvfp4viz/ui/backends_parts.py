@@ -25,7 +25,15 @@ from nvfp4viz.serving.selection import (
     Selection,
     select_moe,
 )
-from nvfp4viz.serving.selection_cost import RANKS, TILE, RankBytes, rank_bytes
+from nvfp4viz.serving.selection_cost import (
+    MARLIN,
+    MARLIN_DIVIDES,
+    MARLIN_ELSE,
+    RANKS,
+    TILE,
+    RankBytes,
+    rank_bytes,
+)
 from nvfp4viz.ui import errors
 from nvfp4viz.ui.export import about
 from nvfp4viz.ui.i18n import has, listed
@@ -203,7 +211,7 @@ def _winner(page: Lesson, row: MoeBackend, request: MoeRequest) -> None:
         ("backend", ">stored", ">codes", ">scalars", ">padding", ">total"),
         [(listed(names), *_cost_cells(page, one)) for one, names in alike.items()],
     )
-    page.prose("cost.text", version=VLLM, tile=TILE)
+    page.prose("cost.text", version=VLLM, tile=TILE, marlin=MARLIN, wider=MARLIN_ELSE, divides=MARLIN_DIVIDES)
 
 
 def cost_values(page: Lesson) -> dict[str, object]:
