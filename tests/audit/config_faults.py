@@ -266,6 +266,9 @@ def shared_size(layout: Layout) -> Built:
     if key is not None and layout.block == "MXFP4" and layout.dialect != "deepseek-v4":
         # Stored in BF16, which the list says.
         section[key] = [*section[key], f"{parent}.shared_experts"]
+    if "quantized_layers" in section and layout.dialect != "mixed":
+        named = {f"{parent}.shared_experts": {"quant_algo": layout.block, "group_size": 16}}
+        section["quantized_layers"] = {**section["quantized_layers"], **named}
     return Case(tensors, [CONFLICT], with_section(layout, section, n_shared_experts=1))
 
 

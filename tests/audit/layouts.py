@@ -407,6 +407,11 @@ LAYOUTS: dict[str, Layout] = {
             roles=("weight", "weight_scale", "input_scale"), block="MXFP4", scale_type="U8",
         ),
         Layout(
+            "gpt-oss, static FP8 inputs", "gpt-oss", "MXFP4", with_quant(QUARK_QUANT), disk=FUSED,
+            suffixes={"weight": "blocks", "weight_scale": "scales", "input_scale": "input_scale"},
+            roles=("weight", "weight_scale", "input_scale"), arrangement="fused", block="MXFP4", scale_type="U8",
+        ),
+        Layout(
             "Quark NVFP4", "quark", "W4A4", with_quant(QUARK_NVFP4_QUANT),
             suffixes={**MODELOPT, "input_scale": "input_scale_2"},
         ),

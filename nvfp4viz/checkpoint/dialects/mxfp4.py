@@ -1,7 +1,8 @@
 """Layouts with one level of scales: E8M0 bytes for 32 values, stored as F8_E8M0 or U8.
 
 gpt-oss
-    ``experts.gate_up_proj_blocks`` U8 ``[E, 2I, H/32, 16]`` and ``_scales`` U8 ``[E, 2I, H/32]``; weight-only.
+    ``experts.gate_up_proj_blocks`` U8 ``[E, 2I, H/32, 16]`` and ``_scales`` U8 ``[E, 2I, H/32]``; weight-only, but for
+    Quark's w-mxfp4-a-fp8 under the same names, which adds ``_input_scale``.
 DeepSeek V4
     ``ffn.experts.E.w1.weight`` I8 ``[I, H/2]`` and ``.scale`` F8_E8M0 ``[I, H/32]``.  Shared experts and attention use
     the same suffix for 128×128 blocks of FP8, so type and shape decide, not the name.
@@ -17,7 +18,7 @@ from nvfp4viz.checkpoint.dialects.per_expert import Dialect
 
 GPT_OSS = Dialect(
     id="gpt-oss",
-    suffixes={"weight": "blocks", "weight_scale": "scales"},
+    suffixes={"weight": "blocks", "weight_scale": "scales", "input_scale": "input_scale"},
     block="MXFP4",
     arrangement="fused",
     methods=("mxfp4", "quark"),

@@ -41,14 +41,15 @@ def recognise(types: Mapping[str, str], arrangement: str, method: str | None) ->
     'deepseek-v4'
     """
     if arrangement == "fused":
-        return _fused(types)
+        return _fused(types, method or "")
     if arrangement == "stacked":
         return _stacked(types)
     return _per_expert(types, method or "")
 
 
-def _fused(types: Mapping[str, str]) -> Dialect | None:
-    if "blocks" in types or "scales" in types:
+def _fused(types: Mapping[str, str], method: str) -> Dialect | None:
+    # An activation scale is called the same in both.
+    if "blocks" in types or "scales" in types or ({*types} == {"input_scale"} and method.startswith("quark")):
         return GPT_OSS
     quantised = {"weight_scale", "weight_scale_2", "input_scale"} & set(types)
     # FP8 has scales of the same name.
