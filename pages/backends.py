@@ -73,6 +73,8 @@ page.foot(
         "nvfp4_linear": lambda: parts.rows_of(layers, linear.select_linear(layers)),
         "mxfp4_experts": lambda: parts.rows_of(mxfp4, mx.select_mxfp4(mxfp4)),
         "defaults": defaults.default_rows,
+        "stored": lambda: parts.stored_rows(page, request),
+        "scoreboard": remedies.scoreboard,
         "remedies": lambda: figures.loss_rows(remedies.everything()),
     },
 )

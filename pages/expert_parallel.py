@@ -38,6 +38,8 @@ page = lesson.open_page(
 part = page.parts("part", parts.PARTS)
 if part == "ranks":
     opening.ranks_part(page)
+elif part == "sent":
+    opening.sent_part(page)
 elif part == "time":
     parts.time_part(page)
 elif part == "balance":
@@ -65,6 +67,7 @@ page.foot(
             parts.told(page, "way", "payload", "size", "overlap", "link", "latency", "flops", "memory"),
             figures.bar_rows(parts.bars_of(page, 2 if page.view["overlap"] == "on" else 1)),
         ),
+        "moves": lambda: run.moved_rows(page),
         "load": lambda: about(
             parts.told(page, "before", "extra", "window"), figures.balance_rows(parts.found_of(page))
         ),

@@ -3,6 +3,7 @@
 from dataclasses import asdict, astuple
 
 from nvfp4viz.figures import mega_kernel as figures
+from nvfp4viz.figures.mega_stations import station_rows, stations
 from nvfp4viz.formats.places import UTCCP_ROWS
 from nvfp4viz.formats.tma import BOX_CODES, SWIZZLES
 from nvfp4viz.moe.mega_kernel import SWIGLU_LIMIT
@@ -10,7 +11,7 @@ from nvfp4viz.ui import lesson, state
 from nvfp4viz.ui import mega_kernel_parts as parts
 from nvfp4viz.ui import mega_layout_parts as layouts
 from nvfp4viz.ui.export import about
-from nvfp4viz.ui.mega_step import RULES, SLOTS
+from nvfp4viz.ui.mega_step import RULES, SLOTS, term_rows
 from nvfp4viz.ui.shell import ensure_shell
 
 usual = layouts.USUAL
@@ -44,15 +45,20 @@ DRAW = {
 }
 DRAW[page.parts("part", parts.PARTS)](page)
 
-found = parts.layer_of(page)
+found, step = parts.layer_of(page), figures.STEPS[view["step"]]
 part = view["part"]
 page.foot(
     # The page's own file shows the first part.
     snippet=None if part == parts.PARTS[0] else f"mega_kernel_{part}",
     code={name: view[name] for name in ("data", "k", "w", "r", "route", "group", "limit", "slot")}
     | {"map": astuple(layouts.wanted_map(page)), "rows": layouts.ROWS, "mix": layouts.MIX}
-    | asdict(figures.STEPS[view["step"]]),
+    | asdict(step),
     data={
+        "stations": lambda: about({"data": view["data"]}, station_rows(stations(found))),
+        "packed_codes": lambda: about({"data": view["data"]}, layouts.code_rows(page)),
+        "scale_words": lambda: about({"data": view["data"]}, layouts.scale_rows(page)),
+        "interleaved_rows": layouts.interleaved_rows,
+        "step_terms": lambda: about({"step": view["step"]}, term_rows(step, figures.explain_step(step))),
         "tensor_map": lambda: layouts.map_rows(page),
         "between": lambda: about(
             {"data": view["data"], "route": view["route"], "group": view["group"], "limit": view["limit"]},

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
 from nvfp4viz.figures.layout import base_layout
 from nvfp4viz.figures.palette import Theme, role, surface
 from nvfp4viz.figures.words import words
-from nvfp4viz.serving.remedies import MARGIN, RemedyResult, excess, wrong_domains
+from nvfp4viz.serving.remedies import MARGIN, RemedyResult, excess, judge, wrong_domains
 
 REFERENCE = "calibrate"
 # A shape a domain, so that colour is never needed.
@@ -85,6 +85,27 @@ def describe_losses(results: Mapping[str, RemedyResult], names: Mapping[str, str
         value=f"{value:.3f}",
         margin=f"{MARGIN:g}",
     )
+
+
+def scoreboard_rows(results: Mapping[str, RemedyResult], prompts: Sequence[str]) -> list[dict[str, object]]:
+    """Every remedy as a row: its verdict, what it cost, and its reply and loss for each of `prompts`, in order."""
+    reference = results[REFERENCE]
+    return [
+        {
+            "remedy": name,
+            "verdict": judge(one, reference),
+            "refused": "" if one.refusal is None else one.refusal.code,
+            "tokens": one.tokens,
+            "bytes": one.bytes,
+            "load_seconds": one.load_seconds,
+            "generate_seconds": one.generate_seconds,
+            "loss_seconds": one.loss_seconds,
+            "experts_computed_on": one.computed_on,
+        }
+        | {f"reply_{prompt}": one.replies[at].text if one.replies else "" for at, prompt in enumerate(prompts)}
+        | {f"loss_{prompt}": one.losses.get(prompt) for prompt in prompts}
+        for name, one in results.items()
+    ]
 
 
 def loss_rows(results: Mapping[str, RemedyResult]) -> list[dict[str, object]]:

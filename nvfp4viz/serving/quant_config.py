@@ -51,13 +51,18 @@ class RuleStep:
         ``"groups-are-objects"``, ``"no-input-activations"``.
     holds
         Whether the rule may go on; None for a step that only reads something.
-    found
-        What was found, as short JSON.
+    json
+        What was found, as JSON.
     """
 
     id: str
     holds: bool | None
-    found: str
+    json: str
+
+    @property
+    def found(self) -> str:
+        """The JSON, cut where it is longer than a line."""
+        return _cut(self.json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +139,7 @@ def resolve_quantization(config: Mapping[str, Any] | None, hf_quant_config: Mapp
         return Resolved(None, None, "UNQUANTISED", None, False, 16, (), None, (RuleStep("file", None, "null"),))
     if not isinstance(raw, Mapping):
         raise ServingError("serving.quant-shape", file=source, found=_short(raw))
-    steps = [RuleStep("file", None, _short(source))]
+    steps = [RuleStep("file", None, _json(source))]
     method = raw.get("quant_method")
     if isinstance(method, str) and not method.startswith("modelopt"):
         return _other_method(method, raw, source, steps)
@@ -142,16 +147,16 @@ def resolve_quantization(config: Mapping[str, Any] | None, hf_quant_config: Mapp
     nested = raw.get("quantization")
     body: Mapping[str, Any] = nested if isinstance(nested, Mapping) else raw
     is_nested = isinstance(nested, Mapping)
-    steps.append(RuleStep("shape", None, _short("nested" if is_nested else "flat")))
+    steps.append(RuleStep("shape", None, _json("nested" if is_nested else "flat")))
     declared = str(body.get("quant_algo") or "").upper()
-    steps.append(RuleStep("algo", declared in MODELOPT_ALGOS, _short(body.get("quant_algo"))))
+    steps.append(RuleStep("algo", declared in MODELOPT_ALGOS, _json(body.get("quant_algo"))))
     if declared not in MODELOPT_ALGOS:
         raise ServingError(
             "serving.quant-algo", file=source, algo=_short(body.get("quant_algo")), known=", ".join(MODELOPT_ALGOS)
         )
     missing = _lacking(declared, body) if is_nested else []
     if is_nested:
-        steps.append(RuleStep("fields", not missing, _short(missing)))
+        steps.append(RuleStep("fields", not missing, _json(missing)))
     if missing:
         raise ServingError("serving.quant-fields", file=source, fields=", ".join(missing))
 
@@ -182,20 +187,20 @@ def _find(config: Mapping[str, Any] | None, sidecar: Mapping[str, Any] | None) -
 
 def _promotion_steps(declared: str, raw: Mapping[str, Any]) -> list[RuleStep]:
     """The rule up to and including the first question that is answered with no."""
-    steps = [RuleStep("algo-exactly-nvfp4", declared == "NVFP4", _short(declared))]
+    steps = [RuleStep("algo-exactly-nvfp4", declared == "NVFP4", _json(declared))]
     if not steps[-1].holds:
         return steps
     groups = raw.get("config_groups")
-    steps.append(RuleStep("groups-present", isinstance(groups, Mapping) and bool(groups), _short(groups)))
+    steps.append(RuleStep("groups-present", isinstance(groups, Mapping) and bool(groups), _json(groups)))
     if not isinstance(groups, Mapping) or not groups:
         return steps
     odd = [name for name, group in groups.items() if not isinstance(group, Mapping)]
-    steps.append(RuleStep("groups-are-objects", not odd, _short(odd)))
+    steps.append(RuleStep("groups-are-objects", not odd, _json(odd)))
     if odd:
         return steps
     none = all(group.get("input_activations") is None for group in groups.values())
     found = {name: group.get("input_activations", "absent") for name, group in groups.items()}
-    steps.append(RuleStep("no-input-activations", none, _short(found)))
+    steps.append(RuleStep("no-input-activations", none, _json(found)))
     return steps
 
 
@@ -214,7 +219,14 @@ def _other_method(method: str, raw: Mapping[str, Any], source: str, steps: list[
 
 
 def _short(value: Any) -> str:
+    return _cut(_json(value))
+
+
+def _json(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str)
     # Half of a surrogate pair is valid JSON, but no text that can be sent to a browser or written into a report.
-    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= 120 else text[:117] + "…"

@@ -48,6 +48,10 @@ PICKS = ("auto", *CHOICES, UNKNOWN)
 SIGNS = {"wins": "✓", "able": "✓", "refused": "✗", "open": "?", "manual": "–"}
 
 
+STORED = ("experts", "hidden", "intermediate", "codes", "block_scales", "scalars", "padding", "stops")
+"""Of what a rank stores, what stands in the file to download."""
+
+
 def moe_request(page: Lesson) -> MoeRequest:
     """The deployment that the settings describe."""
     v = page.view
@@ -243,6 +247,21 @@ def _cost_finding(page: Lesson, rows: list[tuple[str, RankBytes]]) -> None:
         return
     key = "cost.padded" if most.padding else "cost.scalars"
     page.finding(key, name=name, share=percent((most.total - least) / least), bytes=f"{most.total - least:,}")
+
+
+def stored_rows(page: Lesson, request: MoeRequest) -> list[dict[str, object]]:
+    """What a rank stores on every backend, to download; none where a rank's border would cut a block."""
+    try:
+        found = cost_rows(page, request)
+    except FormatError:
+        return []
+    of = cost_values(page) | {"experts_of": page.view["shape"], "parallel": request.parallel, "vllm": VLLM}
+    return [
+        {"backend": name, **{f"of_{key}" if key in STORED else key: value for key, value in of.items()}}
+        | {key: getattr(one, key) for key in STORED}
+        | {"total": one.total}
+        for name, one in found
+    ]
 
 
 def cost_rows(page: Lesson, request: MoeRequest) -> list[tuple[str, RankBytes]]:

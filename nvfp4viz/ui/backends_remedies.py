@@ -55,6 +55,11 @@ def everything() -> dict[str, RemedyResult]:
     return {name: result(name) for name in ORDER}
 
 
+def scoreboard() -> list[dict[str, object]]:
+    """Every remedy's verdict, cost, replies and losses, to download; runs what is left."""
+    return figures.scoreboard_rows(everything(), DOMAINS)
+
+
 def snippet() -> dict[str, object]:
     """What fills ``backends_remedies``."""
     return {

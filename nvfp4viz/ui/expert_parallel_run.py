@@ -18,6 +18,7 @@ from nvfp4viz.serving.route_trace import EVERY
 from nvfp4viz.ui import caches, errors, predict
 from nvfp4viz.ui.errors import escape
 from nvfp4viz.ui.expert_parallel_parts import ASKED, PAGE, RANKS, balance_of, choose
+from nvfp4viz.ui.export import about
 from nvfp4viz.ui.i18n import listed, t
 from nvfp4viz.ui.kernels import wait_for_kernels
 from nvfp4viz.ui.lesson import Lesson
@@ -129,6 +130,23 @@ def moves_part(page: Lesson) -> None:
         )
         st.caption(page.t("moves.prompt", prompt=escape(PROMPT)))
     page.prose("moves.text", version=VLLM)
+
+
+def moved_rows(page: Lesson) -> list[dict[str, object]]:
+    """Each of the three ways that the experts stand, to download; computes them."""
+    view = page.view
+    found = moved(view["model"], view["backend"], view["ranks"], view["extra"])
+    effect = found.effect
+    of = {"checkpoint": MODELS[view["model"]], "backend": view["backend"], "of_ranks": view["ranks"]}
+    of |= {"redundant_experts": view["extra"], "prompt": PROMPT}
+    counted = {name: getattr(effect, name) for name in ("slots", "changed", "wrong", "empty", "worst")}
+    none = dict.fromkeys(counted, 0) | {"slots": effect.slots, "worst": 1.0}
+    cases = (
+        ("at_first", effect.before, found.reply, none),
+        ("all_moved", effect.moved, found.moved_reply, none | {"changed": effect.changed}),
+        ("input_scales_left", effect.stayed, found.stayed_reply, counted),
+    )
+    return about(of, [{"case": case, "loss": loss, "reply": reply} | count for case, loss, reply, count in cases])
 
 
 def _plain(text: str) -> str:

@@ -155,13 +155,17 @@ def promotion_part(page: Lesson) -> None:
 
 
 def promotion_rows(page: Lesson) -> list[dict[str, object]]:
-    """Each step that the rule takes on what stands in the editors, then on every example; none for unreadable text."""
-    found = {"as written": decision_of(page)} | {name: read_configs(*example_texts(name)) for name in EXAMPLES}
+    """Each step that the rule takes on what stands in the editors, then on every example, each with its two files; none
+    for unreadable text."""
+    texts = {"as written": texts_of(page)} | {name: example_texts(name) for name in EXAMPLES}
+    found = {"as written": decision_of(page)} | {name: read_configs(*texts[name]) for name in EXAMPLES}
     return [
         {
             "config": name,
+            "config.json": texts[name][0],
+            "hf_quant_config.json": texts[name][1],
             "step": step.id,
-            "found": step.found,
+            "found": step.json,
             "goes_on": step.holds,
             "decided_by_line": decision.line if step is decision.step else None,
             "decided_by_absence": decision.absent if step is decision.step else None,

@@ -150,6 +150,26 @@ def _bytes_map(page: Lesson, packed: figures.U8) -> None:
     )
 
 
+def code_rows(page: Lesson) -> list[dict[str, object]]:
+    """The 128 codes of the map, each with its byte before and after, and what the tensor core makes of it."""
+    packed = layer_of(page).w13[0, 0, : BOX_CODES // 2]
+    codes = unpack_nibbles(packed)
+    return [
+        {
+            "k": k,
+            "code": code,
+            "value": float(value),
+            "global_byte": k // 2,
+            "nibble": "high" if k % 2 else "low",
+            "shared_byte": padded_place(k)[0],
+            "e4m3": e4m3,
+        }
+        for k, (code, value, e4m3) in enumerate(
+            zip(codes.tolist(), decode_e2m1(codes), widen_e2m1(codes).tolist(), strict=True)
+        )
+    ]
+
+
 def wanted_map(page: Lesson) -> TensorMap:
     """The tensor map of the page's settings."""
     return TensorMap(**{name: page.view[name] for name in MAP_FIELDS}, swizzle=page.view["swizzle"])
@@ -200,7 +220,7 @@ def align(page: Lesson) -> None:
 
 def scales_part(page: Lesson) -> None:
     """Four exponents to a word, and the order of rows that UTCCP wants."""
-    scales = interleave_gate_up(layer_of(page).w13_scales[0])[:UTCCP_ROWS, : PACKING // GROUP]
+    scales = _tile(page)
     words = [f"0x{word:08X}" for word in pack_ue8m0(scales)[:, 0].tolist()]
     places = [utccp_row(row) for row in range(UTCCP_ROWS)]
     place_map(
@@ -245,6 +265,23 @@ def scales_part(page: Lesson) -> None:
         page.prose("scales.text", group=GROUP, unit=PACKING)
 
 
+def _tile(page: Lesson) -> figures.U8:
+    """The scales of the tile that is drawn: its rows, and the bytes of one word each."""
+    return interleave_gate_up(layer_of(page).w13_scales[0])[:UTCCP_ROWS, : PACKING // GROUP]
+
+
+def scale_rows(page: Lesson) -> list[dict[str, object]]:
+    """Each row's word of four scales, and where UTCCP wants it."""
+    scales = _tile(page)
+    words = pack_ue8m0(scales)[:, 0].tolist()
+    return [
+        {"row": row, "word": f"0x{words[row]:08X}"}
+        | {f"scale_byte_{j}": byte for j, byte in enumerate(scales[row].tolist())}
+        | {"place": utccp_row(row), "first_byte": offset_128x4(row, 0, 4)}
+        for row in range(UTCCP_ROWS)
+    ]
+
+
 # ------------------------------------------------------------------ gate and up
 
 
@@ -282,3 +319,13 @@ def rows_part(page: Lesson) -> None:
             keys=page.t("rows.keys"),
         )
     page.prose("rows.text", group=MIX, tile=2 * MIX)
+
+
+def interleaved_rows() -> list[dict[str, object]]:
+    """Where each row of gate and up goes."""
+    half = ROWS // 2
+    return [
+        {"of": "gate" if row < half else "up", "row": row % half, "stored": row}
+        | {"place": interleaved_row(row, ROWS, MIX)}
+        for row in range(ROWS)
+    ]

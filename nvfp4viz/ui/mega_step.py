@@ -27,6 +27,33 @@ def mega_step(view: View, settings: facts.StepSettings, trace: StepTraceK32) -> 
     lab.mount(view, picture(settings, trace), PAGE)
 
 
+def term_rows(settings: facts.StepSettings, trace: StepTraceK32) -> list[dict[str, object]]:
+    """The 32 products and the accumulator as rows to download; without bits to align where a special value decided."""
+    rows: list[dict[str, object]] = []
+    for slot in range(SLOTS):
+        term = None if trace.special is not None else trace.terms[slot]
+        byte, code, left, right = _sides(settings, slot) if slot < STEP_K32 else (None, None, None, None)
+        rows.append(
+            {
+                "term": "c" if slot == STEP_K32 else f"p{slot}",
+                "a_byte": byte,
+                "b_code": code,
+                "a_value": left,
+                "b_value": right,
+                "a_scale_byte": settings.a_scale,
+                "b_scale_byte": settings.b_scale,
+                "c": settings.c,
+                "significand": None if term is None else float(term.significand),
+                "exponent": None if term is None else term.exponent,
+                "shift": None if term is None else term.shift,
+                "aligned": None if term is None else term.aligned,
+                "lost": None if term is None else float(term.lost),
+                "result_bits": f"0x{trace.result_bits:08X}",
+            }
+        )
+    return rows
+
+
 def picture(settings: facts.StepSettings, trace: StepTraceK32) -> dict[str, Any]:
     """A step as the browser draws it: numbers already written, digits already placed."""
     return {

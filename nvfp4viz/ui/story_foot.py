@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from nvfp4viz.figures.backends import scoreboard_rows
 from nvfp4viz.figures.coverage import coverage_rows
 from nvfp4viz.serving import ALLOCATORS
-from nvfp4viz.serving.remedies import REMEDIES, judge
+from nvfp4viz.serving.remedies import REMEDIES
 from nvfp4viz.ui import caches, story_runs
 from nvfp4viz.ui.export import about
 from nvfp4viz.ui.story_chain import links_of, titles
@@ -84,18 +85,6 @@ def chain_rows(build: caches.Build, prompt_id: str) -> Rows:
 
 
 def remedy_rows(build: caches.Build) -> Rows:
-    """Every remedy's verdict, replies, losses and times."""
+    """Every remedy's verdict, cost, replies and losses."""
     results = {name: caches.remedy(name, build, story_runs.FULL, story_runs.ask()) for name in REMEDIES}
-    rows: Rows = []
-    for name, result in results.items():
-        row: dict[str, Any] = {"remedy": name, "verdict": judge(result, results["calibrate"])}
-        for place, prompt_id in enumerate(story_runs.PROMPT_IDS):
-            row[f"reply_{prompt_id}"] = result.replies[place].text if result.replies else ""
-            row[f"loss_{prompt_id}"] = result.losses.get(prompt_id)
-        row |= {
-            "load_seconds": result.load_seconds,
-            "generate_seconds": result.generate_seconds,
-            "loss_seconds": result.loss_seconds,
-        }
-        rows.append(row)
-    return rows
+    return scoreboard_rows(results, story_runs.PROMPT_IDS)

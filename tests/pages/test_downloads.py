@@ -1,17 +1,23 @@
 """A downloaded file tells what it is about: every setting behind its rows stands in them, on every page."""
 
+import json
+import math
+
 import pytest
 
 from nvfp4viz.checkpoint import FAULTS, canonical
 from nvfp4viz.checkpoint.faults import changes
-from nvfp4viz.model.corpus import DEMO_PROMPTS
+from nvfp4viz.formats import decode_e4m3
+from nvfp4viz.model.corpus import DEMO_PROMPTS, DOMAINS
 from nvfp4viz.serving import ALLOCATORS
-from nvfp4viz.ui import caches
+from nvfp4viz.serving.remedies import REMEDIES
+from nvfp4viz.ui import backends_remedies, caches, expert_parallel_run
 from nvfp4viz.ui.export import about, to_csv, to_json
 from nvfp4viz.ui.fault_lab import BASE, FAULT_IDS, SEEDED
+from nvfp4viz.ui.loading_config import EXAMPLES, example_texts
 from nvfp4viz.ui.registry import PAGES
 
-from .conftest import clean
+from .conftest import clean, skipped, texts
 
 CODE = DEMO_PROMPTS["code"]
 # A link that sets what decides a page's files, and what each file then says in every row.
@@ -98,6 +104,8 @@ TOLD = {
             "slots": {"traffic": "news", "layer": 3, "of_ranks": 8, "placement": "round_robin"},
             "sent": {"traffic": "news", "layer": 3, "of_ranks": 8, "way": "tokens", "sizes_of": "tiny_moe"},
             "timeline": {"layer": 3, "overlap": "off", "link_gb_per_s": 50.0, "sizes_of": "tiny_moe"},
+            "moves": {"checkpoint": "tiny-moe-nvfp4-holes", "backend": "vllm-cutlass", "of_ranks": 8}
+            | {"redundant_experts": 2},
             "load": {"traffic_before": "logs", "traffic": "news", "redundant_experts": 2, "window_steps": 4},
         },
     ),
@@ -107,6 +115,7 @@ TOLD = {
             "nvfp4_experts": {"gpu": "sm_100", "scheme": "W4A16", "parallel": "ep", "vllm": "0.33.0"},
             "nvfp4_linear": {"gpu": "sm_100", "scheme": "W4A16", "disabled": "Marlin", "vllm": "0.33.0"},
             "mxfp4_experts": {"gpu": "sm_100", "model": "deepseek-v4", "wanted": "none", "vllm": "0.33.0"},
+            "stored": {"experts_of": "deepseek_v4_flash", "parallel": "ep", "ranks": 1, "vllm": "0.33.0"},
         },
     ),
     "loading": (
@@ -131,6 +140,10 @@ TOLD = {
     "mega_kernel": (
         {"data": "outliers", "route": "3", "group": "1", "swizzle": "32B"},
         {
+            "stations": {"data": "outliers"},
+            "packed_codes": {"data": "outliers"},
+            "scale_words": {"data": "outliers"},
+            "step_terms": {"step": "whole"},
             "tensor_map": {"swizzle": "32B"},
             "between": {"data": "outliers", "route": 3, "group": 1},
             "effects": {"data": "outliers"},
@@ -154,9 +167,10 @@ FIXED = {
     "mxfp4": {"models"},
     "routing": {"holes"},
     "fusion": {"fusions"},
-    "backends": {"defaults", "remedies"},
+    "backends": {"defaults", "remedies", "scoreboard"},
     "loading": {"weight_only_rule"},
     "online_quantisation": {"per_token"},
+    "mega_kernel": {"interleaved_rows"},
     "kernel_lab": {"kernel_builds"},
     "map": {"places"},
     "glossary": {"glossary"},
@@ -233,6 +247,100 @@ def test_a_seed_is_told_where_it_decides_the_bytes():
         if len({str([(name, one and one.data) for name, one in each.items()]) for each in made}) > 1:
             decided.append(fault)
     assert sorted(decided) == sorted(SEEDED)
+
+
+def rows_of(open_page, downloaded, page, **query):
+    """The page's texts, and what its downloads hold."""
+    at = open_page(page, **query)
+    shown = texts(at)
+    at.session_state[f"{page}.download"] = True
+    clean(at.run())
+    return shown
+
+
+def test_the_mega_kernel_s_files_hold_what_its_parts_show(open_page, downloaded):
+    shown = rows_of(open_page, downloaded, "mega_kernel")
+    (moved, *_) = downloaded["stations"]
+    assert len(downloaded["stations"]) == 6
+    assert f"{moved['changed']} of {moved['numbers']:,} codes of gate and up change" in shown
+    (code,) = (row for row in downloaded["packed_codes"] if row["k"] == 19)  # the one that is drawn first
+    assert (code["code"], code["value"], code["global_byte"], code["shared_byte"]) == (0xA, -1.0, 9, 17)
+    assert {decode_e4m3([row["e4m3"]])[0] == row["value"] for row in downloaded["packed_codes"]} == {True}
+    (seen,) = (row for row in downloaded["scale_words"] if row["row"] == 33)
+    assert seen["word"] == "0x" + "".join(f"{seen[f'scale_byte_{j}']:02X}" for j in (3, 2, 1, 0))
+    assert (seen["place"], seen["first_byte"]) == (4 * 1 + 1, 20)  # row 32 j + i goes to 4 i + j; four bytes a word
+    assert sorted(row["place"] for row in downloaded["interleaved_rows"]) == list(range(64))
+    assert [row["of"] for row in sorted(downloaded["interleaved_rows"], key=lambda row: row["place"])] == (
+        ["gate"] * 8 + ["up"] * 8
+    ) * 4
+    products = [row for row in downloaded["step_terms"] if row["term"] != "c"]
+    assert len(products) == 32
+    for row in products:
+        scale = 2.0 ** (row["a_scale_byte"] - 127 + row["b_scale_byte"] - 127)
+        assert row["significand"] * 2.0 ** row["exponent"] == row["a_value"] * row["b_value"] * scale
+
+
+def test_a_step_that_a_special_value_decides_has_no_bits_to_align(open_page, downloaded):
+    rows_of(open_page, downloaded, "mega_kernel", part="step", step="nan")
+    assert {row["shift"] for row in downloaded["step_terms"]} == {None}
+    assert {row["result_bits"] for row in downloaded["step_terms"]} == {"0x7FFFFFFF"}
+
+
+def test_the_scoreboard_and_a_rank_s_bytes_can_be_downloaded(open_page, downloaded):
+    at = open_page("backends", gpu="sm_120", shape="tiny_moe", ranks="2")
+    at = skipped(at, "backends.predict.auto")
+    shown = texts(at)
+    at.session_state["backends.download"] = True
+    clean(at.run())
+    stops = [row["backend"] for row in downloaded["stored"] if row["stops"]]
+    assert stops == ["VLLM_CUTLASS"]
+    for row in downloaded["stored"]:
+        assert (row["experts"], row["ranks"], row["of_intermediate"]) == (64, 2, 64)
+        assert row["stops"] or f"{row['total']:,}" in shown
+    by = {row["remedy"]: row for row in downloaded["scoreboard"]}
+    assert by.keys() == REMEDIES.keys()
+    assert by["load-guard"]["refused"] == "serving.guard"
+    assert (by["load-guard"]["verdict"], by["load-guard"]["tokens"]) == ("refused", 0)
+    for name, row in by.items():
+        result = backends_remedies.result(name)
+        assert (row["bytes"], row["tokens"]) == (result.bytes, result.tokens)
+        assert [row[f"reply_{domain}"] for domain in DOMAINS] == (
+            [reply.text for reply in result.replies] or [""] * len(DOMAINS)
+        )
+
+
+def test_a_rank_s_border_inside_a_block_leaves_an_empty_file(open_page, downloaded):
+    rows_of(open_page, downloaded, "backends", shape="tiny_moe", ranks="8")
+    assert downloaded["stored"] == []
+
+
+def test_what_a_move_leaves_behind_can_be_downloaded(open_page, downloaded):
+    rows_of(open_page, downloaded, "expert_parallel", part="moves")
+    effect = expert_parallel_run.moved("holes", "vllm-cutlass", 4, 1).effect
+    first, moved, left = downloaded["moves"]
+    assert [row["loss"] for row in (first, moved)] == [effect.before, effect.moved]
+    assert math.isnan(left["loss"])
+    assert (first["changed"], moved["wrong"]) == (0, 0)
+    assert {name: left[name] for name in ("slots", "changed", "wrong", "empty", "worst")} == {
+        name: getattr(effect, name) for name in ("slots", "changed", "wrong", "empty", "worst")
+    }
+    assert left["reply"].startswith("<pad>")
+
+
+def test_what_the_rule_found_can_be_parsed_and_its_files_stand_beside_it(open_page, downloaded):
+    at = skipped(open_page("loading", part="promotion", cfg="two_groups"), "loading.predict.promotion")
+    own = at.text_area(key="loading.text.config").value.replace('"NVFP4"', '"nvfp4"')
+    at = clean(at.text_area(key="loading.text.config").set_value(own).run())
+    at.session_state["loading.download"] = True
+    clean(at.run())
+    rows = downloaded["weight_only_rule"]
+    assert max(len(row["found"]) for row in rows) > 120
+    for row in rows:
+        json.loads(row["found"])
+    assert {row["config.json"] for row in rows if row["config"] == "as written"} == {own}
+    for name in EXAMPLES:
+        files = {(row["config.json"], row["hf_quant_config.json"]) for row in rows if row["config"] == name}
+        assert files == {example_texts(name)}
 
 
 def test_columns_of_the_same_name_are_refused():
