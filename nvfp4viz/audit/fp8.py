@@ -59,13 +59,13 @@ def fp8_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterable[
     for linear in linears:
         weight, scale = linear.tensors.get("weight"), fp8_scale(linear)
         if linear.format == "FP8" and weight is not None and scale is not None and len(weight.shape) == 2:
-            misfit = _misfit(said, weight, scale, linear.name)
-            if misfit is not None:
-                groups.setdefault(misfit, []).append(scale.name)
-    for misfit, names in groups.items():
+            wrong = misfit(said, weight, scale, linear.name)
+            if wrong is not None:
+                groups.setdefault(wrong, []).append(scale.name)
+    for wrong, names in groups.items():
         yield make(
-            "block-scale.group", "error", text=f"block-scale.group.fp8{misfit.kind}", role="weight_scale",
-            layer=layer_of(names, view), tensors=names, fill=misfit._asdict(),
+            "block-scale.group", "error", text=f"block-scale.group.fp8{wrong.kind}", role="weight_scale",
+            layer=layer_of(names, view), tensors=names, fill=wrong._asdict(),
         )  # fmt: skip
     yield from _missing(checkpoint, view, said, [linear for linear in linears if linear.format == "FP8"])
     yield from _of_experts(checkpoint, view, said)
@@ -124,15 +124,15 @@ def _of_experts(checkpoint: Checkpoint, view: CanonicalView, said: Said) -> Iter
         # Lists speak of layers and of kinds of projections, hardly of single experts.
         key = (layer, projection, weight.dtype, weight.shape, scale.shape)
         if key not in known:
-            known[key] = _misfit(said, weight, scale, view.blocks[layer], module.name)
-        misfit = known[key]
-        if misfit is not None:
-            found.setdefault((layer, projection, misfit), {})[scale.name] = None if module.whole else expert
-    for (layer, projection, misfit), at in found.items():
+            known[key] = misfit(said, weight, scale, view.blocks[layer], module.name)
+        wrong = known[key]
+        if wrong is not None:
+            found.setdefault((layer, projection, wrong), {})[scale.name] = None if module.whole else expert
+    for (layer, projection, wrong), at in found.items():
         ids = sorted(expert for expert in at.values() if expert is not None)
         yield make(
-            "block-scale.group", "error", text=f"block-scale.group.fp8{misfit.kind}.experts", role="weight_scale",
-            layer=layer, projection=projection, experts=tuple(ids) or None, tensors=at, fill=misfit._asdict(),
+            "block-scale.group", "error", text=f"block-scale.group.fp8{wrong.kind}.experts", role="weight_scale",
+            layer=layer, projection=projection, experts=tuple(ids) or None, tensors=at, fill=wrong._asdict(),
         )  # fmt: skip
     # FP8 without scales is a format too (values cast as they are): others tell, or the configuration.
     for (layer, projection), starts in bare.items() if not checkpoint.blind_files else ():
@@ -195,7 +195,7 @@ def partial_text(view: CanonicalView) -> str | None:
     return "audit.partial.fp8.deep" if every else "audit.partial.fp8"
 
 
-def _misfit(said: Said, weight: TensorEntry, scale: TensorEntry, *modules: str) -> _Misfit | None:
+def misfit(said: Said, weight: TensorEntry, scale: TensorEntry, *modules: str) -> _Misfit | None:
     """What is wrong with a module's scales (given at several depths, its own name last), or None."""
     shape = weight.shape
     if 0 in shape:

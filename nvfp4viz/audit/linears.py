@@ -115,6 +115,10 @@ def linear_findings(
     four_bit = [linear for linear in linears if linear.format == "NVFP4"]
     yield from _missing(checkpoint, facts, four_bit)
     yield from _shapes(facts.view, four_bit)
+    yield from _no_numbers([
+        (linear, "input_scale", entry) for linear in linears
+        if linear.format == "FP8" and (entry := linear.tensors.get("input_scale")) is not None and not is_scalar(entry)
+    ])  # fmt: skip
     values = _values(checkpoint, [linear for linear in linears if linear.format in ("NVFP4", "FP8")])
     yield from _classes(facts.view, values, siblings)
     yield from _convention(values)
@@ -265,14 +269,14 @@ def _wants_activations(checkpoint: Checkpoint, module: str, stored: bool) -> boo
 
 def _shapes(view: CanonicalView, linears: list[Linear]) -> Iterator[Finding]:
     """Scalars that are none, and blocks of another width."""
-    odd: dict[str, list[TensorEntry]] = {}
+    odd: list[tuple[Linear, str, TensorEntry]] = []
     halves: dict[str, list[str]] = {}
     widths: dict[tuple[str, str], list[str]] = {}
     for linear in linears:
         for role in ("weight_scale_2", "input_scale"):
             entry = linear.tensor(role)
             if entry is not None and not is_scalar(entry):
-                odd.setdefault(role, []).append(entry)
+                odd.append((linear, role, entry))
             elif entry is not None and entry.dtype != "F32":
                 halves.setdefault(entry.dtype, []).append(entry.name)
         weight, scale = linear.tensor("weight"), linear.tensor("weight_scale")
@@ -283,20 +287,32 @@ def _shapes(view: CanonicalView, linears: list[Linear]) -> Iterator[Finding]:
             widths.setdefault((f"{scale.dtype}{list(scale.shape)}", *block_fault(weight, scale, 16)), []).append(
                 scale.name
             )
-    for role, entries in odd.items():
-        shapes = sorted({f"{entry.dtype}{list(entry.shape)}" for entry in entries})
-        # A fused module may keep one number for each of its parts; that is no defect of the file.
-        several = all(entry.nbytes / SCALE_BYTES.get(entry.dtype, -1) in (2, 3) for entry in entries)
-        yield make(
-            "scale.shape", "info" if several else "error",
-            text="scale.shape.several" if several else "scale.shape.linear", role=role,
-            tensors=[entry.name for entry in entries], fill={"shape": ", ".join(shapes[:3])},
-        )  # fmt: skip
+    yield from _no_numbers(odd)
     yield from half_findings(halves)
     for (shape, text, number), names in widths.items():
         yield make(
             "block-scale.group", "error", text=f"{text}.linear", role="weight_scale", layer=layer_of(names, view),
             tensors=names, fill={"shape": shape, "width": number, "format": "NVFP4", "group": 16},
+        )  # fmt: skip
+
+
+# Modules that are one projection, and never several in one.
+_ALONE = _MATRICES - {"qkv_proj", "gate_up_proj", "kv_b_proj"}
+
+
+def _no_numbers(odd: Iterable[tuple[Linear, str, TensorEntry]]) -> Iterator[Finding]:
+    """``scale.shape`` of scales that are no single number; a fused module may keep one for each of its parts."""
+    groups: dict[tuple[str, bool], list[TensorEntry]] = {}
+    for linear, role, entry in odd:
+        parts = entry.nbytes / SCALE_BYTES.get(entry.dtype, -1)
+        several = parts in (2, 3) and linear.name.rpartition(".")[2] not in _ALONE
+        groups.setdefault((role, several), []).append(entry)
+    for (role, several), entries in groups.items():
+        shapes = sorted({f"{entry.dtype}{list(entry.shape)}" for entry in entries})
+        yield make(
+            "scale.shape", "info" if several else "error",
+            text="scale.shape.several" if several else "scale.shape.linear", role=role,
+            tensors=[entry.name for entry in entries], fill={"shape": ", ".join(shapes[:3])},
         )  # fmt: skip
 
 

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from nvfp4viz.audit.findings import make
-from nvfp4viz.audit.linears import Linear, is_draft, missing_finding, stored_beginnings
+from nvfp4viz.audit.fp8 import Said, misfit, said_of
+from nvfp4viz.audit.linears import Linear, fp8_scale, is_draft, missing_finding, stored_beginnings
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.scales import block_width
 from nvfp4viz.audit.shapes import (
@@ -51,7 +52,7 @@ def mlp_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterable[
     config = checkpoint.config or {}
     holder = text_part(config)
     hidden = _hidden(view) or configured_sizes(config)[0]
-    mlps = _mlps(view, linears)
+    mlps = _mlps(view, linears, said_of(checkpoint, view))
     found = {
         hidden_and_width(kind, size)[0]
         for layers in mlps.values() for parts in layers.values() for kind, (size, _) in parts.items()
@@ -185,11 +186,12 @@ def _hidden(view: CanonicalView) -> int | None:
     return found.most_common(1)[0][0] if found else None
 
 
-def _mlps(view: CanonicalView, linears: Iterable[Linear]) -> dict[str, dict[int, Parts]]:
+def _mlps(view: CanonicalView, linears: Iterable[Linear], said: Said) -> dict[str, dict[int, Parts]]:
     """The model's own MLPs: by path inside a layer, by layer."""
     found: dict[str, dict[str, dict[int, Parts]]] = {}
     for linear in linears:
-        match, size = _place(view, linear), _size(linear)
+        match = _place(view, linear)
+        size = None if match is None else _size(linear, said)
         if match is not None and size is not None:
             layers = found.setdefault(match[1], {}).setdefault(match[3], {})
             layers.setdefault(int(match[2]), {})[PROJECTIONS[match[4]]] = (size, linear.name)
@@ -198,10 +200,13 @@ def _mlps(view: CanonicalView, linears: Iterable[Linear]) -> dict[str, dict[int,
     return max(found.values(), key=lambda paths: max(map(len, paths.values())), default={})
 
 
-def _size(linear: Linear) -> Size | None:
+def _size(linear: Linear, said: Said) -> Size | None:
     """Rows and values of a module's matrix; None where another finding says that its blocks are wrong."""
     weight = linear.tensors.get("weight", linear.tensors.get("weight_packed"))
     if weight is None or len(weight.shape) != 2:
+        return None
+    scale = fp8_scale(linear) if linear.format == "FP8" else None
+    if scale is not None and misfit(said, weight, scale, linear.name) is not None:
         return None
     if linear.format in ("FP8", "plain"):
         return weight.shape[0], weight.shape[1]

@@ -72,8 +72,9 @@ def backend_rows(report: Report, language: str) -> list[BackendRow]:
     rows = []
     for (outcome, possible, scope, why), names in alike.items():
         shown = word(f"outcome.{outcome}")
-        if possible:
-            shown += "\n" + word("may_be", outcomes=word("between").join(word(f"outcome.{name}") for name in possible))
+        others = [name for name in possible if name != outcome]
+        if others:
+            shown += "\n" + word("may_be", outcomes=word("between").join(word(f"outcome.{name}") for name in others))
         rows.append(BackendRow(tuple(names), shown, word(f"scope.{scope}"), why, outcome))
     return rows
 

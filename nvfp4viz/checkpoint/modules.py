@@ -283,9 +283,11 @@ def _style(kinds: Collection[str]) -> str:
 
 
 def _leading(tensors: Mapping[str, TensorEntry]) -> int | None:
-    """Experts in tensors that hold all of them: the first axis of a matrix or vector of experts."""
+    """Experts in tensors that hold all of them: the first axis of most, and of the codes where they are as many."""
     sizes = Counter(entry.shape[0] for entry in tensors.values() if entry.shape and not is_one_number(entry))
-    return sizes.most_common(1)[0][0] if sizes else None
+    codes = [tensors[key].shape[0] for key in ("weight", "", "blocks") if key in tensors and tensors[key].shape]
+    most = max(sizes.values(), default=0)
+    return next((size for size in (*codes, *sizes) if sizes[size] == most), None)
 
 
 def table_of(entries: Iterable[TensorEntry]) -> TensorTable:

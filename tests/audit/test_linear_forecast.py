@@ -216,3 +216,29 @@ def test_a_bad_activation_scale_in_fp8_and_a_missing_one_are_read_by_the_same(va
         if FAMILIES[one.name].engine == "vllm":
             assert "ignored" in one.possible
             assert "ignored" in other.possible
+
+
+@pytest.mark.parametrize("role", ["input_scale", "weight_scale_2"])
+@pytest.mark.parametrize("values", [[1e-3] * 2, [1e-3, 2e-3, 3e-3], [1e-3] * 4])
+def test_several_numbers_of_a_module_that_is_one(role, values):
+    """o_proj has no parts; what is fused may keep a number for each of its own."""
+    several = tensor(np.float32(values))
+    for last, severity in (("o_proj", "error"), ("qkv_proj", "info" if len(values) < 4 else "error")):
+        name = f"{ATTENTION}.{last}"
+        tensors = {**LAYOUTS["modelopt"].tensors(), **linear(name)}
+        assert found(opened(tensors)) == []
+        report = opened({**tensors, f"{name}.{role}": several})
+        said = [(item.code, item.severity) for item in report.findings if item.code != "loader.note"]
+        assert said == [("scale.shape", severity)]
+
+
+@pytest.mark.parametrize("shape", [(2,), (3,), (64,)])
+def test_several_numbers_of_an_fp8_module(shape):
+    base, name = LAYOUTS["MIXED_PRECISION"].tensors(), f"{ATTENTION}.o_proj"
+    for good in ((), (1,), (1, 1)):
+        one = {f"{name}.input_scale": tensor(np.full(good, 2e-3, np.float32))}
+        assert found(opened({**base, **eight(name), **one}, "MIXED_PRECISION", **mixed(names=("o_proj",)))) == []
+    bad = {f"{name}.input_scale": tensor(np.full(shape, 2e-3, np.float32))}
+    report = opened({**base, **eight(name), **bad}, "MIXED_PRECISION", **mixed(names=("o_proj",)))
+    assert [row[:2] for row in found(report)] == [("scale.shape", "error")]
+    assert set(outcomes(report).values()) == {"load-error"}

@@ -10,8 +10,10 @@ from nvfp4viz.audit import audit
 from nvfp4viz.checkpoint import Tensor, memory_checkpoint
 from nvfp4viz.errors import ServingError
 from tests.audit.config_faults import section_of, with_section
+from tests.audit.families import FAMILIES
 from tests.audit.layouts import CONFIG, EXPERTS, HIDDEN, LAYOUTS, SIZES, WIDTH, bf16, typed
 from tests.audit.reading import found, outcomes
+from tests.audit.test_families import changed
 from tests.checkpoint.checkpoint_fixtures import CONFIG as FOUR
 from tests.checkpoint.checkpoint_fixtures import base, opened
 
@@ -286,3 +288,26 @@ def test_a_size_that_was_probably_padded(id, axis, said, stored, to):
     for f in report.backends:
         if f.outcome == "load-error":
             assert f.possible == ("load-error", "unsupported" if f.name in unserved else "safe")
+
+
+@pytest.mark.parametrize("id", ["fused", "gpt-oss"])
+@pytest.mark.parametrize("kind", ["gate_up", "down"])
+def test_block_scales_of_half_the_experts_are_one_finding(id, kind):
+    """The codes are there for all of them: nobody is absent."""
+    layout = LAYOUTS[id]
+    name = layout.name(0, kind, "weight_scale")
+    tensors = layout.tensors()
+    item = tensors[name]
+    half = np.frombuffer(item.tobytes(), np.uint8).reshape(item.shape)[: item.shape[0] // 2]
+    report = audit(layout.open({**tensors, name: typed(half, layout.scale_type)}))
+    assert [row[:2] for row in found(report)] == [("block-scale.group", "error")]
+
+
+@pytest.mark.parametrize("shape", [(32, 128), (128, 32), (128, 256)])
+def test_an_fp8_weight_that_its_scales_do_not_fit_is_one_finding(shape):
+    checkpoint = FAMILIES["DeepSeek-V4"]()
+    name = "layers.0.ffn.shared_experts.w1.weight"
+    whole = checkpoint.tensors[name].shape
+    bits = typed(np.full(shape, 0x38, np.uint8), "F8_E4M3")
+    report = audit(changed(checkpoint, replace={name: bits}))
+    assert len(found(report)) == (1 if shape != whole else 0)

@@ -21,7 +21,7 @@ from nvfp4viz.audit.html import to_html
 from nvfp4viz.audit.markdown import to_markdown
 from nvfp4viz.audit.repair import RECORD, apply_repair, plan_repair
 from nvfp4viz.audit.schema import FOLDER, schemas, text_of
-from nvfp4viz.audit.tables import to_csv
+from nvfp4viz.audit.tables import backend_rows, to_csv
 from nvfp4viz.audit.terminal import to_text
 from nvfp4viz.checkpoint import memory_checkpoint, tensor, write_checkpoint
 from nvfp4viz.errors import CONTENT
@@ -360,3 +360,13 @@ def test_a_pick_is_said_with_its_gpu(language):
                   lambda one: to_text(one.report, language), lambda one: to_json(one.report)):  # fmt: skip
         assert "sm_120" not in write(done)
         assert "sm_120" in write(for_gpu(done, "sm_120")).replace("\\", "")
+
+
+def test_an_outcome_is_not_repeated_as_what_else_may_come():
+    layout = LAYOUTS["modelopt"]
+    report = audit(layout.open(), tp=4)
+    assert any(item.outcome in item.possible for item in report.backends)
+    for language in ("en", "zh"):
+        for row in backend_rows(report, language):
+            first, _, rest = row.outcome.partition("\n")
+            assert first not in rest
