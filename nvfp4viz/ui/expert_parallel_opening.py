@@ -49,7 +49,7 @@ MOVING = (("weights", True), ("block_scales", True), ("alphas", True), ("input_s
 
 
 def ranks_part(page: Lesson) -> None:
-    """Which rank holds and computes what, and what EPLB would move; after a question, the matrix of what is sent."""
+    """Which rank holds and computes what, and what EPLB would move; then a question about what is sent."""
     stage, side = page.stage()
     with side:
         pick_layer(page)
@@ -76,9 +76,8 @@ def ranks_part(page: Lesson) -> None:
         )
         draw_timeline(page, bars_of(page, 1), seconds(page, after))
     page.prose("ranks.text")
-    page.heading("sent.heading")
     if _asked_copies(page):
-        _sent(page, layer)
+        page.prose("sent.elsewhere", part=page.t("part.sent"))
 
 
 # ------------------------------------------------------------------ what EPLB would do
@@ -165,14 +164,19 @@ def _asked_copies(page: Lesson) -> bool:
     )
 
 
-def _sent(page: Lesson, layer: Exchange) -> None:
-    view, size = page.view, size_of(page)
+def sent_part(page: Lesson) -> None:
+    """The matrix of what ranks send each other.
+
+    A part of its own: beside two more figures it would be drawn anew whenever the layer changes.
+    """
     stage, side = page.stage()
     with side:
+        pick_layer(page)
         choose(page, "way", WAYS)
         choose(page, "payload", PAYLOADS)
         choose(page, "size", tuple(LAYERS))
-        sent = layer.dispatch_bytes(size_of(page).hidden, view["payload"], view["way"])
+        view, size, (_, _, layer) = page.view, size_of(page), layer_of(page)
+        sent = layer.dispatch_bytes(size.hidden, view["payload"], view["way"])
         back = layer.combine_bytes(size.hidden, view["way"])
         page.finding(
             "sent.seen",

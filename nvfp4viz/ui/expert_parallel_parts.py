@@ -33,7 +33,7 @@ from nvfp4viz.ui.numbers import percent
 from nvfp4viz.ui.theme import theme
 
 PAGE = "expert_parallel"
-PARTS = ("ranks", "time", "balance", "moves", "run", "offers")
+PARTS = ("ranks", "sent", "time", "balance", "moves", "run", "offers")
 RANKS = (2, 4, 8, 16, 32)
 TRAFFIC = (EVERY, *DOMAINS)
 EXPERTS, LAYERS_OF_MODEL = 64, 4

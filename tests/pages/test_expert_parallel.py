@@ -3,9 +3,11 @@
 import json
 import re
 
+import numpy as np
 import pytest
 
 from nvfp4viz.device import ranks
+from nvfp4viz.moe.parallel import choose_slots_at_home, exchange, place
 from nvfp4viz.serving import all_to_all
 from nvfp4viz.serving.quant_config import VLLM
 from nvfp4viz.ui import expert_parallel_opening as opening
@@ -117,11 +119,12 @@ def test_a_placement_that_eplb_leaves_alone_leaves_nothing_behind(open_page, mon
     assert not [html for html in at.get("html") if "left-behind" in html.proto.body]
 
 
-def test_copies_are_asked_for_before_the_matrix(open_page):
+def test_copies_are_asked_for_beside_two_figures_and_the_matrix_stands_elsewhere(open_page):
     at = open_page(PAGE)
-    assert len(at.get("plotly_chart")) == 2
+    assert "stands in the part *What is sent*" not in texts(at)
     guessed(at, COPIES, "none")
-    assert len(at.get("plotly_chart")) == 3
+    assert "stands in the part *What is sent*" in texts(at)
+    assert len(at.get("plotly_chart")) == 2
     layer = opening.asked_layer()
     once, each = (int(layer.dispatch_bytes(4096, "bf16", way).sum()) for way in ("tokens", "routes"))
     assert f"{each:,} bytes with a copy for each expert, {once:,} with one a rank" in texts(at)
@@ -132,8 +135,14 @@ def test_copies_are_asked_for_before_the_matrix(open_page):
 @pytest.mark.parametrize("ranks_", [2, 32])
 @pytest.mark.parametrize("way", ["tokens", "routes", "gather"])
 def test_every_way_is_drawn(open_page, lang, ranks_, way):
-    at = open_page(PAGE, lang=lang, ranks=str(ranks_), way=way, payload="nvfp4", size="tiny_moe", place="round_robin")
-    assert len(skip(at, COPIES).get("plotly_chart")) == 3
+    query = {"ranks": str(ranks_), "way": way, "payload": "nvfp4", "size": "tiny_moe", "place": "round_robin"}
+    at = open_page(PAGE, lang=lang, part="sent", **query)
+    assert len(at.get("plotly_chart")) == 1
+    ids = np.concatenate(parts.steps_of("code", "code")[parts.HALF :])[:, 1].astype(np.int32)
+    placed = place(64, ranks_, "round_robin")
+    layer = exchange(choose_slots_at_home(ids, placed), placed)
+    hidden = 128  # tiny-moe's
+    assert f"{int(layer.dispatch_bytes(hidden, 'nvfp4', way).sum()):,}" in texts(at)
 
 
 @pytest.mark.parametrize("ranks_", ["4", "32"])
