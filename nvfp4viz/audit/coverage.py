@@ -50,7 +50,8 @@ def coverage(facts: Facts, findings: Iterable[Finding], *, activations: bool) ->
     """
     filled = {"input_scale": 0, "weight_scale_2": 0}
     for item in findings:
-        if item.code == "scale.filled" and item.role in filled and item.tower is None:
+        # Ordinary modules have no slots.
+        if item.code == "scale.filled" and item.role in filled and item.projection and item.tower is None:
             whole = item.layer is not None and item.experts is None
             filled[item.role] += facts.view.experts_in[item.layer] if whole and item.layer is not None else item.count
     out = {}

@@ -8,7 +8,8 @@ agree, in at least three experts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -85,8 +86,46 @@ def _shares_maximum(table: ScaleTable) -> Mask:
 
 def is_coarse(table: ScaleTable) -> bool:
     """Most values are a BF16 number over 2688, give or take the last bit of the division."""
-    good = table.good()
-    amax = table.values[good].astype(np.float64) * 2688
-    mantissa, _ = np.frexp(amax)
+    return are_coarse(table.values[table.good()])
+
+
+def are_coarse(values: npt.NDArray[Any]) -> bool:
+    """The same of numbers (N,); not of none."""
+    mantissa, _ = np.frexp(values.astype(np.float64) * 2688)
     off = np.abs(mantissa * 256 - np.rint(mantissa * 256))
-    return bool(good.any()) and float(np.mean(off < 1e-4)) > 0.5
+    return bool(off.size) and float(np.mean(off < 1e-4)) > 0.5
+
+
+def fills_of_modules(
+    scales: Mapping[str, np.float32], families: Iterable[tuple[str, ...]], *, coarse: bool
+) -> dict[str, list[str]]:
+    """Ordinary modules whose activation scale was filled in, by origin.
+
+    Where measured values are coarse, each of the numbers but the largest float32 is measured once in about 128 times,
+    so that three and one in 32 more must have it, of modules that do not read one input.
+
+    Parameters
+    ----------
+    scales
+        Usable effective multipliers by module.
+    families
+        Last parts of the names of modules that read one input.
+    coarse
+        What to take for granted where every value is one of these numbers: it is that of the routed experts.
+    """
+    modules, values = list(scales), np.array(list(scales.values()), _F)
+    masks = {origin: np.abs(values - value) <= np.spacing(value) for value, origin in FINGERPRINTS}
+    others = values[~np.logical_or.reduce(list(masks.values()))]
+    coarse = are_coarse(others) if others.size else coarse
+    family_of = {last: number for number, family in enumerate(families) for last in family}
+    inputs = []
+    for module in modules:
+        parent, _, last = module.rpartition(".")
+        inputs.append((parent, family_of.get(last, last)))
+    least = 3 + len(set(inputs)) // 32 if coarse else 1
+    out = {}
+    for origin, mask in masks.items():
+        hit = np.flatnonzero(mask).tolist()
+        if len({inputs[at] for at in hit}) >= (1 if origin == "float-max" else least):
+            out[origin] = [modules[at] for at in hit]
+    return {origin: found for origin, found in out.items() if found}

@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from nvfp4viz.audit.backends import FATES, Family, outcome_of_scales
 from nvfp4viz.audit.forecast_scales import MILD, Effect, weight_outcome
 from nvfp4viz.audit.report import Finding
@@ -39,6 +41,8 @@ def of_linears(family: Family, findings: Iterable[Finding], *, weight_only: bool
             if family.engine != "transformers" and (item.params["fp8"] or not _ignores(family, weight_only)):
                 fill = _fill(item) | {"larger": item.params["larger"], "family": item.params["family"]}
                 yield Effect("degraded", MILD, _scope(item), _layers(item), "why.sibling.linear", fill)
+        elif item.text == "scale.filled.linear.float-max":
+            yield _boundless(family, item, weight_only)
         elif item.text == "scale.missing.linear":
             yield _missing(family, item, weight_only)
         elif item.text in ("scale.missing.linear.fp8", "scale.missing.experts.fp8"):
@@ -76,6 +80,17 @@ def _activation(family: Family, item: Finding, weight_only: bool) -> Effect:
     outcome, possible = outcome_of_scales(_OF_CLASS[item.params["kind"]], _HEALTHY)
     if fp8 and (family.engine == "vllm" or _ignores(family, weight_only)):
         # Which kernel an FP8 layer gets is another matter than that of the experts; some are weight-only.
+        possible = tuple(sorted({outcome, *possible, "ignored"}))
+    return _effect(item, (outcome, possible), "input")
+
+
+def _boundless(family: Family, item: Finding, weight_only: bool) -> Effect:
+    """A scale that an infinite maximum left: the largest of all, which no fused sibling hides."""
+    if family.engine == "transformers" or (_ignores(family, weight_only) and not item.params["fp8"]):
+        return _ignored(item)
+    outcome, possible = outcome_of_scales(float(np.finfo(np.float32).max) / item.params["over"], _HEALTHY)
+    if item.params["fp8"]:
+        # Some kernels of FP8 layers are weight-only, as for other values.
         possible = tuple(sorted({outcome, *possible, "ignored"}))
     return _effect(item, (outcome, possible), "input")
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from nvfp4viz.audit.facts import CLAIMS, CLASSES, FLT_MIN, Facts, classify, is_scalar, median_of
+from nvfp4viz.audit.fills import fills_of_modules, is_coarse
 from nvfp4viz.audit.findings import make
-from nvfp4viz.audit.report import Finding
+from nvfp4viz.audit.report import Finding, json_value
 from nvfp4viz.audit.scales import block_fault, block_width, close, half_findings, json_number, severity_of
 from nvfp4viz.audit.siblings import apart_in_linears, times
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, TensorEntry
@@ -124,6 +125,7 @@ def linear_findings(
     yield from _convention(values)
     yield from _siblings(facts.view, four_bit, values, siblings)
     yield from _inputs_apart(checkpoint, facts.view, values, siblings, weight_only)
+    yield from _filled(checkpoint, facts, values, siblings, weight_only)
 
 
 Scalar = tuple[Linear, str, str, np.float32, np.float32]
@@ -386,6 +388,57 @@ def _inputs_apart(
                 "scale.outlier", "warn", text="scale.outlier.sibling.linear", role="input_scale",
                 layer=layer_of(names, view), tensors=names, count=len(groups), fill=fill,
             )  # fmt: skip
+
+
+# The largest float32 over E4M3's largest number: what an infinite amax of an FP8 module becomes.
+_FP8_FLOAT_MAX = np.finfo(np.float32).max / np.float32(448)
+
+
+def _filled(
+    checkpoint: Checkpoint, facts: Facts, values: list[Scalar], siblings: Iterable[tuple[str, ...]], weight_only: bool
+) -> Iterator[Finding]:  # fmt: skip
+    """``scale.filled`` and ``scale.identity`` of activation scales, as of the routed experts' (`fills`).
+
+    ``info`` for the number that is known to be written for routed experts alone.
+    """
+    usable = {
+        (linear.format, linear.name): (name, stored, value) for linear, role, name, stored, value in values
+        if role == "input_scale" and value >= FLT_MIN and np.isfinite(value)
+    }  # fmt: skip
+    found: list[tuple[str, list[str], str]] = []
+    four_bit = {module: value for (kind, module), (_, _, value) in usable.items() if kind == "NVFP4"}
+    # The fingerprints are those of amax/2688.
+    if four_bit and not weight_only and facts.view.scheme != "W4A8":
+        label_of = checkpoint.quant_config.algo_of
+        four_bit = {
+            module: value for module, value in four_bit.items() if not (label_of(module) or "").startswith("W4A8")
+        }
+        tables = list(facts.scalars("input_scale"))
+        fills = fills_of_modules(four_bit, siblings, coarse=not tables or any(map(is_coarse, tables)))
+        found += [(f"filled.linear.{origin}", modules, "NVFP4") for origin, modules in fills.items()]
+        ones = [module for module in four_bit if usable["NVFP4", module][1] == 1]
+        if len(ones) < len(four_bit):
+            found.append(("identity.linear", ones, "NVFP4"))
+    far = [module for (kind, module), (_, _, value) in usable.items() if kind == "FP8" and _is_float_max(value)]
+    found.append(("filled.linear.float-max", far, "FP8"))
+    for text, modules, kind in found:
+        if not modules:
+            continue
+        names, stored = zip(*(usable[kind, module][:2] for module in modules), strict=True)
+        known = text.startswith("filled") and not text.endswith("default-amax")
+        fill = {
+            "stored": ", ".join(dict.fromkeys(str(json_value(number)) for number in stored[:4])),
+            "over": 2688 if kind == "NVFP4" else 448, "numbers": layers_of(names, facts.view), "fp8": kind == "FP8",
+        }  # fmt: skip
+        yield make(
+            f"scale.{text.partition('.')[0]}", "warn" if known else "info", text=f"scale.{text}", role="input_scale",
+            layer=layer_of(names, facts.view), tensors=names, value=stored[0] if len(set(stored)) == 1 else None,
+            fill=fill,
+        )  # fmt: skip
+
+
+def _is_float_max(value: np.float32) -> bool:
+    return bool(np.abs(value - _FP8_FLOAT_MAX) <= np.spacing(_FP8_FLOAT_MAX))
 
 
 def layer_of(names: Iterable[str], view: CanonicalView) -> int | None:

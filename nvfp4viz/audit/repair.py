@@ -191,7 +191,8 @@ def plan_repair(
         earlier=_earlier(checkpoint),
     )
     left = () if suspects or policy == "weight-only" else (i for i in done.report.findings if i.code in SUSPECT)
-    named = {place for item in left for place in _Places(done).of(item)}
+    places = _Places(done)
+    named = {place for item in left if places.has(item) for place in places.of(item)}
     suspected = named - {(slot.layer, slot.expert, slot.projection) for slot in slots}
     return Repair(record, checkpoint, new, files, len(suspected))
 
