@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from nvfp4viz.audit.facts import CLASSES, classify
 from nvfp4viz.checkpoint.dtypes import DTYPES, SCALE_BYTES
+from nvfp4viz.checkpoint.numbers import CLASSES, classify
 
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nvfp4viz.audit.facts import CLASSES, MISSING, NOT_A_SCALAR, NOT_NEEDED, OK, UNREADABLE, Facts
+from nvfp4viz.audit.facts import MISSING, NOT_A_SCALAR, NOT_NEEDED, OK, UNREADABLE, Facts
 from nvfp4viz.audit.report import Coverage, Finding
 from nvfp4viz.checkpoint.dialects.per_expert import ROLES
+from nvfp4viz.checkpoint.numbers import CLASSES
 
 # What a finding says about a slot that holds an ordinary number.
 REMARKS = {"scale.outlier": "outlier", "scale.filled": "filled", "scale.identity": "identity"}

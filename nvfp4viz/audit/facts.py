@@ -22,30 +22,12 @@ from nvfp4viz.checkpoint.dialects.per_expert import PROJECTIONS, ROLES
 from nvfp4viz.checkpoint.dtypes import SCALE_BYTES
 from nvfp4viz.checkpoint.header import TensorEntry
 from nvfp4viz.checkpoint.modules import is_one_number
+from nvfp4viz.checkpoint.numbers import classify
 
 F32 = npt.NDArray[np.float32]
 
 # State of a slot.
 OK, MISSING, UNREADABLE, NOT_NEEDED, NOT_A_SCALAR = range(5)
-# Class of a stored value.
-CLASSES = ("ok", "zero", "nan", "inf", "negative", "subnormal")
-FLT_MIN = np.finfo(np.float32).tiny
-
-
-def classify(values: F32) -> npt.NDArray[np.uint8]:
-    """Class of each effective multiplier, as an index into `CLASSES`.
-
-    >>> [CLASSES[k] for k in classify(np.float32([2e-3, -0.0, np.nan, -np.inf, -1e-3, 4.4e-42]))]
-    ['ok', 'zero', 'nan', 'inf', 'negative', 'subnormal']
-    """
-    out = np.zeros(values.shape, np.uint8)
-    out[(values > 0) & (values < FLT_MIN)] = 5
-    out[values < 0] = 4
-    out[np.isinf(values)] = 3
-    out[np.isnan(values)] = 2
-    out[values == 0] = 1
-    return out
-
 
 Key = tuple[str, int, str]
 SCALARS = ("weight_scale_2", "input_scale")

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from nvfp4viz.audit.backends import FATES, Family, outcome_of_scales
-from nvfp4viz.audit.facts import CLASSES, MISSING, OK, Facts, median_of
+from nvfp4viz.audit.facts import MISSING, OK, Facts, median_of
 from nvfp4viz.audit.scales import has_wrong_convention, mismatched_pairs, outliers
 from nvfp4viz.audit.texts import id_list
+from nvfp4viz.checkpoint.numbers import CLASSES
 
 # Which of two scales is the right one, a file does not say; and a scale that is far off may be meant.  Where the
 # difference is large the products may also overflow or vanish.

@@ -11,13 +11,14 @@ from math import prod
 
 import numpy as np
 
-from nvfp4viz.audit.facts import CLASSES, classify, is_scalar
+from nvfp4viz.audit.facts import is_scalar
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.linears import FP8
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.scales import severity_of
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, Module, TensorEntry
 from nvfp4viz.checkpoint.dtypes import SCALE_BYTES
+from nvfp4viz.checkpoint.numbers import CLASSES, classify
 
 # What an FP8 expert's weight scale is called; fused ones lose what stands before the parameter's name.
 SCALES = ("weight_scale", "scale", "weight_scale_inv", "scale_inv", "weight_quantizer.scale")

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from nvfp4viz.audit.facts import CLASSES, classify, is_scalar
+from nvfp4viz.audit.facts import is_scalar
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.linears import is_draft, is_quantised_by_all
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, printable
+from nvfp4viz.checkpoint.numbers import CLASSES, classify
 
 _KV = re.compile(r"\.(?:k_proj\.k_scale|v_proj\.v_scale|k_scale|v_scale)$")
 # What stands before, the letter, and everything from it on.

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nvfp4viz.audit.facts import CLAIMS, CLASSES, FLT_MIN, Facts, classify, is_scalar, median_of
+from nvfp4viz.audit.facts import CLAIMS, Facts, is_scalar, median_of
 from nvfp4viz.audit.fills import fills_of_modules, is_coarse
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding, json_value
-from nvfp4viz.audit.scales import block_fault, block_width, close, half_findings, json_number, severity_of
+from nvfp4viz.audit.scales import block_fault, block_width, half_findings, json_number, severity_of
 from nvfp4viz.audit.siblings import apart_in_linears, times
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, TensorEntry
 from nvfp4viz.checkpoint.dialects import COMPRESSED_TENSORS, MODELOPT, PACKED, PROJECTIONS, QUARK_NVFP4, Dialect
@@ -25,6 +25,7 @@ from nvfp4viz.checkpoint.dialects.collect import is_tower, layer_number
 from nvfp4viz.checkpoint.dialects.per_expert import E8M0, ROLES
 from nvfp4viz.checkpoint.dtypes import SCALE_BYTES
 from nvfp4viz.checkpoint.modules import FLOATS
+from nvfp4viz.checkpoint.numbers import CLASSES, FLT_MIN, classify, close
 
 # Modules that servers fuse into one, with one second-level scale: the default of `run_audit`'s ``siblings``.
 SIBLINGS = (

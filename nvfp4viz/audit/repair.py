@@ -15,11 +15,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from nvfp4viz.audit.facts import CLASSES, MISSING, ScaleTable
+from nvfp4viz.audit.facts import MISSING, ScaleTable
 from nvfp4viz.audit.report import Finding, Value, json_value
 from nvfp4viz.audit.run import Audit, for_ranks, run_audit
 from nvfp4viz.checkpoint import Checkpoint, Tensor, inspect, tensor
 from nvfp4viz.checkpoint.copies import Changes, Copied, changed_copy, changed_in_memory, to_write
+from nvfp4viz.checkpoint.numbers import CLASSES
 from nvfp4viz.checkpoint.problems import UNREAD
 from nvfp4viz.checkpoint.sidecars import read_side_file
 from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG, Overlay

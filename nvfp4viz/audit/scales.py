@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nvfp4viz.audit.facts import CLASSES, MISSING, NOT_A_SCALAR, OK, SCALARS, Facts, ScaleTable, is_scalar, median_of
+from nvfp4viz.audit.facts import MISSING, NOT_A_SCALAR, OK, SCALARS, Facts, ScaleTable, is_scalar, median_of
 from nvfp4viz.audit.fills import back_fills
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding, json_value
@@ -22,6 +21,7 @@ from nvfp4viz.audit.texts import id_list
 from nvfp4viz.checkpoint import TensorEntry
 from nvfp4viz.checkpoint.dialects.per_expert import ROLES
 from nvfp4viz.checkpoint.dtypes import SCALE_BYTES
+from nvfp4viz.checkpoint.numbers import CLASSES, close
 
 Mask = npt.NDArray[np.bool_]
 
@@ -258,14 +258,6 @@ def mismatched_pairs(facts: Facts, layer: int) -> tuple[Mask, npt.NDArray[np.flo
     ratio = np.zeros(len(both))
     ratio[both] = gate.values[both].astype(np.float64) / up.values[both]
     return both & ~close(gate.stored, up.stored), ratio
-
-
-def close(one: Any, two: Any) -> npt.NDArray[np.bool_]:
-    """``torch.allclose`` with its defaults, number by number; a NaN is close to nothing."""
-    one, two = np.asarray(one, np.float64), np.asarray(two, np.float64)
-    with np.errstate(invalid="ignore"):
-        near: npt.NDArray[np.bool_] = np.abs(one - two) <= 1e-8 + 1e-5 * np.abs(two)
-    return near
 
 
 def _shapes(facts: Facts) -> Iterator[Finding]:

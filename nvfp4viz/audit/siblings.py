@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nvfp4viz.audit.facts import F32, Facts, classify, median_of
+from nvfp4viz.audit.facts import F32, Facts, median_of
 from nvfp4viz.audit.fills import FINGERPRINTS, back_fills
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.scales import OUTLIER_FLOOR, json_number
+from nvfp4viz.checkpoint.numbers import classify
 
 
 class Siblings(NamedTuple):

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nvfp4viz.audit.coverage import REMARKS
-from nvfp4viz.audit.facts import CLASSES, MISSING, NOT_A_SCALAR, NOT_NEEDED, OK, UNREADABLE, Facts, ScaleTable
+from nvfp4viz.audit.facts import MISSING, NOT_A_SCALAR, NOT_NEEDED, OK, UNREADABLE, Facts, ScaleTable
 from nvfp4viz.audit.report import Report
+from nvfp4viz.checkpoint.numbers import CLASSES
 from nvfp4viz.figures.coverage import STATUSES, CoverageGrid
 from nvfp4viz.figures.peers import Peers
 

@@ -10,8 +10,8 @@ from nvfp4viz.audit import describe, run_audit
 from nvfp4viz.audit.bytescan import PIECE, Scanner
 from nvfp4viz.audit.deep import READ
 from nvfp4viz.audit.deep_findings import deepen
-from nvfp4viz.audit.facts import CLASSES, classify
 from nvfp4viz.checkpoint import memory_checkpoint, write_checkpoint
+from nvfp4viz.checkpoint.numbers import CLASSES, classify
 from tests.audit.config_faults import section_of
 from tests.audit.layouts import ALLOWED, LAYOUTS, typed
 from tests.audit.reading import found, outcomes
