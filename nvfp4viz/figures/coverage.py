@@ -67,6 +67,8 @@ class CoverageGrid:
         Which scale the values are.
     drafts
         Those of the layers that are draft (MTP) layers, numbered after the model's own.
+    divisor
+        What the checkpoint calls the scale where it stores divisors; the values are one over them.  Empty elsewhere.
     """
 
     name: str
@@ -77,6 +79,7 @@ class CoverageGrid:
     counts: NDArray[np.int32] | None = None
     scale: str = "input_scale"
     drafts: frozenset[int] = frozenset()
+    divisor: str = ""
 
     def label(self, layer: int) -> str:
         """A layer at an axis: ``L3``, or ``D61`` for a draft layer."""
@@ -212,6 +215,16 @@ def shown(token: str) -> str:
     return {"\n": "⏎", " ": "␣", "`": "ˋ"}.get(token, token)
 
 
+def status_key(status: str, divisor: object = "") -> str:
+    """The text that names a status; of a stored divisor what it amounts to is not what is stored.
+
+    >>> status_key("zero"), status_key("zero", "input_global_scale")
+    ('coverage.status.zero', 'coverage.status_divisor.zero')
+    """
+    other = bool(divisor) and status in ("zero", "inf", "neginf", "subnormal")
+    return f"coverage.status{'_divisor' * other}.{status}"
+
+
 def pack(
     grid: CoverageGrid,
     *,
@@ -237,10 +250,10 @@ def pack(
         "statuses": list(STATUSES),
         "holes": list(HOLES),
         "marks": _MARKS,
-        "names": {name: words(lang, f"coverage.status.{name}") for name in STATUSES},
+        "names": {name: words(lang, status_key(name, grid.divisor)) for name in STATUSES},
         "values": None if grid.values is None else _base64(grid.values.astype(np.float32)),
         "counts": None if grid.counts is None else _base64(grid.counts.astype(np.int32)),
-        "scale": grid.scale,
+        "scale": f"1/{grid.divisor}" if grid.divisor else grid.scale,
         "words": {name: catalogue(lang)[f"coverage.map.{name}"] for name in _WORDS},
         "selected": None if selected is None else {"layer": selected[0], "expert": selected[1]},
         "tall": tall,
@@ -358,7 +371,7 @@ def coverage_figure(
                 mode="text",
                 text=[_MARKS.get(name, "?")] * len(rows),
                 textfont={"color": here.ink, "family": MONO, "size": size},
-                name=words(lang, f"coverage.status.{name}"),
+                name=words(lang, status_key(name, grid.divisor)),
                 hovertemplate=f"%{{y}} · {words(lang, 'coverage.expert')} %{{x}}<extra></extra>",
             )
     figure.layout = {

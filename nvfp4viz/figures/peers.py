@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.audit.scales import robust_z
+from nvfp4viz.figures.coverage import status_key
 from nvfp4viz.figures.layout import base_layout
 from nvfp4viz.figures.palette import MARKS, Theme, role, surface
 from nvfp4viz.figures.words import words
@@ -33,6 +34,8 @@ class Peers:
         Per expert, names of `nvfp4viz.figures.coverage.STATUSES`.
     picked : int
         Expert.
+    divisor : str
+        What the checkpoint calls the scale where it stores divisors; empty elsewhere.
     """
 
     role: str
@@ -41,6 +44,7 @@ class Peers:
     values: F32
     status: tuple[str, ...]
     picked: int
+    divisor: str = ""
 
     @property
     def usable(self) -> npt.NDArray[np.bool_]:
@@ -73,13 +77,14 @@ class Peers:
 def describe_peers(peers: Peers, lang: str) -> str:
     """One sentence: what is stored for the picked expert, and where it lies among its peers."""
     place: dict[str, Any] = {
-        "role": peers.role,
+        # What is judged is one over what is stored.
+        "role": f"1/{peers.divisor}" if peers.divisor else peers.role,
         "layer": peers.layer,
         "expert": peers.picked,
         "projection": peers.projection,
         "peers": int(peers.usable.sum()) - int(peers.usable[peers.picked]),
     }
-    status = words(lang, f"coverage.status.{peers.status[peers.picked]}")
+    status = words(lang, status_key(peers.status[peers.picked], peers.divisor))
     if peers.ratio is not None:
         value = f"{float(peers.values[peers.picked]):.4g}"
         z = peers.robust_z

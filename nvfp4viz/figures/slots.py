@@ -97,7 +97,15 @@ def coverage_grid(facts: Facts, report: Report, role: str) -> CoverageGrid | Non
     title = f"{facts.checkpoint.name} · {role}"
     shown = values if kept is facts.tables else None
     drafts = frozenset(filter(view.is_draft, layers))
-    return CoverageGrid(title, layers, tuple(projections), status, shown, scale=role, drafts=drafts)
+    divisor = _divisor(facts, role, layers) if shown is not None else ""
+    return CoverageGrid(title, layers, tuple(projections), status, shown, scale=role, drafts=drafts, divisor=divisor)
+
+
+def _divisor(facts: Facts, role: str, layers: tuple[int, ...]) -> str:
+    """What these layers call a scale that they store as a divisor; empty where one of them does not."""
+    dialects = [facts.view.dialects[layer] for layer in layers]
+    names = {dialect.suffixes.get(role, role) if dialect and dialect.divisors else "" for dialect in dialects}
+    return names.pop() if len(names) == 1 else ""
 
 
 def peers_of(facts: Facts, report: Report, role: str, layer: int, projection: str, expert: int) -> Peers | None:
@@ -106,4 +114,4 @@ def peers_of(facts: Facts, report: Report, role: str, layer: int, projection: st
     if table is None or expert >= len(table.values) or not is_expected(report, role):
         return None
     names = tuple(STATUSES[code] for code in slot_statuses(facts, report, table))
-    return Peers(role, layer, projection, table.values, names, expert)
+    return Peers(role, layer, projection, table.values, names, expert, _divisor(facts, role, (layer,)))

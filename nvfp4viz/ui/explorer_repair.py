@@ -20,6 +20,7 @@ from nvfp4viz.audit.texts import report_words
 from nvfp4viz.checkpoint import file_bytes
 from nvfp4viz.checkpoint.source import CONFIG, LocalSource
 from nvfp4viz.errors import CheckpointError, InputError, NvError
+from nvfp4viz.figures.coverage import status_key
 from nvfp4viz.ui import caches, errors, explorer_roots
 from nvfp4viz.ui.explorer import code_span, size_text
 from nvfp4viz.ui.explorer_diff import said
@@ -111,9 +112,11 @@ def _show(page: Lesson, opened: Opened, plan: Repair) -> None:
 
 def plan_rows(opened: Opened, plan: Repair, removed: str) -> list[dict[str, Any]]:
     """One row for each number, each activation scale taken away, and each setting; ``from`` and ``to`` are text."""
+    divides = opened.audit.view.divisors_in
     rows = [
         {"tensor": slot.tensor, "layer": slot.layer, "expert": slot.expert, "projection": slot.projection,
-         "state": _state(slot.old_state), "from": "∅" if slot.old is None else str(slot.old), "to": str(slot.new)}
+         "state": _state(slot.old_state, divides(slot.layer)), "from": "∅" if slot.old is None else str(slot.old),
+         "to": str(slot.new)}
         for slot in plan.record.slots
     ]  # fmt: skip
     checkpoint = plan.checkpoint
@@ -127,15 +130,15 @@ def plan_rows(opened: Opened, plan: Repair, removed: str) -> list[dict[str, Any]
         for name in plan.record.dropped:
             slot = known.get(name)
             place = {"layer": slot.layer, "expert": slot.expert, "projection": slot.projection} if slot else {}
-            state = {"state": _state(slot.status)} if slot else {}
+            state = {"state": _state(slot.status, divides(slot.layer))} if slot else {}
             value = "" if slot is None or slot.value is None else str(slot.value)
             rows.append(_plain(name, value, removed) | place | state)
     return rows
 
 
-def _state(status: str) -> str:
-    """What the coverage map calls a slot in this state."""
-    key = f"coverage.status.{'present' if status == 'ok' else status}"
+def _state(status: str, divisor: bool) -> str:
+    """What the coverage map calls a slot in this state; ``divisor``: what is stored is one over the scale."""
+    key = status_key("present" if status == "ok" else status, divisor)
     return t(key) if has(key) else status
 
 

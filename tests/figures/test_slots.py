@@ -7,9 +7,11 @@ import pytest
 
 from nvfp4viz.audit import run_audit
 from nvfp4viz.checkpoint import MemorySource, file_bytes, tensor
-from nvfp4viz.figures.coverage import HOLES, STATUSES, coverage_figure, coverage_rows, describe_coverage
+from nvfp4viz.figures.coverage import HOLES, STATUSES, coverage_figure, coverage_rows, describe_coverage, pack
 from nvfp4viz.figures.peers import describe_peers, peers_figure, peers_rows
 from nvfp4viz.figures.slots import coverage_grid, peers_of, roles_shown
+from nvfp4viz.figures.words import words
+from tests.audit.layouts import LAYOUTS
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, opened, scalar, without
 
 ROW = "model.layers.0.mlp.experts"
@@ -185,3 +187,30 @@ def test_the_tables_carry_the_status(audited, grid):
     strip = peers_of(audited.facts, audited.report, "input_scale", 0, "down", 0)
     assert [row["status"] for row in peers_rows(strip)] == names(grid)
     assert peers_rows(strip)[8]["value"] is None
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize(("stored", "status"), [(np.inf, "zero"), (0.0, "inf"), (-0.0, "neginf")])
+def test_a_stored_divisor_is_not_called_what_it_amounts_to(stored, status, language):
+    """An infinite divisor acts as zero, and the file holds no zero (audit.md: and says so)."""
+    layout = LAYOUTS["compressed-tensors"]
+    tensors = layout.tensors()
+    layout.put(tensors, 3, "down", "input_scale", np.float32(stored))
+    done = run_audit(layout.open(tensors))
+    grid = coverage_grid(done.facts, done.report, "input_scale")
+    assert STATUSES[grid.status[grid.roles.index("down"), 0, 3]] == status
+    packed = pack(grid, lang=language, role_name="down")
+    plain = words(language, f"coverage.status.{status}")
+    # Beside the value and its bits, which are of one over the stored number.
+    assert packed["scale"] == "1/input_global_scale"
+    assert packed["names"][status] == words(language, f"coverage.status_divisor.{status}") != plain
+    for expert in (3, 4):
+        said = describe_peers(peers_of(done.facts, done.report, "input_scale", 0, "down", expert), language)
+        assert "1/input_global_scale" in said
+        assert plain not in said
+    names = [trace.name for trace in coverage_figure(grid, role_name="down", theme="light", lang=language).data]
+    assert packed["names"][status] in names
+    # A multiplier is what it is.
+    healthy = run_audit(LAYOUTS["modelopt"].open())
+    multiplier = pack(coverage_grid(healthy.facts, healthy.report, "input_scale"), lang=language, role_name="down")
+    assert (multiplier["scale"], multiplier["names"][status]) == ("input_scale", plain)
