@@ -31,14 +31,14 @@ SHORT = {
     "vllm-cutlass": "vLLM<br>CUTLASS",
     "vllm-flashinfer-trtllm": "FlashInfer<br>TRT-LLM",
     "vllm-flashinfer-cutedsl": "FlashInfer<br>CuteDSL",
-    "vllm-flashinfer-cutedsl-batched": "CuteDSL<br>batched",
+    "vllm-flashinfer-cutedsl-batched": "CuteDSL<br>{batched}",
     "vllm-flashinfer-cutlass": "FlashInfer<br>CUTLASS",
     "vllm-flashinfer-b12x": "FlashInfer<br>B12X",
-    "vllm-emulation": "vLLM<br>emulation",
+    "vllm-emulation": "vLLM<br>{emulation}",
     "vllm-marlin": "vLLM<br>Marlin",
     "vllm-humming": "vLLM<br>Humming",
     "vllm-flashinfer-moe-ep-cutedsl": "MoE-EP<br>CuteDSL",
-    "vllm-flashinfer-trtllm (per-token)": "TRT-LLM<br>per token",
+    "vllm-flashinfer-trtllm (per-token)": "TRT-LLM<br>{token}",
     "vllm-b12x (a16)": "B12X<br>A16",
     "vllm-b12x": "B12X<br>W4A4",
 }
@@ -243,7 +243,7 @@ def spread_figure(spreads: Sequence[Spread], *, theme: Theme, lang: str) -> go.F
         for k, spread in enumerate(band):
             left = k * step
             count = "?" if spread.reached is None else f"{spread.reached} / {experts}"
-            label = f"{SHORT[spread.reading.name]}<br><b>{count}</b>"
+            label = f"{short_name(spread, lang)}<br><b>{count}</b>"
             notes.append(_note(label, left + (SIDE - 1) / 2, top - 0.7, ink.ink, 11, "center"))
             if spread.changed is None:
                 notes.append(_note("?", left + (SIDE - 1) / 2, top + rows * 0.7, ink.muted, 28, "center"))
@@ -280,6 +280,12 @@ def spread_figure(spreads: Sequence[Spread], *, theme: Theme, lang: str) -> go.F
         yaxis={"visible": False, "range": [shape[0] - 0.4, 0.2]},
     )
     return go.Figure([heat], layout)
+
+
+def short_name(spread: Spread, lang: str) -> str:
+    """A backend's name on two lines, narrow enough for its square."""
+    said = {name: words(lang, f"figures.loading.short.{name}") for name in ("batched", "emulation", "token")}
+    return SHORT[spread.reading.name].format(**said)
 
 
 def _note(text: str, x: float, y: float, color: str, size: int, anchor: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ knows nothing of our loader and takes NumPy arrays or anything that looks like a
 >>> guard.check()                                           # doctest: +ELLIPSIS
 Traceback (most recent call last):
     ...
-nvfp4viz.errors.ServingError: The load guard refused this model: 3 scale slots are unusable. \
+nvfp4viz.serving.guard.GuardError: The load guard refused this model: 3 scale slots are unusable. \
 layers.0.experts.{2}.{gate,up,down}.input_scale: never written. ...
 """
 
@@ -35,18 +35,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from nvfp4viz.errors import ServingError
+from nvfp4viz.errors import ServingError, content_words, error_texts, fill
 
 PROJECTIONS = ("gate", "up", "down")
 Reason = Literal["unseen", "unwritten", "nan", "inf", "zero", "negative"]
-REASON_WORDS: dict[str, str] = {
-    "unseen": "never shown to the guard",
-    "unwritten": "never written",
-    "nan": "NaN",
-    "inf": "Inf",
-    "zero": "0",
-    "negative": "< 0",
-}
+SIGNS: dict[str, str] = {"nan": "NaN", "inf": "Inf", "zero": "0", "negative": "< 0"}
+"""How the values among the reasons are written; the other reasons are words of a language."""
 MOST_GROUPS = 12
 """Groups that the message spells out; the record has all."""
 
@@ -75,9 +69,14 @@ class BadSlots:
     experts: tuple[int, ...]
 
     def __str__(self) -> str:
+        return self.said("en")
+
+    def said(self, language: str) -> str:
+        """Where the slots are, and why they cannot be used."""
         projections = self.projections[0] if len(self.projections) == 1 else "{" + ",".join(self.projections) + "}"
         ids = "{" + ",".join(_ranges(self.experts)) + "}"
-        return f"layers.{self.layer}.experts.{ids}.{projections}.{self.role}: {REASON_WORDS[self.reason]}"
+        why = SIGNS.get(self.reason) or content_words("report.toml", language, f"guard.{self.reason}")
+        return f"layers.{self.layer}.experts.{ids}.{projections}.{self.role}: {why}"
 
 
 class LoadGuard:
@@ -226,11 +225,25 @@ class LoadGuard:
         self._bad.setdefault((layer, role, reason, projection), set()).add(expert)
 
 
-def guard_error(found: Sequence[BadSlots]) -> ServingError:
+class GuardError(ServingError):
+    """``serving.guard``: says in the language of its text what the slots lack."""
+
+    def text(self, language: str) -> dict[str, str]:
+        found: Sequence[BadSlots] = self.params["found"]  # type: ignore[assignment]
+        values = {**self.params, "groups": _spelt_out(found, language)}
+        return {part: fill(template, values, language) for part, template in error_texts(language)[self.code].items()}
+
+
+def guard_error(found: Sequence[BadSlots]) -> GuardError:
     """The refusal, naming every group (the first `MOST_GROUPS` of them)."""
     slots = sum(len(group.experts) * len(group.projections) for group in found)
+    return GuardError("serving.guard", count=slots, groups=_spelt_out(found, "en"), found=tuple(found))
+
+
+def _spelt_out(found: Sequence[BadSlots], language: str) -> str:
     more = [f"… +{len(found) - MOST_GROUPS}"] if len(found) > MOST_GROUPS else []
-    return ServingError("serving.guard", count=slots, groups="; ".join([*map(str, found[:MOST_GROUPS]), *more]))
+    named = [*(group.said(language) for group in found[:MOST_GROUPS]), *more]
+    return content_words("report.toml", language, "guard.between").join(named)
 
 
 def check_slots(scales: Mapping[tuple[int, str], Any], role: str = "input_scale") -> tuple[BadSlots, ...]:

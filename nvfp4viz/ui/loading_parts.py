@@ -149,7 +149,7 @@ def fates_part(page: Lesson) -> None:
         )
     page.table(("memory", "answer", "same", ">slot", ">nan", ">first"), _answers(page, found))
     first = found[0].unwritten[0]
-    ones = next(fate for fate in found if fate.allocator == "ones")
+    ones = next(fate for fate in opening if fate.allocator == "ones")
     page.prose("fates.text", name=first.name, error=percent(round(float(ones.effect.layer_error[-1]), 4)))
 
 
@@ -201,6 +201,7 @@ def _which_fates(page: Lesson, asked: Sequence[Fate]) -> bool:
         tuple(answers.values()),
         answer=answers[kept],
         slots=len(asked[0].unwritten),
+        seed=next(fate.seed for fate in asked if fate.allocator == "random"),
         error=percent(round(float(ones.effect.layer_error[-1]), 4)),
     )
 

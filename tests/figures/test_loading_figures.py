@@ -118,7 +118,7 @@ def test_reached_experts_are_filled_and_marked(layer, theme, lang, value, mark):
     assert notes.count("?") == 1
     for spread in spreads:
         count = "?" if spread.reached is None else f"{spread.reached} / 64"
-        assert f"{figures.SHORT[spread.reading.name]}<br><b>{count}</b>" in notes
+        assert f"{figures.short_name(spread, lang)}<br><b>{count}</b>" in notes
 
 
 def test_every_reading_stands_in_one_band():

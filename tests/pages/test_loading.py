@@ -192,6 +192,24 @@ def test_the_cause_is_found_in_a_few_runs(open_page):
     assert "No bit of the logits differs" in seen
 
 
+def test_what_a_slot_lacks_is_said_in_chinese_too(open_page):
+    at = revealed(open_page, "guard", "zh")
+    said = "".join(part.value for part in at.markdown).replace("\\", "")
+    assert "layers.0.experts.{9,28,40}.{gate,up,down}.input_scale: 从未写入；layers.1" in said
+    assert "never written" not in said
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_the_answer_says_whose_random_bits_it_means(open_page, lang):
+    """With another seed or prompt the picture beside it shows other fates."""
+    for query in ({"seed": "1"}, {"p": "code", "seed": "3"}):
+        seen = texts(revealed(open_page, "fates", lang, **query))
+        assert {"en": "the random bits of seed 0 end in a NaN", "zh": "种子 0 的随机位"}[lang] in seen
+        # Of the opening prompt, both in the answer and below the picture.
+        errors = re.findall(r"(?:still|off by|仍偏差|残差偏差) ([\d.]+ %)", seen)
+        assert errors == ["9.35 %"] * 2
+
+
 def test_the_guard_refuses_the_holes_and_passes_what_does_not_read_them(open_page):
     at = revealed(open_page, "guard")
     seen = texts(at)
