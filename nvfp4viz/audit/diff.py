@@ -244,7 +244,8 @@ def changed_settings(file: str, a: Mapping[str, Any] | None, b: Mapping[str, Any
     """Fields that differ in how two contents of a configuration file say that the model is quantised."""
     before, after = (_flat(_section(content) if file == CONFIG else content) for content in (a, b))
     for field in [*before, *(field for field in after if field not in before)]:
-        if before.get(field) != after.get(field) or (field in before) != (field in after):
+        # What says null says nothing, as what lacks it.
+        if before.get(field) != after.get(field):
             yield ChangedSetting(file, field, before.get(field), after.get(field))
 
 

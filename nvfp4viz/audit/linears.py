@@ -19,6 +19,7 @@ from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding, json_value
 from nvfp4viz.audit.scales import block_fault, block_width, half_findings, json_number, severity_of
 from nvfp4viz.audit.siblings import apart_in_linears, times
+from nvfp4viz.audit.texts import in_full
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, TensorEntry
 from nvfp4viz.checkpoint.dialects import COMPRESSED_TENSORS, MODELOPT, PACKED, PROJECTIONS, QUARK_NVFP4, Dialect
 from nvfp4viz.checkpoint.dialects.collect import is_tower, layer_number
@@ -358,7 +359,7 @@ def _siblings(
             worst = max(worst, float(numbers.max() / numbers.min()))
             names += [name for name, _ in there]
         if names:
-            fill = {"family": "/".join(family), "ratio": json_number(worst), "modules": parents}
+            fill = {"family": "/".join(family), "ratio": in_full(worst), "modules": parents}
             yield make(
                 "scale.pair-mismatch", "warn", text="scale.pair-mismatch.linear", role="weight_scale_2",
                 layer=layer_of(names, view), tensors=names, count=parents, value=json_number(worst), fill=fill,

@@ -17,7 +17,7 @@ from nvfp4viz.audit.facts import MISSING, NOT_A_SCALAR, OK, SCALARS, Facts, Scal
 from nvfp4viz.audit.fills import back_fills
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding, json_value
-from nvfp4viz.audit.texts import id_list
+from nvfp4viz.audit.texts import id_list, in_full
 from nvfp4viz.checkpoint import TensorEntry
 from nvfp4viz.checkpoint.dialects.per_expert import ROLES
 from nvfp4viz.checkpoint.dtypes import SCALE_BYTES
@@ -238,7 +238,11 @@ def pair_findings(facts: Facts) -> Iterator[Finding]:
             off = ratio[list(ids)]
             worst = float(off[np.argmax(np.abs(np.log2(off)))])
             place = facts.place(layer, ("gate", "up"), "weight_scale_2", ids)
-            fill = {"ratio": json_number(worst), "pairs": len(ids), "of": int((ratio > 0).sum())}
+            larger, smaller = ("gate", "up") if worst > 1 else ("up", "gate")
+            fill = {
+                "ratio": json_number(worst), "times": in_full(max(worst, 1 / worst)), "larger": larger,
+                "smaller": smaller, "pairs": len(ids), "of": int((ratio > 0).sum()),
+            }  # fmt: skip
             yield make(
                 "scale.pair-mismatch", "backend", role="weight_scale_2", layer=layer, experts=place["experts"],
                 tensors=place["tensors"], count=len(ids), value=json_number(worst), fill=fill,

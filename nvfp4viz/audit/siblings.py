@@ -134,7 +134,7 @@ def _is(scale: np.float32, known: np.float32) -> bool:
 def times(ratio: float) -> str:
     """A ratio for a sentence.
 
-    >>> times(1000.2), times(3e7)
-    ('1,000', '3e+07')
+    >>> times(1000.2), times(3.12e7)
+    ('1,000', '30,000,000')
     """
-    return f"{ratio:,.0f}" if ratio < 1e6 else f"{ratio:.0e}"
+    return f"{ratio if ratio < 1e6 else float(f'{ratio:.0e}'):,.0f}"

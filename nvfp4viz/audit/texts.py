@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from nvfp4viz.errors import CONTENT, content_words, error_texts, fill
 
 # A forecast names so many findings beside its own.
@@ -117,6 +119,17 @@ def layer_list(layers: Sequence[int]) -> dict[str, Any]:
     {'layers': '0–2, 5', 'numbers': [0, 1, 2, 5]}
     """
     return {"layers": id_list(tuple(layers)), "numbers": layers}
+
+
+def in_full(ratio: float) -> str:
+    """How many times, with four significant digits and no exponent: a ratio of scales may be a million or a millionth.
+
+    >>> in_full(2652.4), in_full(1.2345), in_full(1234567.0), in_full(3.2e-6), in_full(1.0)
+    ('2,652', '1.234', '1,235,000', '0.0000032', '1')
+    """
+    text = np.format_float_positional(ratio, precision=4, unique=False, fractional=False, trim="-")
+    whole, point, rest = text.partition(".")
+    return f"{int(whole):,}{point}{rest}"
 
 
 def id_list(ids: tuple[int, ...], limit: int = 24) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.audit.scales import robust_z
+from nvfp4viz.audit.texts import in_full
 from nvfp4viz.figures.coverage import status_key
 from nvfp4viz.figures.layout import base_layout
 from nvfp4viz.figures.palette import MARKS, Theme, role, surface
@@ -90,21 +91,10 @@ def describe_peers(peers: Peers, lang: str) -> str:
         z = peers.robust_z
         # A minus sign, as figures write it.
         far = words(lang, "peers.z_none") if z is None else words(lang, "peers.z", z=f"{z:+.2f}".replace("-", "−"))
-        return words(lang, "peers.value", **place, value=value, ratio=times(peers.ratio)) + far
+        return words(lang, "peers.value", **place, value=value, ratio=in_full(peers.ratio)) + far
     if peers.median is None:
         return words(lang, "peers.alone", **place, status=status)
     return words(lang, "peers.none", **place, status=status, median=f"{peers.median:.4g}")
-
-
-def times(ratio: float) -> str:
-    """How many times, with four significant digits and no exponent: a ratio of scales may be a million or a millionth.
-
-    >>> times(2652.4), times(1.2345), times(1234567.0), times(3.2e-6), times(1.0)
-    ('2,652', '1.234', '1,235,000', '0.0000032', '1')
-    """
-    text = np.format_float_positional(ratio, precision=4, unique=False, fractional=False, trim="-")
-    whole, point, rest = text.partition(".")
-    return f"{int(whole):,}{point}{rest}"
 
 
 def peers_rows(peers: Peers) -> list[dict[str, Any]]:

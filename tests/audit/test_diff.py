@@ -235,3 +235,17 @@ def test_a_draft_layer_is_called_one(language):
     assert {"en": "draft layer 1, expert 2, up", "zh": "草稿层 1，专家 2，up"}[language] in text
     assert {"en": "\n  layer 0, expert 1", "zh": "第 0 层，专家 1"}[language] in text
     assert text.count({"en": "draft", "zh": "草稿"}[language]) == 1
+
+
+@pytest.mark.parametrize("lacking", ["kv_cache_quant_algo", None])
+def test_a_field_that_says_null_says_nothing(lacking):
+    """A file without the field, or no file at all, and one whose field is null."""
+    layout = LAYOUTS["modelopt"]
+    section = {key: value for key, value in layout.quant["quantization"].items() if key != lacking}
+    null = {"quantization": {**section, "kv_cache_quant_algo": None}}
+    found = diff(layout.open(quant={"quantization": section} if lacking else None), layout.open(quant=null))
+    assert "kv_cache_quant_algo" not in " ".join(item.field for item in found.config)
+    assert all(item.a != item.b for item in found.config)
+    other = {"quantization": {**section, "kv_cache_quant_algo": "FP8"}}
+    [item] = diff(layout.open(quant=null), layout.open(quant=other)).config
+    assert (item.a, item.b) == (None, "FP8")

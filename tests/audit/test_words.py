@@ -126,3 +126,19 @@ def test_no_message_of_the_matrix_has_an_empty_place(id):
             for language in ("en", "zh"):
                 said = " ".join(describe(item, language))
                 assert not re.search(r"experts? [:,;.]|专家 [：，；。]|第  层|\( |\(\)|（）", said)
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize(
+    ("factor", "larger", "times"), [(3.0, "up", "3"), (1 / 3, "gate", "3"), (2.567e7, "up", "25,670,000")]
+)
+def test_how_far_gate_and_up_differ_has_no_exponent(factor, larger, times, language):
+    layout = LAYOUTS["modelopt"]
+    tensors = layout.tensors()
+    for kind, value in (("gate", 1e-4), ("up", 1e-4 * factor)):
+        layout.put(tensors, 3, kind, "weight_scale_2", np.float32(value))
+    [item] = [one for one in audit(layout.open(tensors)).findings if one.code == "scale.pair-mismatch"]
+    message = describe(item, language)[0]
+    assert times in message
+    assert not re.search(r"\de[+-]\d", message)
+    assert (item.params["larger"], item.params["smaller"]) == (larger, "gate" if larger == "up" else "up")
