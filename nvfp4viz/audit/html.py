@@ -130,8 +130,9 @@ def _finding(item: Finding, language: str, given: set[str]) -> str:
 
 def _backends(report: Report, language: str) -> list[str]:
     word = partial(report_words, language)
+    auto = [f"<p>{escape(line)}</p>" for line in [auto_line(report, language)] if line]
     if not report.backends:
-        return []
+        return auto
     names = "".join(f"<th>{escape(word(f'columns.{name}'))}</th>" for name in BACKEND_COLUMNS)
     lines = [f"<h2>{escape(word('page.backends'))}</h2>", '<div class="wide"><table class="stacks">']
     lines.append(f"<thead><tr>{names}</tr></thead><tbody>")
@@ -139,10 +140,7 @@ def _backends(report: Report, language: str) -> list[str]:
         shown = "".join(f"<code>{escape(name)}</code>" for name in row.names)
         cells = f'<td class="outcome">{escape(row.outcome)}</td><td class="scope">{escape(row.scope)}</td>'
         lines.append(f'<tr><td class="names">{shown}</td>{cells}<td class="why">{escape(row.why)}</td></tr>')
-    lines.append("</tbody></table></div>")
-    if auto := auto_line(report, language):
-        lines.append(f"<p>{escape(auto)}</p>")
-    return lines
+    return [*lines, "</tbody></table></div>", *auto]
 
 
 def _foot(report: Report, language: str) -> list[str]:

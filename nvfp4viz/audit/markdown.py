@@ -56,8 +56,8 @@ def to_markdown(report: Report, language: str = "en") -> str:
             names = ", ".join(f"`{name}`" for name in row.names)
             outcome = ": ".join(_text(part) for part in row.outcome.split("\n"))
             lines.append(_row([names, outcome, _text(row.scope), _text(row.why)]))
-        if auto := auto_line(report, language):
-            lines += ["", _text(auto)]
+    if auto := auto_line(report, language):
+        lines += ["", _text(auto)]
     made = word("page.made", version=__version__, schema=report.schema)
     return "\n".join([*lines, "", f"<sub>{_text(made)} · {report.fingerprint}</sub>", ""])
 

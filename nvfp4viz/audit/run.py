@@ -149,14 +149,15 @@ def without_collector() -> Iterator[None]:
 
 
 def for_gpu(done: Audit, gpu: str) -> Audit:
-    """The same audit with the backend that vLLM picks on a GPU (``"sm_120"``); reads nothing."""
+    """The same audit with the backend that vLLM picks on a GPU (``"sm_120"``), none for plain experts; reads nothing."""
     scheme = _served_scheme(done.facts)
     mxfp4 = done.view.dialect if done.view.scheme == "MXFP4" else None
     config = done.checkpoint.config or {}
     auto = automatic_backend(
         gpu, activation_of(config), scheme.weight_only or scheme.promoted, mxfp4, is_clamped(config)
     )
-    auto = None if vllm_refuses(done.checkpoint) else auto
+    plain = done.report.format.scheme == "UNQUANTISED" and not done.report.backends
+    auto = None if plain or vllm_refuses(done.checkpoint) else auto
     return replace(done, report=msgspec.structs.replace(done.report, auto=auto, gpu=gpu))
 
 

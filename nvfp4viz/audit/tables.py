@@ -83,6 +83,8 @@ def auto_line(report: Report, language: str) -> str:
     """What vLLM picks by itself on the GPU that was named; empty where none was."""
     if isinstance(report.gpu, msgspec.UnsetType):
         return ""
+    if report.format.scheme == "UNQUANTISED" and not report.backends:
+        return report_words(language, "auto_of_none", gpu=report.gpu)
     backend = "–" if isinstance(report.auto, msgspec.UnsetType) else report.auto or "–"
     return report_words(language, "auto", gpu=report.gpu, backend=backend)
 

@@ -277,13 +277,13 @@ def _sentences(opened: Opened, slot: Slot) -> str:
 def backends(page: Lesson, opened: Opened) -> None:
     """The forecast for every backend, and what vLLM would pick on the chosen GPU."""
     report = opened.audit.report
+    if not report.backends:
+        page.prose("backends.unread" if opened.audit.checkpoint.unread else "backends.none")
+        return
     page.prose("backends.text")
     if page.view["gpu"] != "any":
         found = report.auto if isinstance(report.auto, str) else None
         page.finding("backends.auto" if found else "backends.auto_none", backend=found or "–")
-    if not report.backends and opened.audit.checkpoint.unread:
-        page.prose("backends.unread")
-        return
     page.table(
         ("backend", "outcome", "possible", "scope", "why"),
         [

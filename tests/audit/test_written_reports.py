@@ -362,6 +362,22 @@ def test_a_pick_is_said_with_its_gpu(language):
         assert "sm_120" in write(for_gpu(done, "sm_120")).replace("\\", "")
 
 
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("source", ["tiny-moe-bf16", "pointer"])
+def test_nothing_is_picked_for_experts_that_are_plain_or_unread(language, source, tmp_path):
+    """vLLM's selections of 0.33.0 that are told here are of NVFP4 and MXFP4 experts; each form of the report says so."""
+    if source == "pointer":
+        pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
+        (tmp_path / "model.safetensors").write_bytes(pointer)
+    report = audit(tmp_path if source == "pointer" else ensure(source), gpu="sm_90")
+    assert (report.auto, report.backends) == (None, ())
+    words = {"en": "No experts in NVFP4 or MXFP4 were read", "zh": "没有读到 NVFP4 或 MXFP4 的专家"}
+    done = for_gpu(run_audit(tmp_path if source == "pointer" else ensure(source)), "sm_90")
+    for text in (to_html(done, language), to_markdown(report, language), to_text(report, language)):
+        assert words[language] in text
+        assert "vllm-humming" not in text
+
+
 def test_an_outcome_is_not_repeated_as_what_else_may_come():
     layout = LAYOUTS["modelopt"]
     report = audit(layout.open(), tp=4)

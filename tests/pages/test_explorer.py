@@ -213,6 +213,16 @@ def test_a_shard_that_was_not_uploaded_is_named_and_its_slots_are_not_called_mis
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
+def test_backends_say_why_there_is_nothing_to_forecast(open_page, lang):
+    at = tab(open_page("explorer", lang=lang, checkpoint="tiny-moe-bf16", gpu="sm_90"), "explorer", 2)
+    assert (
+        "No experts in NVFP4 or MXFP4 were read here" if lang == "en" else "这里没有读到 NVFP4 或 MXFP4 的专家"
+    ) in texts(at)
+    assert "vllm-humming" not in texts(at)
+    assert "| --- |" not in texts(at)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
 def test_two_files_of_one_name_are_not_mixed_and_the_same_file_twice_is_one(open_page, files, lang):
     """The uploader keeps what was given before; no verdict may come from two checkpoints."""
     given = [*files.items()]
