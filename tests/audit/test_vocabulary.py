@@ -101,7 +101,7 @@ def test_no_text_is_left_over():
         (lambda: LAYOUTS["modelopt"].open(), {"ep": 3}, "parallel.alignment.experts"),
         (lambda: LAYOUTS["gpt-oss"].open(), {"tp": 2}, "parallel.alignment.blocks"),
         (
-            lambda: opened({**base(), **linear("x.o_proj"), "x.o_proj.input_scale": tensor(np.ones(3, np.float32))}),
+            lambda: opened({**base(), **linear("x.qkv"), "x.qkv.input_scale": tensor(np.ones(3, np.float32))}),
             {},
             "scale.shape.several",
         ),
