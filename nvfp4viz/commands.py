@@ -189,12 +189,12 @@ def inject(options: argparse.Namespace) -> int:
             print(cli_words(lang, f"inject.{key}", tensor=printable(name, 500)))
     print(cli_words(lang, "inject.files", rewritten=len(done.rewritten), linked=len(done.linked)))
     if not done.findings:
-        alone = fault.findings and options.fault != "missing"
+        alone = {"scale.outlier", "scale.filled"} & {*fault.findings}
         print(cli_words(lang, "inject.alone" if alone else "inject.invisible"))
     else:
         codes = cli_words(lang, "inject.or").join(done.findings)
         # A number of one's own, or random bits, may be as plausible as what they replace.
-        chosen = options.value is not None or options.fault == "random-bits"
+        chosen = (options.value is not None or options.fault == "random-bits") and "scale.outlier" in done.findings
         print(cli_words(lang, "inject.deep" if fault.deep else "inject.may" if chosen else "inject.finds", codes=codes))
     return OK
 

@@ -391,7 +391,9 @@ def test_a_number_without_peers_is_not_promised_to_be_found(capsys, tmp_path):
         (("constant", "--value", "0.002"), False),
         (("scaled", "--value", "1.5"), False),
         (("scaled",), True),
-        (("random-bits",), False),
+        # With this seed a negative number.
+        (("random-bits",), True),
+        (("constant", "--value", "-3"), True),
         (("zero",), True),
     ],
 )
@@ -406,6 +408,18 @@ def test_inject_promises_what_the_audit_gives(capsys, good, tmp_path, options, p
         for item in json.loads(run(capsys, "audit", str(tmp_path / "out"), "--format", "json")[1])["findings"]
     }
     assert not promise or any(item in out for item in found)
+
+
+@pytest.mark.parametrize(("projection", "seen"), [("gate", True), ("up", True), ("down", False)])
+def test_a_neighbours_weight_scale_shows_beside_its_partners(capsys, tmp_path, projection, seen):
+    layout = LAYOUTS["modelopt"]
+    write_checkpoint(tmp_path / "a", layout.tensors(), config=layout.config, hf_quant_config=layout.quant)
+    slot = ("--layer", "0", "--expert", "1", "--projection", projection, "--role", "weight_scale_2")
+    said = run(capsys, "inject", str(tmp_path / "a"), str(tmp_path / "b"), "--fault", "neighbour", *slot)[1]
+    assert ("the audit should report scale.pair-mismatch" in said) == seen
+    assert ("no check of the files alone can see" in said) == (not seen)
+    report = json.loads(run(capsys, "audit", str(tmp_path / "b"), "--format", "json")[1])
+    assert [item["code"] for item in report["findings"]] == ["scale.pair-mismatch"] * seen
 
 
 def test_as_a_module_and_with_a_closed_pipe(good):

@@ -255,6 +255,14 @@ class _At:
         )
         return all(self.view.slot(self.layer, at, kind, role).entry is None for at, kind in places)
 
+    def all_roles(self, *projections: str) -> list[str]:
+        """Roles that the layer's experts need, and those that this one has besides (under names that were guessed)."""
+        due, at = self.view.roles_in(self.layer), (self.layer, self.expert)
+        return [
+            role for role in ANY
+            if role in due or any(self.view.slot(*at, kind, role).entry is not None for kind in projections)
+        ]  # fmt: skip
+
     def name(self, role: str) -> str:
         return self.slot(role).name
 
@@ -380,16 +388,15 @@ def _copied(at: _At, fault: str) -> Changes:
     """Whole tensors, or rows of them, that stand where another's should."""
     if fault == "neighbour":
         return at.copied(at.role, at.neighbour, at.projection, at.projection)
-    roles = at.view.roles_in(at.layer)
     out: Changes = {}
     if fault == "gate-up-swap":
         pair = {"gate": "up", "up": "gate"}
-        for role in roles:
+        for role in at.all_roles("gate", "up"):
             for kind in ("gate", "up"):
                 out |= at.copied(role, at.expert, pair[kind], kind)
         return out
-    for role in roles:
-        for kind in at.view.projections_in[at.layer]:
+    for kind in at.view.projections_in[at.layer]:
+        for role in at.all_roles(kind):
             out |= at.copied(role, at.neighbour, kind, kind)
     return out
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from nvfp4viz.checkpoint.canonical import CanonicalView, canonical
 from nvfp4viz.checkpoint.copies import changed_copy
-from nvfp4viz.checkpoint.faults import FAULTS, SCALARS, changes
+from nvfp4viz.checkpoint.dtypes import DTYPES, SCALE_BYTES
+from nvfp4viz.checkpoint.faults import FAULTS, SCALARS, Changes, changes
+from nvfp4viz.checkpoint.numbers import CLASSES, classify, close
 from nvfp4viz.checkpoint.open import open_checkpoint
+from nvfp4viz.checkpoint.writer import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +72,10 @@ def inject(
         pass
     changed = tuple(name for name, item in new.items() if item is not None)
     removed = tuple(name for name, item in new.items() if item is None)
+    place = _Place(layer, expert, projection, role or FAULTS[fault].roles[0])
     findings = promised(view, fault, layer=layer, expert=expert, projection=projection, role=role)
+    if fault != "missing" and place.role in SCALARS:
+        findings = _seen(view, checkpoint.read_tensor, new, place, findings)
     return Injection(changed, removed, copied.rewritten, copied.linked, findings)
 
 
@@ -97,3 +107,52 @@ def promised(
     if fault == "reciprocal" and shared and role == "weight_scale_2":
         codes.add("scale.convention")
     return tuple(code for code in (*spec.findings, "scale.convention") if code in codes)
+
+
+class _Place(NamedTuple):
+    """The slot of a fault."""
+
+    layer: int
+    expert: int
+    projection: str
+    role: str
+
+
+def _seen(
+    view: CanonicalView, read: Callable[[str], Tensor], new: Changes, at: _Place, codes: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The same codes, by the number that now stands there: a class of its own, or another than its partner's.
+
+    What only peers show, `promised` knows.
+    """
+    stored = _stored(view, read, new, at)
+    if stored is None:
+        return codes
+    divisor = view.divisors_in(at.layer)
+    with np.errstate(all="ignore"):
+        effective = np.float32(1) / stored if divisor else stored
+    [kind] = classify(np.array([effective], np.float32)).tolist()
+    if kind:
+        return (f"scale.{CLASSES[kind]}",)
+    rest = tuple(code for code in codes if code.removeprefix("scale.") not in CLASSES)
+    if at.role == "weight_scale_2":
+        other = {"gate": "up", "up": "gate"}.get(at.projection, "")
+        partner = _stored(view, read, new, at._replace(projection=other)) if other else None
+        if partner is not None and np.isfinite(partner) and partner > 0 and not close(stored, partner):
+            return ("scale.pair-mismatch",)
+        # Of a layer that has one for all its experts, it is the other convention's.
+        shared = view.is_whole(at.layer) and view.slot(*at).index is None
+        if shared and view.experts_in[at.layer] >= 3 and effective > 1:
+            return ("scale.convention",)
+        rest = tuple(code for code in rest if code not in ("scale.pair-mismatch", "scale.convention"))
+    return rest
+
+
+def _stored(view: CanonicalView, read: Callable[[str], Tensor], new: Changes, at: _Place) -> np.float32 | None:
+    """The number of a slot after the changes; None where there is none."""
+    slot = view.slot(*at)
+    if slot.entry is None or slot.entry.dtype not in SCALE_BYTES:
+        return None
+    item = new.get(slot.name) or read(slot.name)
+    numbers = np.frombuffer(item.tobytes(), DTYPES[item.dtype].view).astype(np.float32)
+    return np.float32(numbers[slot.index or 0])

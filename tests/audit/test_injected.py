@@ -5,7 +5,7 @@ import pytest
 
 from nvfp4viz.audit import audit, run_audit
 from nvfp4viz.audit.deep_findings import deepen
-from nvfp4viz.checkpoint import FAULTS, canonical, inject_tensors
+from nvfp4viz.checkpoint import FAULTS, canonical, inject, inject_tensors, write_checkpoint
 from nvfp4viz.checkpoint.injection import promised
 from nvfp4viz.errors import InputError
 from tests.audit.layouts import HIDDEN, LAYOUTS, SIZES, bf16, modelopt
@@ -151,3 +151,52 @@ def test_a_pair_needs_both_of_its_halves():
         with pytest.raises(InputError) as error:
             injected(layout, fault, projection="up")
         assert error.value.code == "fault.pair"
+
+
+NUMBERS = [
+    ("neighbour", None), ("constant", 0.0), ("constant", -1.0), ("constant", 1e-41), ("constant", 3.0),
+    ("scaled", 0.0), ("scaled", -2.0), ("scaled", 1.0), ("scaled", 1e6), ("scaled", 1e-44), ("reciprocal", None),
+    ("random-bits", None), ("pair-mismatch", 1.0), ("pair-mismatch", None), ("zero", None), ("inf", None),
+]  # fmt: skip
+PLAUSIBLE = {"scale.outlier", "scale.filled", "scale.identity"}
+
+
+@pytest.mark.parametrize("role", ["input_scale", "weight_scale_2"])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_what_inject_promises_is_what_the_copys_audit_says(layout, role, tmp_path):
+    """Whatever number stands there in the end, in every projection: found where promised, unseen where not."""
+    if role not in layout.roles:
+        return
+    write_checkpoint(tmp_path / "a", layout.tensors(), config=layout.config, hf_quant_config=layout.quant)
+    for number, (fault, value) in enumerate(NUMBERS):
+        for kind in layout.kinds:
+            paired = role == "weight_scale_2" and kind in ("gate", "up") and "gate" in layout.kinds
+            if fault == "pair-mismatch" and not paired:
+                continue
+            out = tmp_path / f"{number}-{kind}"
+            place = {"layer": 0, "expert": BAD, "projection": kind, "role": role, "value": value, "seed": number}
+            done = inject(tmp_path / "a", out, fault, **place)
+            codes = [item.code for item in audit(out).findings if item.code not in layout.notes]
+            if PLAUSIBLE & set(done.findings):
+                assert set(codes) <= set(done.findings), (fault, value, kind)
+            else:
+                assert codes == list(done.findings), (fault, value, kind)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_a_duplicate_is_one_whatever_its_weights_are_called(layout, tmp_path):
+    """Inkling's weights, whose names were guessed, are copied like all others."""
+    write_checkpoint(tmp_path / "a", layout.tensors(), config=layout.config, hf_quant_config=layout.quant)
+    layer = canonical(layout.open()).moe_layers[0]
+    place = {"layer": layer, "expert": BAD, "projection": layout.kinds[-1]}
+    done = inject(tmp_path / "a", tmp_path / "b", "duplicate-expert", **place)
+    assert done.findings == ("weight.duplicate-expert",)
+    copied = set(done.changed)
+    for kind in layout.kinds:
+        assert layout.name(BAD, kind, "weight") in copied
+        assert layout.name(BAD, kind, "weight_scale") in copied
+    found = [item for item in deepen(run_audit(tmp_path / "b")).report.findings if item.code not in layout.notes]
+    assert {item.code for item in found} == {"weight.duplicate-expert"}
+    assert BAD in {expert for item in found for expert in item.experts or ()}
+    healthy = [item.code for item in deepen(run_audit(tmp_path / "a")).report.findings]
+    assert "weight.duplicate-expert" not in healthy
