@@ -149,7 +149,7 @@ def without_collector() -> Iterator[None]:
 
 
 def for_gpu(done: Audit, gpu: str) -> Audit:
-    """The same audit with the backend that vLLM picks on a GPU (``"sm_120"``), none for plain experts; reads nothing."""
+    """The same audit with the backend that vLLM picks on a GPU (``"sm_120"``), none for plain experts."""
     scheme = _served_scheme(done.facts)
     mxfp4 = done.view.dialect if done.view.scheme == "MXFP4" else None
     config = done.checkpoint.config or {}

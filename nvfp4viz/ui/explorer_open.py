@@ -101,8 +101,13 @@ def open_upload(files: Sequence[Any], place: str) -> Opened:
         digest.update(name.encode() + b"\0" + hashlib.sha256(contents[name]).digest())
     identity = digest.hexdigest()
     return caches.kept(
-        f"{place}.kept.upload", identity, lambda: _examine(MemorySource(contents, UPLOAD), identity, UPLOAD)
+        kept_upload(place), identity, lambda: _examine(MemorySource(contents, UPLOAD), identity, UPLOAD)
     )
+
+
+def kept_upload(place: str) -> str:
+    """Where this session keeps what was read of the files given at ``place``."""
+    return f"{place}.kept.upload"
 
 
 def remember(opened: Opened | None) -> None:

@@ -62,9 +62,19 @@ def choose(page: Lesson, place: str = FIRST) -> Opened | None:
 
 
 def _upload(page: Lesson, place: str) -> Opened | None:
-    given = st.file_uploader(page.t("source.uploader"), accept_multiple_files=True, key=f"{place}.files")
+    def forget() -> None:
+        st.session_state.pop(explorer_open.kept_upload(place), None)
+
+    # Streamlit empties the uploader when the reader looks at another page; what was read of its files stays.
+    given = st.file_uploader(
+        page.t("source.uploader"), accept_multiple_files=True, key=f"{place}.files", on_change=forget
+    )
     st.caption(page.t("source.upload_note"))
-    if not given:
+    if given:
+        return explorer_open.open_upload(given, place)
+    _, opened = st.session_state.get(explorer_open.kept_upload(place), (None, None))
+    if opened is None:
         page.prose("source.waiting")
         return None
-    return explorer_open.open_upload(given, place)
+    st.caption(page.t("source.still_open", count=opened.audit.report.container.files))
+    return opened

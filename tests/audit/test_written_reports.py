@@ -365,7 +365,7 @@ def test_a_pick_is_said_with_its_gpu(language):
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("source", ["tiny-moe-bf16", "pointer"])
 def test_nothing_is_picked_for_experts_that_are_plain_or_unread(language, source, tmp_path):
-    """vLLM's selections of 0.33.0 that are told here are of NVFP4 and MXFP4 experts; each form of the report says so."""
+    """vLLM's selections that are told here are of NVFP4 and MXFP4 experts; each form of the report says so."""
     if source == "pointer":
         pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
         (tmp_path / "model.safetensors").write_bytes(pointer)

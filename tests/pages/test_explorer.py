@@ -223,6 +223,23 @@ def test_backends_say_why_there_is_nothing_to_forecast(open_page, lang):
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
+def test_an_upload_outlives_a_look_at_another_page_until_it_is_taken_away(open_page, files, lang):
+    """Streamlit empties the uploader of a page that was left."""
+    at = upload(open_page("explorer", lang=lang), *files.items())
+    clean(at.switch_page("pages/glossary.py").run())
+    clean(at.switch_page("pages/explorer.py").run())
+    assert not at.file_uploader(key="explorer.files").value
+    said = "The files that you gave before are still open" if lang == "en" else "先前给出的文件仍然打开着"
+    assert said in texts(at)
+    assert at.metric[1].value == SHAPE
+    upload(at, ("config.json", files["config.json"]))  # other files are another checkpoint
+    assert said not in texts(at)
+    clean(at.file_uploader(key="explorer.files").set_value([]).run())
+    assert said not in texts(at)
+    assert not at.metric
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
 def test_two_files_of_one_name_are_not_mixed_and_the_same_file_twice_is_one(open_page, files, lang):
     """The uploader keeps what was given before; no verdict may come from two checkpoints."""
     given = [*files.items()]
