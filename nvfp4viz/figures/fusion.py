@@ -284,7 +284,8 @@ def scales_figure(found: Found, *, theme: Theme, lang: str) -> go.Figure:
                 x=values,
                 name=name,
                 marker={"color": shade.fill, "pattern": pattern, "line": {"color": ink.ink, "width": 1}},
-                text=[f"{name} {decibels(value)}" for value in values],
+                # Without the part's name, which a phone has no room for beside the bar: its hatch and hovering tell it.
+                text=[decibels(value) for value in values],
                 textposition="outside",
                 textfont={"color": ink.ink, "size": 12},
                 cliponaxis=False,

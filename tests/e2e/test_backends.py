@@ -39,3 +39,21 @@ def test_another_gpu_changes_the_winner_and_the_link(visit):
     page.get_by_role("option", name="sm_110").click()
     page.locator(".ladder .wins", has_text="VLLM_CUTLASS").wait_for()
     page.wait_for_url(lambda url: "gpu=sm_110" in url)
+
+
+# Chips of code that would fit a line and stand on two.
+TORN = """() => [...document.querySelectorAll('[data-testid=stMarkdownContainer] :is(p, li) > code')]
+  .filter(code => {
+    const size = parseFloat(getComputedStyle(code).fontSize);
+    const torn = code.getClientRects().length > 1 || code.offsetHeight > 1.9 * size;
+    return torn && code.textContent.length * 0.62 * size < code.parentElement.clientWidth - 16;
+  }).map(code => code.textContent)"""
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.parametrize("path", ["backends?part=linear", "backends?part=moe", "online_quantisation?part=token"])
+def test_a_phone_does_not_tear_a_flag_behind_its_hyphens(visit, lang, path):
+    page = visit(f"/{path}&lang={lang}", width=390)
+    skip_question(page, lang)
+    assert page.locator("p > code").count() > 2
+    assert page.evaluate(TORN) == []

@@ -67,3 +67,21 @@ def test_ranks_and_rows_are_reached_by_keys_and_land_in_the_link(visit):
 def test_an_impossible_split_says_why(visit):
     page = visit("/fusion?lang=en&attn=tiny_moe&tp=8")
     expect(page.get_by_text("Part q (heads or rows: 4) cannot be shared out to 8 ranks.")).to_be_visible()
+
+
+OUTSIDE = """() => [...document.querySelectorAll('.js-plotly-plot')].flatMap(plot => {
+  const frame = plot.querySelector('svg.main-svg').getBoundingClientRect();
+  return [...plot.querySelectorAll('text.bartext')].filter(text => {
+    const box = text.getBoundingClientRect();
+    return box.left < frame.left || box.right > frame.right;
+  }).map(text => text.textContent);
+})"""
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.parametrize("query", ["what=mlp&layer=2&stretch=4096", "what=qkv&stretch=262144", "what=expert&stretch=1"])
+def test_a_phone_has_room_for_the_numbers_beside_the_bars(visit, lang, query):
+    page = visit(f"/fusion?lang={lang}&part=scale&{query}", width=390)
+    reveal(page, "scale", lang)
+    page.wait_for_selector("text.bartext")
+    assert page.evaluate(OUTSIDE) == []
