@@ -134,7 +134,14 @@ class Lesson:
 
     def tabs(self, *keys: str) -> list[Any]:
         """Tabs whose bodies are computed only while they are open; test ``tab.open`` before computing."""
-        return list(st.tabs([self.t(key) for key in keys], key=f"{self.id}.tabs", on_change="rerun"))
+        key, last = f"{self.id}.tabs", f"{self.id}.tabs.last"
+        labels = [self.t(name) for name in keys]
+        # Streamlit knows the open one by its label, which another language changes.
+        if st.session_state.get(key) not in labels and last in st.session_state:
+            st.session_state[key] = self.t(st.session_state[last])
+        tabs = list(st.tabs(labels, key=key, on_change="rerun"))
+        st.session_state[last] = next((name for name, tab in zip(keys, tabs, strict=True) if tab.open), keys[0])
+        return tabs
 
     def parts(self, name: str, ids: Sequence[str]) -> str:
         """One part of a longer page at a time, chosen by id, so that a link and a change of language keep it.
