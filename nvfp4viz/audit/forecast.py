@@ -383,7 +383,7 @@ def _alignment(name: str, findings: list[Finding]) -> Iterable[Effect]:
             yield Effect("load-error", possible, "model", set(), "why.group-split", dict(item.params))
     if name == "vllm-cutlass":
         for item in findings:
-            if item.text == "parallel.alignment.refused":
+            if item.text.startswith("parallel.alignment.refused"):
                 yield Effect("unsupported", (), "model", set(), "why.alignment", dict(item.params))
             elif item.text == "parallel.alignment.hidden":
                 yield Effect("degraded", ("degraded", "nan"), "model", set(), "why.alignment.hidden", dict(item.params))

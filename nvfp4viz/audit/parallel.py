@@ -165,10 +165,10 @@ def _widths(facts: Facts, width: int, group: int, tp: int | None) -> Iterator[Fi
         "width": width,
         "ranks": ranks,
         "group": group,
-        "works": ", ".join(map(str, works)) or "–",
+        "works": ", ".join(map(str, works)),
     }
     if width % (ranks * group):
-        rank = f"{width / ranks:g}"
+        rank = f"{width / ranks:.2f}".rstrip("0").rstrip(".")
         if _by_whole_blocks(facts, width):
             fill |= {"blocks": width // group, "share": -(-width // (ranks * group))}
             yield make("parallel.alignment", "info", text="parallel.alignment.blocks", count=1, fill=fill)
@@ -184,11 +184,13 @@ def _widths(facts: Facts, width: int, group: int, tp: int | None) -> Iterator[Fi
         works = [size for size in works if halves * width // size % 128 == 0]
         fill |= {
             "rows": rows, "rank": rank_width, "missed": ", ".join(map(str, missed)),
-            "works": _listed(works),
+            "works": ", ".join(map(str, works)),
         }  # fmt: skip
         # Without ranks asked for nobody has said that it will be served like this.
         refused = tp is not None and _refused_by_cutlass(facts, width, ranks)
         text = "parallel.alignment.refused" if refused else f"parallel.alignment{'' if halves == 2 else '.up'}"
+        # Where the width is no multiple, no part of it is.
+        text += "" if works else ".none"
         yield make("parallel.alignment", "backend" if refused else "info", text=text, count=1, fill=fill)
 
 
@@ -206,18 +208,14 @@ def _split(facts: Facts, works: list[int], fill: Mapping[str, Any]) -> Finding:
     """A border inside a block; of the sizes that cut none, some are not for every kernel."""
     for_all = [size for size in works if not _refused_by_cutlass(facts, fill["width"], size)]
     more = [size for size in works if size not in for_all]
-    text = "parallel.group-split" if not more else f"parallel.group-split.{'more' if for_all else 'elsewhere'}"
-    found = {**fill, "works": _listed(for_all), "more": _listed(more)}
-    return make("parallel.group-split", "backend", text=text, count=1, fill=found)
+    ending = "" if for_all and not more else ".more" if for_all else ".elsewhere" if more else ".none"
+    found = {**fill, "works": ", ".join(map(str, for_all)), "more": ", ".join(map(str, more))}
+    return make("parallel.group-split", "backend", text=f"parallel.group-split{ending}", count=1, fill=found)
 
 
 def _refused_by_cutlass(facts: Facts, width: int, ranks: int) -> bool:
     """Does vLLM's CUTLASS kernel refuse a rank's fused gate and up?"""
     return is_gated(facts) and width >= CUTLASS and 2 * width // ranks % CUTLASS != 0 and _with_activations(facts)
-
-
-def _listed(sizes: list[int]) -> str:
-    return ", ".join(map(str, sizes)) or "–"
 
 
 def expert_width(facts: Facts) -> int | None:

@@ -4,10 +4,11 @@ from itertools import pairwise
 
 import pytest
 
-from nvfp4viz.audit import audit, for_ranks, run_audit
+from nvfp4viz.audit import audit, describe, for_ranks, run_audit
 from nvfp4viz.audit.parallel import expert_ranks, expert_width, width_ranks
 from nvfp4viz.checkpoint import open_checkpoint
 from sample_checkpoints import ensure
+from tests.audit.test_cases_config import of_width
 
 HOLES, SOUND = "tiny-moe-nvfp4-holes", "tiny-moe-nvfp4-full"
 
@@ -71,3 +72,41 @@ def test_a_checkpoint_without_a_scheme_has_no_blocks_to_cut():
     assert width_ranks(facts, 2) == ()
     assert {rank.unusable for rank in expert_ranks(facts, 2)} == {0}
     assert open_checkpoint(ensure("tiny-moe-bf16")).config["num_experts"] == expert_ranks(facts, 2)[-1].end
+
+
+@pytest.mark.parametrize(
+    ("width", "gated", "tp", "text"),
+    [
+        (48, True, 1, "parallel.alignment.none"),
+        (32, True, 2, "parallel.alignment.none"),
+        (80, False, 1, "parallel.alignment.up.none"),
+        (208, True, 1, "parallel.alignment.refused.none"),
+        (64, True, 1, None),
+        (64, True, 2, "parallel.alignment"),
+        (256, True, 4, None),
+        (768, True, 8, "parallel.alignment.refused"),
+    ],
+)
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_where_no_number_of_ranks_works_none_is_advised(width, gated, tp, text, language):
+    report = audit(of_width(width, gated=gated), tp=tp)
+    assert [item.text for item in report.findings] == ([text] if text else [])
+    for item in report.findings:
+        _, advice = describe(item, language)
+        assert "–" not in advice
+        assert ("128" in advice) == (text is not None)
+        refused = text.startswith("parallel.alignment.refused")
+        assert {one.outcome for one in report.backends if one.name == "vllm-cutlass"} == (
+            {"unsupported"} if refused else {"safe"}
+        )
+
+
+@pytest.mark.parametrize(
+    ("width", "ranks", "shown"), [(32, 3, "10.67"), (32, 7, "4.57"), (80, 2, "40"), (2880, 64, "45")]
+)
+def test_a_ranks_share_has_two_digits_behind_the_point(width, ranks, shown):
+    report = audit(of_width(width), tp=ranks)
+    [item] = [one for one in report.findings if one.code == "parallel.group-split"]
+    assert item.params["rank"] == shown
+    for language in ("en", "zh"):
+        assert f"{shown} " in describe(item, language)[0] or f"{shown}，" in describe(item, language)[0]
