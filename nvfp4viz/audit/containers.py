@@ -36,6 +36,17 @@ def unread_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield make("audit.partial", "info", text=text, count=len(files), fill={"file": printable(files[0], 200)})
 
 
+def changed_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """``audit.partial``: files of which a server gave parts under two marks; what is said of them may mix two versions.
+
+    Servers behind one address may have marks of their own, so that it is no proof.
+    """
+    changed = list(getattr(checkpoint.source, "changed", ()))
+    if changed:
+        fill = {"file": printable(changed[0], 200)}
+        yield make("audit.partial", "info", text="audit.partial.changed", count=len(changed), fill=fill)
+
+
 def slow_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """``audit.partial``: expressions of the configuration that were given up, after everything was asked of them."""
     given_up = list(dict.fromkeys(too_slow([checkpoint.config, checkpoint.hf_quant_config])))

@@ -14,7 +14,13 @@ import numpy as np
 
 from nvfp4viz.audit.backends import activation_of, automatic_backend, is_clamped
 from nvfp4viz.audit.configs import config_findings
-from nvfp4viz.audit.containers import container_findings, fingerprint, slow_findings, unread_findings
+from nvfp4viz.audit.containers import (
+    changed_findings,
+    container_findings,
+    fingerprint,
+    slow_findings,
+    unread_findings,
+)
 from nvfp4viz.audit.coverage import SlotRow, coverage, slot_rows
 from nvfp4viz.audit.facts import Facts, collect
 from nvfp4viz.audit.findings import make, of_tower, ordered, with_drafts_named
@@ -237,7 +243,7 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
         findings += kv_findings(checkpoint, view)
     # A file may be lost while its numbers are read.
     findings = [*container_findings(checkpoint), *findings, *(unread_findings(checkpoint) if readable else ())]
-    findings += slow_findings(checkpoint)
+    findings += [*changed_findings(checkpoint), *slow_findings(checkpoint)]
     findings = with_drafts_named(findings, view)
     report = Report(
         schema=SCHEMA,

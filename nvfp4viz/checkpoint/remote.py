@@ -62,6 +62,7 @@ class RemoteSource(ABC):
         self._transport = transport
         self._sizes: dict[str, int] = {}
         self._versions: dict[str, str | None] = {}
+        self.changed: dict[str, None] = {}
         self._errors: dict[str, CheckpointError] = {}
         # The first bytes of each file, as far as they have been fetched.
         self._held: dict[str, bytes] = {}
@@ -185,7 +186,10 @@ class RemoteSource(ABC):
         return self._versions.get(file)
 
     def _note_version(self, file: str, answer: Answer) -> None:
-        if answer.version != self._versions.get(file):
+        known = self._versions.get(file)
+        if answer.version != known:
+            if known is not None and answer.version is not None:
+                self.changed[file] = None
             self._versions[file] = None
 
     def forget(self) -> None:

@@ -28,6 +28,8 @@ HALVINGS = 6
 # Seconds that a server may ask for before the next attempt.
 MOST_PAUSE = 30.0
 CHUNK = 1 << 16
+# So many answers in a row that end after fewer bytes than this: nobody waits for a file that comes in crumbs.
+CRUMBS, CRUMB = 40, 1024
 # Answers of up to so many bytes are all waiting and no transfer: so many times as many are asked for at a time.
 SMALL, MORE = 4096, 4
 # Errors of a host that says nothing, and those of them that cost a whole timeout.
@@ -172,7 +174,7 @@ class Transport:
 
     async def _whole(self, item: Wanted) -> Answer:
         """One range, taken up again after each break for as long as bytes come."""
-        got, fruitless, heard = bytearray(), 0, self._pace.answers
+        got, fruitless, crumbs, heard = bytearray(), 0, 0, self._pace.answers
         while True:
             before, begun = len(got), self._pace.begun()
             try:
@@ -181,11 +183,13 @@ class Transport:
                     return Answer(bytes(got), total, version)
             except _Interrupted as broken:
                 fruitless = 1 if len(got) > before else fruitless + 1
+                crumbs = crumbs + 1 if len(got) - before < CRUMB else 0
                 if broken.busy:
                     self._pace.trouble(begun)
                 tries = TRIES + HALVINGS * (broken.busy and self._pace.answers > heard)
                 # Who has never answered is not asked again and again for half a minute each time.
-                if fruitless >= tries or (broken.error.code in UNHEARD and not self._pace.answers):
+                unheard = broken.error.code in UNHEARD and not self._pace.answers
+                if fruitless >= tries or crumbs >= CRUMBS or unheard:
                     raise broken.error from None
                 await asyncio.sleep(max(broken.pause, PAUSE * 2 ** min(fruitless - 1, TRIES)))
 

@@ -2,11 +2,13 @@
 
 import pytest
 
-from nvfp4viz.checkpoint import inspect, write_checkpoint
+from nvfp4viz.audit import audit, describe
+from nvfp4viz.checkpoint import inspect, open_checkpoint, write_checkpoint
 from nvfp4viz.checkpoint.remote import HttpSource, HubSource
 from nvfp4viz.checkpoint.transport import version_of
+from nvfp4viz.errors import CheckpointError
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, scalar
-from tests.checkpoint.web_server import Site, serve
+from tests.checkpoint.web_server import Site, apart, serve
 
 NAME = "model.layers.0.mlp.experts.1.down_proj.input_scale"
 NOON, LATER = "Mon, 02 Nov 2026 12:00:00 GMT", "Mon, 02 Nov 2026 12:00:01 GMT"
@@ -96,3 +98,30 @@ def test_the_hub_s_version_is_its_commit(tmp_path, monkeypatch):
         assert HubSource("owner/model").version() == (("", 0, sha),)
         listing["sha"] = None
         assert HubSource("owner/model").version() is None
+
+
+@pytest.mark.parametrize("fickle", [False, True])
+def test_a_file_whose_mark_changes_between_two_answers_is_named(tmp_path, fickle):
+    """Its header under one mark, its numbers under another: both are read, and the report says so."""
+    write_checkpoint(tmp_path / "model", base(layers=24, experts=12), config=CONFIG, hf_quant_config=QUANT)
+    files, _ = apart(tmp_path / "model")
+    with serve(Site(files, tagged=True, fickle=fickle)) as site:
+        report = audit(f"{site.address}/")
+    found = [(item.severity, item.text) for item in report.findings if item.text == "audit.partial.changed"]
+    assert found == ([("info", "audit.partial.changed")] if fickle else [])
+    for item in report.findings:
+        if item.text == "audit.partial.changed":
+            assert "model.safetensors" in item.message + describe(item, "zh")[0]
+
+
+def test_a_file_that_comes_in_crumbs_is_given_up(tmp_path):
+    """18 bytes an answer, each where it should be: before, nobody ever stopped asking."""
+    write_checkpoint(tmp_path / "model", base(layers=24, experts=12), config=CONFIG, hf_quant_config=QUANT)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    with serve(Site(files, lists=True, crumbs=18)) as site, pytest.raises(CheckpointError) as caught:
+        open_checkpoint(f"{site.address}/model.safetensors")
+    assert caught.value.code == "source.cut"
+    assert len(site.asked) < 200
+    # Half of what is asked for, again and again, is slow and comes to an end.
+    with serve(Site(files, lists=True, crumbs=20_000)) as site:
+        assert len(open_checkpoint(f"{site.address}/model.safetensors").tensors) > 100

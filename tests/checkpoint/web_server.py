@@ -50,6 +50,10 @@ class Site:
         Sends every body through gzip, whatever was asked for.
     tagged
         Marks each file with a strong ETag of its content.
+    fickle
+        Marks every answer with another strong ETag.
+    crumbs
+        Sends so many bytes of each body, and says so, whatever part it says that it is.
     room
         Answers so many requests at a time, in 5 ms each, and says nothing to those that come on top.
     wait
@@ -71,6 +75,8 @@ class Site:
     chunked: bool = False
     packed: bool = False
     tagged: bool = False
+    fickle: bool = False
+    crumbs: int | None = None
     shift: int = 0
     room: int | None = None
     wait: str | None = None
@@ -136,6 +142,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _file(self, data: bytes, late: int, status: int) -> None:
         wanted = self.headers.get("Range")
         mark = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"'} if self.site.tagged else {}
+        if self.site.fickle:
+            mark = {"ETag": f'"{len(self.site.asked)}"'}
         if wanted is None or not self.site.ranges:
             return self._answer(200, data, mark)
         first, _, last = wanted.removeprefix("bytes=").partition("-")
@@ -146,7 +154,9 @@ class _Handler(BaseHTTPRequestHandler):
         if begin >= len(data):
             return self._answer(416, b"", {"Content-Range": f"bytes */{len(data)}"})
         begin, end = begin + self.site.shift, end + self.site.shift
-        return self._answer(206, data[begin:end], {"Content-Range": f"bytes {begin}-{end - 1}/{len(data)}", **mark})
+        return self._answer(
+            206, data[begin:end][: self.site.crumbs], {"Content-Range": f"bytes {begin}-{end - 1}/{len(data)}", **mark}
+        )
 
     def _answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         if self.site.packed:
