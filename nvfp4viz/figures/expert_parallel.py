@@ -355,9 +355,12 @@ def describe_timeline(bars: Sequence[Bar], lang: str, after: float | None = None
         longest=f"{1e6 * busy[slowest]:,.1f}",
         shortest=f"{1e6 * min(busy.values()):,.1f}",
     )
-    if after is None:
-        return said
-    return words(lang, "figures.expert_parallel.describe_timeline_after", said=said, after=f"{1e6 * after:,.1f}")
+    if after is not None:
+        said = words(lang, "figures.expert_parallel.describe_timeline_after", said=said, after=f"{1e6 * after:,.1f}")
+    if len(busy) > WRITTEN:
+        each = WRITTEN // 2
+        said = words(lang, "figures.expert_parallel.describe_timeline_some", said=said, each=each, ranks=len(busy))
+    return said
 
 
 def bar_rows(bars: Sequence[Bar]) -> Rows:

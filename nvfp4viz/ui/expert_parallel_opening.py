@@ -109,13 +109,14 @@ def busiest_move(old: Placement, new: Placement, layer: Exchange) -> int | None:
 def _left_behind(page: Lesson, old: Placement, new: Placement, layer: Exchange) -> None:
     """One expert on its way, tensor by tensor, and how many slots fare alike."""
     slot = busiest_move(old, new, layer)
-    redundant = (len(new.slots) - new.experts) // new.ranks
-    counted = {"slots": len(new.slots), "each": new.slots_per_rank, "redundant": redundant, "version": VLLM}
+    slots = len(new.slots)
+    counted = {"slots": slots, "experts": new.experts, "redundant": slots - new.experts, "version": VLLM}
     if slot is None:
         page.prose("left.none", **counted)
         return
     expert, before = int(new.slots[slot]), int(old.slots[slot])
-    heads = page.t("left.expert", expert=expert), page.t("left.place", rank=slot // new.slots_per_rank, slot=slot)
+    # The slot by the expert that it held: with redundant slots its number is another than on the map of the ranks.
+    heads = page.t("left.expert", expert=expert), page.t("left.place", before=before)
     rows = ""
     for name, moves in MOVING:
         kept = "" if moves else ' class="stays"'

@@ -101,6 +101,11 @@ class TestFigures:
         assert len(patterns) == 3  # not by colour alone
         assert f"{1e6 * overlap.total(bars):,.1f}" in figures.describe_timeline(bars, lang)
         assert len(figures.bar_rows(bars)) == 3 * ranks * halves
+        some = {
+            "en": "Of 32 ranks the figure has the 4 that compute longest",
+            "zh": "图中只画了 32 个 rank 里计算最久的 4 个",
+        }
+        assert (some[lang] in figures.describe_timeline(bars, lang)) == (ranks == 32)
         for after in (0.5 * overlap.total(bars), 2 * overlap.total(bars)):
             marked = figures.timeline_figure(bars, theme=theme, lang=lang, after=after).to_dict()["layout"]
             assert marked["shapes"][0]["x0"] == marked["annotations"][0]["x"] == 1e6 * after

@@ -92,13 +92,14 @@ def test_it_opens_on_an_expert_that_moves_without_its_input_scale(open_page, lan
     changed = [slot for slot, (was, has) in enumerate(zip(old.slots, new.slots, strict=True)) if was != has]
     assert f"{len(changed)} of {len(new.slots)}" in texts(at) if lang == "en" else f"{len(changed)} 个" in texts(at)
     heads, rows = drawing(at)
-    (expert,), (rank, slot) = (map(int, re.findall(r"\d+", head)) for head in heads)
-    assert rank == slot // new.slots_per_rank
-    assert slot in changed
-    assert new.slots[slot] == expert
+    (expert,), (before,) = (map(int, re.findall(r"\d+", head)) for head in heads)
+    assert (before, expert) in {(old.slots[slot], new.slots[slot]) for slot in changed}
+    more = len(new.slots) - 64
+    said = {"en": f"(64 experts and {more} redundant slots; ", "zh": f"（64 个专家，另有 {more} 个冗余槽位；"}
+    assert said[lang] in texts(at)
     assert [int(held) for _, held, _, _ in rows] == [expert] * 4
     assert [sign for _, _, sign, _ in rows] == ["→" if moves else "✗" for _, _, moves in run.TENSORS]
-    assert [int(held) for _, _, _, held in rows] == [expert, expert, expert, int(old.slots[slot])]
+    assert [int(held) for _, _, _, held in rows] == [expert, expert, expert, before]
     assert rows[-1][0] == "input_scale"
 
 
