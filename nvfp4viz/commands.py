@@ -224,7 +224,15 @@ def repair(options: argparse.Namespace) -> int:
         copied = apply_repair(plan, options.out, progress=progress)
     counts = {"rewritten": len(copied.rewritten), "linked": len(copied.linked)}
     out = printable(os.path.basename(os.path.abspath(options.out)), 500)
-    print(report_words(options.language, "repair.done", out=out, **counts))
+    print(report_words(options.language, "repair.done", out=out, **counts), flush=True)
+    # What it is worth, its own audit says: a number by a rule may be far from what a server needs.
+    done = run_audit(options.out).report
+    worse = [item for item in done.backends if item.outcome not in ("safe", "ignored", "unsupported")]
+    said: dict[str, object] = {}
+    if worse:
+        first = report_words(options.language, f"outcome.{worse[0].outcome}")
+        said = {"count": len(worse), "of": len(done.backends), "backend": worse[0].name, "outcome": first}
+    print(report_words(options.language, f"repair.{'worse' if worse else 'sound'}", **said))
     return OK
 
 

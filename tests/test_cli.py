@@ -365,6 +365,38 @@ def test_a_shard_that_may_not_be_read(capsys, holed, tmp_path, command, monkeypa
     assert [path.name for path in tmp_path.iterdir()] == ["holed"]
 
 
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize(
+    ("options", "sound"),
+    [(("peer-max",), True), (("weight-only",), True), (("constant", "--value", "0.002"), True), (("constant", "--value", "5"), False),
+     (("constant", "--value", "1e-6"), False)],
+)  # fmt: skip
+def test_a_repair_says_what_its_own_audit_says(capsys, tmp_path, options, sound, language):
+    """A number by a rule is one that can be used, and may be far from what is needed."""
+    layout = LAYOUTS["modelopt"]
+    tensors = layout.tensors()
+    del tensors[layout.name(3, "down", "input_scale")]
+    write_checkpoint(tmp_path / "a", tensors, config=layout.config, hf_quant_config=layout.quant)
+    place = (
+        "repair",
+        str(tmp_path / "a"),
+        str(tmp_path / "b"),
+        "--policy",
+        *options,
+        "--apply",
+        "--language",
+        language,
+    )
+    code, out, _ = run(capsys, *place)
+    assert code == 0
+    report = json.loads(run(capsys, "audit", str(tmp_path / "b"), "--format", "json")[1])
+    assert not [item for item in report["findings"] if item["severity"] in ("backend", "error")]
+    worse = [item for item in report["backends"] if item["outcome"] not in ("safe", "ignored", "unsupported")]
+    assert (not worse) == sound
+    assert ("finds no backend that breaks" in out or "也未发现会出错的后端" in out) == sound
+    assert (f"{len(worse)} of 13" in out or f"有 {len(worse)} 个" in out) == (not sound)
+
+
 def test_an_invisible_fault_says_so(capsys, good, tmp_path):
     _, out, _ = run(
         capsys, "inject", good, str(tmp_path / "x"), "--fault", "nibble-swap", "--layer", "0", "--expert", "1",
