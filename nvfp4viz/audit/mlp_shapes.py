@@ -79,7 +79,8 @@ def absent_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterab
         every = {kind: disk for kinds in layers.values() for kind, disk in kinds.items()}
         if "gate_up" in every:
             continue
-        gate = {"up_proj": "gate_proj", "w3": "w1"}.get(every.get("up", ""))
+        # An up without a down is a piece of something.
+        gate = {"up_proj": "gate_proj", "w3": "w1"}.get(every.get("up", "")) if "down" in every else None
         if (
             "gate" not in every
             and gate
