@@ -48,6 +48,8 @@ if view["data"] != "checkpoint":
 elif view["part"] == "error":
     with errors.boundary():
         tensor.settle(page)
+if (view["part"], view["data"]) != ("error", "checkpoint"):
+    tensor.leave(page)
 
 part = page.parts("part", parts.PARTS)
 if part == "inner":

@@ -31,6 +31,7 @@ from nvfp4viz.checkpoint import CanonicalView, Checkpoint, TensorEntry
 from nvfp4viz.checkpoint.dialects import PACKED, Dialect, parse_whole, recognise
 from nvfp4viz.checkpoint.dialects.per_expert import E8M0, QUANTIZERS
 from nvfp4viz.checkpoint.dtypes import DTYPES
+from nvfp4viz.checkpoint.problems import printable
 from nvfp4viz.errors import CheckpointError
 from nvfp4viz.formats import BLOCK, bf16_to_f32, decode_ue8m0
 from nvfp4viz.quant import QuantizedTensor, dequantize
@@ -96,15 +97,17 @@ def find_expert(checkpoint: Checkpoint, view: CanonicalView, layer: int, expert:
     Raises
     ------
     CheckpointError
-        Those of `find_matrix`; ``matrix.absent`` where the expert has no such weight.
+        Those of `find_matrix`; ``matrix.absent`` where the expert has no such weight, ``matrix.unseen`` where a file
+        whose header nobody can read may have it.
     """
     if layer not in view.blocks:
-        raise CheckpointError("matrix.absent", layer=layer, expert=expert, projection=projection)
+        raise _absent(checkpoint, layer, expert, projection)
     slot, module = view.slot(layer, expert, projection, "weight"), view.module(layer, expert, projection)
     # An unquantised layer speaks no dialect, and its tensors play no role: "weight", or nothing behind the name.
     entry = slot.entry or module.tensors.get("") or module.extras.get("weight") or module.extras.get("")
     if entry is None:
-        raise CheckpointError("matrix.absent", layer=layer, expert=expert, projection=projection)
+        _stop_at_lost(checkpoint, slot.name, module.name, f"{module.name}.weight")
+        raise _absent(checkpoint, layer, expert, projection)
     index = expert if module.whole else None
     dialect = view.dialects.get(layer)
     if entry.dtype not in PACKED or dialect is None:
@@ -112,6 +115,20 @@ def find_expert(checkpoint: Checkpoint, view: CanonicalView, layer: int, expert:
     scale = view.slot(layer, expert, projection, "weight_scale")
     second = view.slot(layer, expert, projection, "weight_scale_2")
     return _packed(checkpoint, dialect, (entry, index), (scale.entry, scale.name), (second.entry, second.name))
+
+
+def _absent(checkpoint: Checkpoint, layer: int, expert: int, projection: str) -> CheckpointError:
+    place = {"layer": layer, "expert": expert, "projection": projection}
+    if checkpoint.blind_files:
+        return CheckpointError("matrix.unseen", **place, file=printable(checkpoint.blind_files[0]))
+    return CheckpointError("matrix.absent", **place)
+
+
+def _stop_at_lost(checkpoint: Checkpoint, *names: str) -> None:
+    """Stop at a tensor that a header or an index lists and no file holds in full: it is not missing."""
+    for name in names:
+        if name in checkpoint.unreadable:
+            checkpoint.entry(name)  # raises
 
 
 def find_matrix(checkpoint: Checkpoint, view: CanonicalView, name: str, index: int = 0) -> StoredMatrix:
@@ -125,8 +142,8 @@ def find_matrix(checkpoint: Checkpoint, view: CanonicalView, name: str, index: i
     Raises
     ------
     CheckpointError
-        ``checkpoint.no-tensor``; ``matrix.dimensions`` for one axis or more than three, ``matrix.index``,
-        ``matrix.integer``, ``matrix.packing`` for bytes of which no layout tells what they mean, ``matrix.no-scale``
+        ``checkpoint.no-tensor``, ``checkpoint.unreadable``; ``matrix.dimensions`` for one axis or more than three,
+        ``matrix.index``, ``matrix.integer``, ``matrix.packing`` for bytes that no layout explains, ``matrix.no-scale``
         where a scale that decodes it is missing, ``matrix.layout`` where a scale has another type or shape.
     """
     entry = checkpoint.entry(name)
@@ -150,6 +167,7 @@ def _by_type(checkpoint: Checkpoint, entry: TensorEntry, index: int | None) -> S
     module, _, suffix = entry.name.rpartition(".")
     dialect = _dialect(checkpoint, module)
     if entry.dtype not in PACKED or dialect is None or dialect.role_of(suffix) != "weight":
+        _stop_at_lost(checkpoint, *(f"{module}.{suffix}" for suffix in (*FP8_SCALES, "weight_global_scale")))
         raise CheckpointError("matrix.packing", tensor=entry.name, type=entry.dtype, shape=entry.shape)
     names = [dialect.name(module, role) for role in ("weight_scale", "weight_scale_2")]
     scale, second = ((checkpoint.tensors.get(name), name) for name in names)
@@ -190,8 +208,9 @@ def _fp8(checkpoint: Checkpoint, entry: TensorEntry, index: int | None) -> Store
     module, before = entry.name, "_"
     if entry.name.endswith(".weight"):
         module, before = entry.name.removesuffix(".weight"), "."
-    named = (checkpoint.tensors.get(f"{module}{before}{suffix}") for suffix in FP8_SCALES)
-    scale = next((found for found in named if found is not None), None)
+    names = [f"{module}{before}{suffix}" for suffix in FP8_SCALES]
+    _stop_at_lost(checkpoint, *names)
+    scale = next((found for found in map(checkpoint.tensors.get, names) if found is not None), None)
     scales = None if scale is None else _fp8_scales(checkpoint, scale, index, (n, k))
     tall, wide = scales[0] if scales else (n, k)
 
@@ -253,6 +272,7 @@ def _packed(
 ) -> StoredMatrix:
     """Codes of four bits; the weight with its place in a tensor of several, scales with the names they should have."""
     entry, index = weight
+    _stop_at_lost(checkpoint, scale[1], second[1])
     if scale[0] is None:
         raise CheckpointError("matrix.no-scale", tensor=entry.name, scale=scale[1])
     scales: TensorEntry = scale[0]
@@ -350,7 +370,9 @@ def matrix_names(checkpoint: Checkpoint, view: CanonicalView) -> tuple[str, ...]
         suffix = entry.name.rpartition(".")[2]
         if len(entry.shape) not in (2, 3) or suffix in scales or suffix.endswith(("_scale", "_scales")):
             continue
-        if entry.dtype in (*FLOATS, *FP8, *PACKED) and min(entry.shape[-2:]) >= BLOCK // 2:
+        # Of packed codes the shape has half of K, on whichever axis.
+        least = BLOCK // 2 if entry.dtype in PACKED else BLOCK
+        if entry.dtype in (*FLOATS, *FP8, *PACKED) and min(entry.shape[-2:]) >= least:
             slot = view.locate(entry.name)
             if slot is None or slot.role != "weight":
                 found.append(entry.name)

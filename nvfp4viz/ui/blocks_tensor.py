@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import streamlit as st
 
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint
-from nvfp4viz.errors import NvError
+from nvfp4viz.errors import CheckpointError, NvError
 from nvfp4viz.figures import blocks as figures
 from nvfp4viz.formats import BLOCK, MX_BLOCK
 from nvfp4viz.quant import grouping
@@ -27,6 +27,8 @@ OF = ("expert", "other")
 PROJECTIONS = ("gate", "up", "down", "gate_up")
 _SOURCE = "blocks.source"
 _WHOLE, _ASKED = "blocks.whole", "blocks.asked"
+_FIRST = "blocks.first"
+"""The tensor that the page itself has chosen, in the checkpoint that was open last."""
 
 # A name as checkpoints write them; it is looked up in the open file before anything is read.
 TENSOR = state.Param(None, lambda text: text[:200], "a-z 0-9 . _ /")
@@ -84,20 +86,33 @@ def settle(page: Lesson) -> None:
         expert=state.integer(0, max(view.experts, 1) - 1, default=0),
         projection=state.choice(projections, default=projections[0]),
     )
-    names = opened.names
-    if not view.moe_layers:  # a dense model
-        page.refine(of=state.choice(OF[1:], default=OF[1]))
-    if names:
-        # The list has what is worth a look; a link may name any tensor of the file, and is told where it is no matrix.
-        page.refine(tensor=state.Param(names[0], state.choice(opened.checkpoint.tensors).parse, f"{names[0]} …"))
-        if page.view["tensor"] is None:
-            page.view.put(tensor=names[0])
-    if page.view["of"] == "other":
+    first = next(iter(opened.names), None)
+    leave(page)
+    # The list has what is worth a look; a link may name any tensor of the file, and is told where it is no matrix.
+    page.refine(tensor=state.Param(first, state.choice(opened.checkpoint.tensors).parse, f"{first or '–'} …"))
+    if page.view["tensor"] is None:
+        page.view.put(tensor=first)
+    st.session_state[_FIRST] = first
+    if _of(page, opened) == "other":
         page.bound(stack=_matrices_in(opened, page.view["tensor"]) - 1)
     if page.view["take"] == "window":
         # Here already: behind the page's question it is another run, which no longer knows what the link brought.
         with suppress(NvError):
             _bound_window(page, found_of(page))
+
+
+def leave(page: Lesson) -> None:
+    """A name that the page chose for one checkpoint is none that a reader asks of the next, nor one for a link."""
+    name = page.view["tensor"]
+    if name is not None and name == st.session_state.get(_FIRST) and "tensor" not in page.view.asked:
+        page.view.put(tensor=None)
+
+
+def _of(page: Lesson, opened: _Open) -> str:
+    """What is looked at: what the reader chose, if the checkpoint has it."""
+    if not opened.view.moe_layers:  # a dense model
+        return "other"
+    return str(page.view["of"]) if page.view["tensor"] is not None else "expert"
 
 
 def _matrices_in(opened: _Open, name: str | None) -> int:
@@ -131,10 +146,12 @@ def pick(page: Lesson) -> None:
                 page.t("tensor.checkpoint"), SAMPLE_IDS, format_func=sample_title, **page.view.widget("checkpoint")
             )
             st.caption(sample_title(page.view["checkpoint"]))
-    if opened.view.moe_layers:
+    names, asked = opened.names, page.view["tensor"]
+    if opened.view.moe_layers and asked is not None:
         pick_one(page, "of", OF, label="tensor.of", texts="tensor")
-    if page.view["of"] == "other":
-        names, asked = opened.names, page.view["tensor"]
+    if _of(page, opened) == "other":
+        if asked is None:
+            return  # nothing to choose from
         names = names if asked is None or asked in names else (*names, asked)
         st.selectbox(page.t("tensor.name"), names, help=page.t("tensor.name_help"), **page.view.widget("tensor"))
         matrices = _matrices_in(opened, asked)
@@ -152,10 +169,10 @@ def pick(page: Lesson) -> None:
 
 def _key(page: Lesson) -> tuple[object, ...]:
     """What decides which matrix is meant."""
-    view = page.view
-    if view["of"] == "other":
-        return (_opened(page).identity, view["tensor"], view["stack"])
-    return (_opened(page).identity, view["layer"], view["expert"], view["projection"])
+    view, opened = page.view, _opened(page)
+    if _of(page, opened) == "other":
+        return (opened.identity, view["tensor"], view["stack"])
+    return (opened.identity, view["layer"], view["expert"], view["projection"])
 
 
 def found_of(page: Lesson) -> StoredMatrix:
@@ -164,13 +181,15 @@ def found_of(page: Lesson) -> StoredMatrix:
     Raises
     ------
     CheckpointError
-        Those of :mod:`nvfp4viz.serving.stored`.
+        Those of :mod:`nvfp4viz.serving.stored`; ``matrix.none`` where there is nothing to choose from.
     """
     opened, view = _opened(page), page.view
 
     def find() -> StoredMatrix:
-        if view["of"] == "other":
-            return matrix.find_matrix(opened.checkpoint, opened.view, view["tensor"] or "", view["stack"])
+        if _of(page, opened) == "other":
+            if view["tensor"] is None:
+                raise CheckpointError("matrix.none", name=opened.checkpoint.name)
+            return matrix.find_matrix(opened.checkpoint, opened.view, view["tensor"], view["stack"])
         return matrix.find_expert(opened.checkpoint, opened.view, view["layer"], view["expert"], view["projection"])
 
     return caches.kept("blocks.found", _key(page), find)

@@ -178,6 +178,7 @@ class View:
     def __init__(self, page: str, params: dict[str, Param]) -> None:
         self.page = page
         self.params = params
+        self._declared = dict(params)  # before anything was opened that refines them
         self.arrived = False  # the first run on this page
         self.asked: set[str] = set()  # settings that this run has taken from a link
         self.notes: list[Note] = []
@@ -200,8 +201,8 @@ class View:
             st.session_state[self.key(name)] = value
 
     def defaults(self, *names: str) -> None:
-        """Back to the default: a reset button's callback."""
-        self.put(**{name: self.params[name].default for name in names or self.params})
+        """Back to the default: a reset button's callback.  What is opened next refines it anew."""
+        self.put(**{name: self._declared[name].default for name in names or self._declared})
 
     def query(self) -> dict[str, str]:
         """What the link to this view says, without the language."""

@@ -4,11 +4,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nvfp4viz.checkpoint import canonical, tensor, write_checkpoint
+from nvfp4viz.checkpoint import canonical, open_checkpoint, tensor, write_checkpoint
 from nvfp4viz.errors import error_texts
 from nvfp4viz.figures.words import catalogue
 from nvfp4viz.serving import matrix
 from nvfp4viz.ui import explorer_open
+from nvfp4viz.ui.errors import escape
 from tests.audit.layouts import LAYOUTS, ct_linear, fp8, linear, typed
 
 from .conftest import clean, skipped, texts
@@ -133,3 +134,55 @@ def test_scales_and_experts_are_not_in_the_list(tmp_path):
     names = matrix.matrix_names(opened, canonical(opened))
     assert names
     assert not [name for name in names if "scale" in name or ".experts." in name]
+
+
+def opened_next(at, folder):
+    """Another checkpoint opened in the Explorer, and back to the page."""
+    at.session_state["explorer.now"] = explorer_open.open_folder(folder, "upload")
+    at.session_state["_view_page"] = "explorer"
+    return clean(at.run())
+
+
+def test_what_the_page_chose_for_one_checkpoint_is_not_asked_of_the_next(look, tmp_path):
+    """Dense, then experts and a router of eight rows, then experts alone: each opens on its expert."""
+    at = look({"lm_head.weight": floats(64, 64)})
+    assert "`lm_head.weight`, BF16, 64 × 64." in texts(at)
+    first = LAYOUTS["modelopt"]
+    gate = {"model.layers.0.mlp.gate.weight": floats(8, 64), "lm_head.weight": floats(64, 64)}
+    for number, tensors in enumerate((first.tensors() | gate, first.tensors())):
+        write_checkpoint(tmp_path / str(number), tensors, config=first.config, hf_quant_config=first.quant)
+        at = opened_next(at, tmp_path / str(number))
+        assert pictures(at) == 1
+        assert f", {first.block}, " in texts(at)
+        assert not {"of", "tensor"} & set(at.query_params)
+    assert not [box for box in at.button_group if box.key == f"{PAGE}.of"], "there is nothing else to choose"
+    at.session_state[f"{PAGE}.data"] = "outliers"
+    assert not {"of", "tensor"} & set(clean(at.run()).query_params)
+
+
+def test_starting_over_leaves_no_name_in_the_link(look):
+    at = look({"lm_head.weight": floats(64, 64), "a.weight": floats(64, 64)}, of="other", tensor="lm_head.weight")
+    clean(at.button(key=f"{PAGE}.reset").click().run())
+    assert set(at.query_params) <= {"lang"}
+
+
+def test_a_router_of_eight_rows_is_not_in_the_list(look):
+    at = look({"a.weight": floats(8, 64), "b.weight": floats(16, 64)}, of="other")
+    assert at.selectbox(key=f"{PAGE}.tensor").options == ["b.weight"]
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_a_checkpoint_without_any_matrix_says_so(look, lang):
+    at = look({"norm.weight": tensor(np.ones(64, np.float32))}, lang=lang)
+    assert error_texts(lang)["matrix.none"]["what"].format(name="own") in texts(at)
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_a_weight_in_a_file_cut_short_is_not_called_absent(look, tmp_path, lang):
+    layout = LAYOUTS["modelopt"]
+    at = look(layout.tensors(), layout.config, layout.quant, lang=lang, expert=7)
+    entry = open_checkpoint(tmp_path / "own").entry(layout.name(7, "gate", "weight"))
+    file = tmp_path / "own" / entry.file
+    file.write_bytes(file.read_bytes()[: entry.end - 1])
+    at = opened_next(at, tmp_path / "own")
+    assert error_texts(lang)["checkpoint.unreadable"]["what"].format(tensor=escape(entry.name)) in texts(at)

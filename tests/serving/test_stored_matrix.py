@@ -1,10 +1,12 @@
 """Numbers of a matrix from every layout that the project reads, against a decoding of our own; and what is refused."""
 
+import json
+
 import ml_dtypes
 import numpy as np
 import pytest
 
-from nvfp4viz.checkpoint import Tensor, canonical, memory_checkpoint, open_checkpoint, tensor
+from nvfp4viz.checkpoint import Tensor, canonical, memory_checkpoint, open_checkpoint, tensor, write_checkpoint
 from nvfp4viz.errors import CheckpointError
 from nvfp4viz.serving.stored import find_expert, find_matrix, matrix_names
 from sample_checkpoints import ensure
@@ -255,3 +257,38 @@ STACK = tensor(np.ones((2, 16, 16), np.float32))
 )
 def test_what_cannot_be_read_is_said(code, tensors, index):
     assert refused({"b": Tensor("F32", (1,), bytes(4)), **tensors}, "a.weight", index) == code
+
+
+@pytest.mark.parametrize(
+    ("make", "without"),
+    [(linear, "weight"), (linear, "weight_scale"), (linear, "weight_scale_2"), (fp8, "weight"), (fp8, "weight_scale")],
+    ids=lambda of: of if isinstance(of, str) else of.__name__,
+)
+@pytest.mark.parametrize("name", ["model.layers.0.self_attn.q_proj", "model.layers.0.mlp.experts.1.gate_proj"])
+def test_what_lies_in_a_lost_shard_is_not_missing(tmp_path, name, make, without):
+    """Never a matrix decoded without a scale that the files have, and never the word that there is none."""
+    tensors = make(name) | make("model.layers.0.mlp.experts.0.gate_proj")
+    lost = f"{name}.{without}"
+    del tensors[lost]
+    write_checkpoint(tmp_path / "own", tensors)
+    places = dict.fromkeys(tensors, "model.safetensors") | {lost: "b.safetensors"}
+    (tmp_path / "own" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    opened = open_checkpoint(tmp_path / "own")
+    view = canonical(opened)
+    finds = [lambda: find_matrix(opened, view, f"{name}.weight")]
+    if ".experts." in name:
+        finds.append(lambda: find_expert(opened, view, 0, 1, "gate"))
+    for find in finds:
+        with pytest.raises(CheckpointError) as raised:
+            find()
+        assert (raised.value.code, raised.value.params["tensor"]) == ("checkpoint.unreadable", lost)
+
+
+def test_what_a_file_without_a_header_may_have_is_not_called_absent(tmp_path):
+    write_checkpoint(tmp_path / "own", linear("model.layers.0.mlp.experts.0.gate_proj"))
+    (tmp_path / "own" / "rest.safetensors").write_bytes(b"version https://git-lfs")
+    opened = open_checkpoint(tmp_path / "own")
+    for layer in (0, 1):
+        with pytest.raises(CheckpointError) as raised:
+            find_expert(opened, canonical(opened), layer, 0, "up")
+        assert (raised.value.code, raised.value.params["file"]) == ("matrix.unseen", "rest.safetensors")
