@@ -61,6 +61,8 @@ WRITTEN = 5
 MARGIN_ABOVE, MARGIN_BELOW = 44, 42
 LEAST_STRIP = 16
 """Pixels below which a strip has no room for its label; hovering tells it."""
+MARK = 11
+"""Pixels across the mark of a followed row."""
 
 
 # ------------------------------------------------------------------ layouts of the page
@@ -95,13 +97,17 @@ def rows_figure(
     ink = surface(theme)
     columns = [layout.whole.runs, *([run for run in layout.runs if run.rank == rank] for rank in range(layout.tp))]
     totals = [layout.whole.rank_rows, *[layout.rank_rows] * layout.tp]
+    room = height - MARGIN_ABOVE - MARGIN_BELOW
+    edge = MARK / room
     figure = go.Figure()
     for part in layout.parts:
         mine = [(at, run) for at, runs in enumerate(columns) for run in runs if run.part == part.name]
+        # The legend looks as the first strip does: as one with a label, if there is one.
+        mine.sort(key=lambda each: each[1].rows / totals[each[0]] * room < LEAST_STRIP)
         shade, pattern = _style(part.name, theme)
         labels = [
             ""
-            if run.rows / totals[at] * (height - MARGIN_ABOVE - MARGIN_BELOW) < LEAST_STRIP
+            if run.rows / totals[at] * room < LEAST_STRIP
             else _label(part, run)
             if len(columns) <= WRITTEN
             else part.name
@@ -134,7 +140,7 @@ def rows_figure(
     names += [words(lang, f"figures.fusion.rank{short}", rank=rank) for rank in range(layout.tp)]
     figure.layout = base_layout(
         theme,
-        height=height,
+        height=height + 2 * MARK,
         margin={"t": MARGIN_ABOVE, "b": MARGIN_BELOW},
         barmode="overlay",
         uniformtext={"minsize": 10, "mode": "hide"},
@@ -149,7 +155,8 @@ def rows_figure(
             "ticks": "",
             "tickangle": 0,
         },
-        yaxis={"range": [1, 0], "showgrid": False, "zeroline": False, "showticklabels": False, "ticks": ""},
+        # Room for a mark on the first or the last row, beside the strips' own height.
+        yaxis={"range": [1 + edge, -edge], "showgrid": False, "zeroline": False, "showticklabels": False, "ticks": ""},
     )
     return figure
 
@@ -211,7 +218,7 @@ def _path(layout: FusedLayout, follow: tuple[int, int], theme: Theme, lang: str)
             mode="markers",
             marker={
                 "symbol": "circle",
-                "size": 11,
+                "size": MARK,
                 "color": role("route", theme).fill,
                 "line": {"color": ink, "width": 2},
             },

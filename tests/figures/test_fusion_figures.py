@@ -43,7 +43,12 @@ class TestRows:
             assert column[0][0] == 0
             assert column[-1][1] == pytest.approx(1)
             assert [end for _, end in column[:-1]] == pytest.approx([start for start, _ in column[1:]])
-        assert figure["layout"]["yaxis"]["range"] == [1, 0]
+        below, above = figure["layout"]["yaxis"]["range"]
+        tall = figure["layout"]["height"] - fusion.MARGIN_ABOVE - fusion.MARGIN_BELOW
+        room = tall / (below - above)  # of the strips
+        assert room == pytest.approx(460 - fusion.MARGIN_ABOVE - fusion.MARGIN_BELOW)
+        # Half a mark stands beyond the first and the last row, and its outline.
+        assert max(above, 1 - below) < -(fusion.MARK / 2 + 2) / room
 
     def test_parts_are_told_by_more_than_colour(self, layout, theme, lang):
         figure = fusion.rows_figure(layout, theme=theme, lang=lang).to_dict()
@@ -53,6 +58,8 @@ class TestRows:
         for bar in figure["data"]:
             # A strip too thin for its label is told by its pattern, and by what one hovers over; no pattern runs
             # through a label.
+            # The legend shows the first strip.
+            assert bar["text"][0] or not any(bar["text"])
             for text, shape in zip(bar["text"], bar["marker"]["pattern"]["shape"], strict=True):
                 assert (text.split()[0], shape) == (bar["name"], "") if text else shape == shapes[bar["name"]]
             assert all(bar["name"] in text for text in bar["hovertext"])
