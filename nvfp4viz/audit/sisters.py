@@ -90,7 +90,9 @@ def _whole_attention(view: CanonicalView, linears: Iterable[Linear], kinds: Kind
         if len(layers) < 2 or len(without) != 1 or any(each != usual for each in layers.values()):
             continue
         own = beside[without[0]]
-        if head not in own and any(own | {head} == beside.get(number) for number in layers):
+        # A norm stands before attention; a piece of a layer has none.
+        whole = any("norm" in part for part in own)
+        if whole and head not in own and any(own | {head} == beside.get(number) for number in layers):
             lost += [f"{family}.{without[0]}.{path}.{last}.weight" for last in sorted(usual)]
     return lost
 
