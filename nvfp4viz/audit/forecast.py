@@ -335,7 +335,7 @@ def _structure(family: Family, findings: list[Finding]) -> Iterable[Effect]:
             item.code == "scale.missing" and item.role != "input_scale"
         )
         refuses = family.engine == "tensorrt-llm"
-        unread = item.role == "weight_scale_2" and item.projection == "up" and family.gate_rules
+        unread = item.text == "scale.missing.weight.up" and family.gate_rules
         if lost and unread and not refuses:
             fill = {"tensor": item.tensors[0], "slots": item.count}
             yield Effect("degraded", MILD, "experts", layers, "why.up-unread", fill)

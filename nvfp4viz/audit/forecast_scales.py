@@ -245,23 +245,24 @@ class LayerWeights:
 def of_weights(family: Family, weights: LayerWeights) -> Iterable[Effect]:
     """What second-level weight scales do: on every backend, for gate and down; for up where it has its own."""
     layer = weights.layer
-    effects: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    effects: dict[tuple[str, tuple[str, ...], str], list[int]] = {}
     paired = family.gate_rules and {"gate", "up"} <= weights.classes.keys()
     for kind, found in weights.classes.items():
         for expert in np.flatnonzero(found).tolist():
             name = CLASSES[int(found[expert])]
-            effect = weight_outcome(family, kind, name)
+            outcome, possible = weight_outcome(family, kind, name)
+            text = f"why.weight-{outcome}"
             if paired and family.engine == "tensorrt-llm" and kind in ("gate", "up"):
                 other = int(weights.classes["up" if kind == "gate" else "gate"][expert])
                 # It takes the larger of the two, of which a NaN and an infinity are; the other's is not its own.
-                hidden = name not in ("nan", "inf") and CLASSES[other] not in ("zero", "negative", "subnormal")
-                effect = ("degraded", MILD) if hidden else effect
+                if name not in ("nan", "inf") and CLASSES[other] not in ("zero", "negative", "subnormal"):
+                    outcome, possible, text = "degraded", MILD, "why.weight-larger"
             elif paired and kind == "up":
-                effect = ("degraded", MILD)
-            effects.setdefault(effect, []).append(expert)
-    for (outcome, possible), experts in effects.items():
+                outcome, possible, text = "degraded", MILD, "why.weight-up"
+            effects.setdefault((outcome, possible, text), []).append(expert)
+    for (outcome, possible, text), experts in effects.items():
         fill = {"experts": id_list(tuple(sorted(set(experts)))), "layer": layer, "slots": len(experts)}
-        yield Effect(outcome, possible, "experts", {layer}, f"why.weight-{outcome}", fill)
+        yield Effect(outcome, possible, "experts", {layer}, text, fill)
     if family.gate_rules and weights.mismatched.any():
         ids = tuple(np.flatnonzero(weights.mismatched).tolist())
         fill = {"experts": id_list(ids), "layer": layer, "slots": len(ids)}

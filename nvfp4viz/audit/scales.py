@@ -13,6 +13,7 @@ from collections.abc import Set as AbstractSet
 import numpy as np
 import numpy.typing as npt
 
+from nvfp4viz.audit.backends import FAMILIES
 from nvfp4viz.audit.facts import MISSING, NOT_A_SCALAR, OK, SCALARS, Facts, ScaleTable, is_scalar, median_of
 from nvfp4viz.audit.fills import back_fills
 from nvfp4viz.audit.findings import make
@@ -84,11 +85,24 @@ def _missing(facts: Facts, layer: int, projection: str, role: str, explained: Ab
     if ids:
         place = facts.place(layer, (projection,), role, ids)
         text = "scale.missing" if role == "input_scale" else "scale.missing.weight"
+        fill = {}
         if place["experts"] is None:
             text += ".shared"
+        elif role == "weight_scale_2" and _follows_gate(facts, layer, projection):
+            text, fill = "scale.missing.weight.up", {"own": _OWN}
         yield make(
-            "scale.missing", severity_of(role), text=text, role=role, layer=layer, projection=projection, **place
-        )
+            "scale.missing", severity_of(role), text=text, role=role, layer=layer, projection=projection, **place,
+            fill=fill,
+        )  # fmt: skip
+
+
+# Backends that keep up's second-level weight scale apart from gate's.
+_OWN = ", ".join(name for name, family in FAMILIES.items() if not family.gate_rules)
+
+
+def _follows_gate(facts: Facts, layer: int, projection: str) -> bool:
+    """Up beside a gate: nearly all servers use gate's second-level weight scale for both."""
+    return projection == "up" and "gate" in facts.view.projections_in[layer]
 
 
 def _values(facts: Facts, table: ScaleTable, fills: dict[str, Mask], explained: Mask) -> Iterator[Finding]:
@@ -99,7 +113,10 @@ def _values(facts: Facts, table: ScaleTable, fills: dict[str, Mask], explained: 
     for number, name in enumerate(CLASSES[1:], start=1):
         inverted = facts.view.divisors_in(table.layer) and name in ("zero", "inf", "subnormal")
         text = f"scale.{name}{'.divisor' if inverted else ''}{of_weight}"
-        yield from _report(facts, table, classes == number, f"scale.{name}", severity_of(table.role), text)
+        # Which divisor is zero needs no words: the value that is stored stands there.
+        up = bool(of_weight) and _follows_gate(facts, table.layer, table.projection)
+        text = "scale.value.up" if up else text
+        yield from _report(facts, table, classes == number, f"scale.{name}", severity_of(table.role), text, own=_OWN)
     good = table.good()
     if not good.any():
         return
