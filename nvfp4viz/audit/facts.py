@@ -137,6 +137,16 @@ class Facts:
         usable = bool((self.states[role, layer, projection] == OK).any())
         return role in SCALARS and usable and self.view.slot(layer, 0, projection, role).index is not None
 
+    def is_one_for_all(self, layer: int, projections: Iterable[str], role: str) -> bool:
+        """Do all experts of a layer share one tensor of the role that is no vector, or would if it were there?"""
+        kinds, dialect = tuple(projections), self.view.dialects.get(layer)
+        if dialect is None or dialect.arrangement == "expert":
+            return False
+        if dialect.arrangement == "fused" and not any(self.has_vector(layer, kind, role) for kind in kinds):
+            return True
+        tables = [self.tables.get((role, layer, kind)) for kind in kinds]
+        return all(table is not None and table.shared for table in tables)
+
     def place(self, layer: int, projections: Iterable[str], role: str, experts: tuple[int, ...]) -> dict[str, Any]:
         """Where a finding is: its experts, the first of its tensors' names, and how many slots there are.
 
@@ -146,9 +156,7 @@ class Facts:
         dialect = self.view.dialects.get(layer)
         if dialect is not None and dialect.arrangement != "expert":
             names = tuple(self.view.slot(layer, experts[0], kind, role).name for kind in kinds)
-            tables = [self.tables.get((role, layer, kind)) for kind in kinds]
-            fused = dialect.arrangement == "fused" and not any(self.has_vector(layer, kind, role) for kind in kinds)
-            if fused or all(table is not None and table.shared for table in tables):
+            if self.is_one_for_all(layer, kinds, role):
                 return {"experts": None, "tensors": names, "count": len(names)}
         else:
             # A finding shows three names; 90,000 slots can have one cause.

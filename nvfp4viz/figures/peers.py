@@ -37,6 +37,8 @@ class Peers:
         Expert.
     divisor : str
         What the checkpoint calls the scale where it stores divisors; empty elsewhere.
+    shared : bool
+        One number for all experts, repeated: none of them has peers.
     """
 
     role: str
@@ -46,6 +48,7 @@ class Peers:
     status: tuple[str, ...]
     picked: int
     divisor: str = ""
+    shared: bool = False
 
     @property
     def usable(self) -> npt.NDArray[np.bool_]:
@@ -76,7 +79,7 @@ class Peers:
 
 
 def describe_peers(peers: Peers, lang: str) -> str:
-    """One sentence: what is stored for the picked expert, and where it lies among its peers."""
+    """One sentence: what is stored for the picked expert, and where it lies among its peers, if it has any."""
     place: dict[str, Any] = {
         # What is judged is one over what is stored.
         "role": f"1/{peers.divisor}" if peers.divisor else peers.role,
@@ -86,6 +89,9 @@ def describe_peers(peers: Peers, lang: str) -> str:
         "peers": int(peers.usable.sum()) - int(peers.usable[peers.picked]),
     }
     status = words(lang, status_key(peers.status[peers.picked], peers.divisor))
+    if peers.shared:
+        value = f"**{float(peers.values[peers.picked]):.4g}**" if peers.usable[peers.picked] else status
+        return words(lang, "peers.shared", **place, value=value, experts=len(peers.values))
     if peers.ratio is not None:
         value = f"{float(peers.values[peers.picked]):.4g}"
         z = peers.robust_z

@@ -114,4 +114,5 @@ def peers_of(facts: Facts, report: Report, role: str, layer: int, projection: st
     if table is None or expert >= len(table.values) or not is_expected(report, role):
         return None
     names = tuple(STATUSES[code] for code in slot_statuses(facts, report, table))
-    return Peers(role, layer, projection, table.values, names, expert, _divisor(facts, role, (layer,)))
+    shared = facts.is_one_for_all(layer, (projection,), role)
+    return Peers(role, layer, projection, table.values, names, expert, _divisor(facts, role, (layer,)), shared)

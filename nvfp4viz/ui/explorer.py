@@ -14,7 +14,7 @@ from nvfp4viz.audit.texts import id_list
 from nvfp4viz.checkpoint.problems import SEVERITIES
 from nvfp4viz.figures.slots import is_expected
 from nvfp4viz.ui.errors import escape
-from nvfp4viz.ui.i18n import lang, listed, t
+from nvfp4viz.ui.i18n import has, lang, listed, t
 from nvfp4viz.ui.numbers import four
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def _tensor(page: Lesson, opened: Opened, role: str, slot: Slot) -> None:
         for column, what in zip(st.columns(3, gap="medium"), ("who", "reads", "absent"), strict=True):
             with column:
                 st.caption(page.t(f"columns.{what}"))
-                st.markdown(page.t(f"{texts}.{what}", **kind))
+                st.markdown(page.t(_of_all(opened, slot, texts, what), **kind))
 
 
 def _is_needed(opened: Opened, slot: Slot) -> bool:
@@ -272,6 +272,17 @@ def _sentences(opened: Opened, slot: Slot) -> str:
     up = "_up" * ((role, slot.projection) == ("weight_scale_2", "up"))
     divisor = "_divisor" * (role != "weight" and view.divisors_in(slot.layer))
     return role + up + divisor
+
+
+def _of_all(opened: Opened, slot: Slot, texts: str, what: str) -> str:
+    """The key of one of these sentences; another one where a tensor, or its one number, is of all experts."""
+    facts, role = opened.audit.facts, texts.removeprefix("roles.")
+    own = f"{texts}.{what}"
+    if what == "absent" and facts.view.is_whole(slot.layer):
+        own = f"roles.whole.{role.removesuffix('_divisor')}"
+    elif what == "who" and facts.is_one_for_all(slot.layer, (slot.projection,), slot.role):
+        own = f"roles.shared.{role}"
+    return own if has(f"explorer.{own}") else f"{texts}.{what}"
 
 
 def backends(page: Lesson, opened: Opened) -> None:

@@ -138,7 +138,9 @@ def map_and_slot(page: Lesson, opened: Opened) -> None:
         coverage_map(grid, key=MAP_KEY, role=projection, selected=(layer, expert), on_pick=_picked, on_role=_switched)
         _counts(page, report, role)
         strip = peers_of(facts, report, role, layer, projection, expert)
-        if strip is not None:
+        if strip is not None and strip.shared:
+            st.markdown(peer_figures.describe_peers(strip, lang()))
+        elif strip is not None:
             page.figure(
                 peer_figures.peers_figure(strip, theme=theme(), lang=lang()),
                 alt=page.t("pick.title"),

@@ -190,6 +190,31 @@ def test_the_tables_carry_the_status(audited, grid):
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("stored", [None, 0.005, np.nan])
+def test_a_number_of_all_experts_is_not_compared_with_itself(stored, language):
+    """checkpoints.md 2.3: one scalar of a fused layer is no expert's."""
+    layout = LAYOUTS["fused"]
+    tensors = layout.tensors()
+    name = layout.name(3, layout.kinds[0], "input_scale")
+    if stored is None:
+        del tensors[name]
+    else:
+        tensors[name] = layout.scalar(np.float32(stored))
+    done = run_audit(layout.open(tensors))
+    strip = peers_of(done.facts, done.report, "input_scale", 0, layout.kinds[0], 3)
+    status = "missing" if stored is None else "nan" if np.isnan(stored) else ""
+    value = words(language, f"coverage.status.{status}") if status else "**0.005**"
+    place = {"layer": 0, "projection": layout.kinds[0], "role": "input_scale", "experts": len(strip.values)}
+    assert describe_peers(strip, language) == words(language, "peers.shared", **place, value=value)
+
+
+def test_an_expert_s_place_in_a_vector_is_its_own():
+    layout = LAYOUTS["stacked"]
+    done = run_audit(layout.open())
+    assert not peers_of(done.facts, done.report, "input_scale", 0, layout.kinds[0], 3).shared
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize(("stored", "status"), [(np.inf, "zero"), (0.0, "inf"), (-0.0, "neginf")])
 def test_a_stored_divisor_is_not_called_what_it_amounts_to(stored, status, language):
     """An infinite divisor acts as zero, and the file holds no zero (audit.md: and says so)."""

@@ -5,11 +5,12 @@ import re
 
 import pytest
 
-from nvfp4viz.checkpoint import file_bytes
+from nvfp4viz.checkpoint import file_bytes, write_checkpoint
 from nvfp4viz.figures.words import words
 from nvfp4viz.ui import i18n
 from sample_checkpoints import ensure
 from tests.audit.families import gpt_oss
+from tests.audit.layouts import LAYOUTS
 from tests.checkpoint.checkpoint_fixtures import CONFIG, CT_QUANT, ct_base
 
 from .conftest import clean, tab, texts
@@ -169,3 +170,29 @@ def test_experts_without_scales_can_be_looked_at_tensor_by_tensor(open_page, lan
     assert {"en": "Expert 5 of layer 0", "zh": "第 0 层专家 5"}[lang] in said
     assert "BF16 [" in said
     assert said.count({"en": "it is not missing", "zh": "它并不缺失"}[lang]) == 3
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize(("layout", "whole", "shared"), [("fused", 1, 1), ("stacked", 1, 0), ("modelopt", 0, 0)])
+def test_sentences_of_one_expert_do_not_stand_on_tensors_of_all(
+    open_page, tmp_path, monkeypatch, lang, layout, whole, shared
+):
+    """One scalar of a fused layer is nobody's own; a vector's numbers are, and all experts lose them together."""
+    monkeypatch.setattr(i18n, "lang", lambda: lang)
+    of = LAYOUTS[layout]
+    write_checkpoint(tmp_path / "own", of.tensors(), config=of.config, hf_quant_config=of.quant)
+    files = [(path.name, path.read_bytes()) for path in sorted((tmp_path / "own").iterdir())]
+    at = tab(upload(open_page("explorer", lang=lang), *files), "explorer", 1)
+    charts, said = len(at.get("plotly_chart")), texts(at)
+    assert charts == 1 - shared
+    for key, count in (
+        ("whole.weight", whole),
+        ("whole.weight_scale_2", whole),
+        ("whole.input_scale", whole),
+        ("weight.absent", 1 - whole),
+        ("weight_scale_2.absent", 1 - whole),
+        ("input_scale.absent", 1 - whole),
+        ("shared.input_scale", shared),
+        ("input_scale.who", 1 - shared),
+    ):
+        assert said.count(i18n.t(f"explorer.roles.{key}")) == count, key
