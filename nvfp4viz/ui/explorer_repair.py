@@ -80,6 +80,8 @@ def _plan(opened: Opened, policy: str, value: float | None, suspects: bool) -> R
 def _show(page: Lesson, opened: Opened, plan: Repair) -> None:
     """The dry run: what would change, from what, to what."""
     record, words = plan.record, lang()
+    if plan.suspected:
+        page.finding("repair.suspected", count=plan.suspected, switch=page.t("repair.suspects"))
     if plan.is_empty:
         page.finding("repair.nothing")
         return

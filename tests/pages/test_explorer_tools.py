@@ -15,7 +15,7 @@ from nvfp4viz.audit.diff import diff, diff_to_json
 from nvfp4viz.audit.parallel import expert_ranks, width_ranks
 from nvfp4viz.audit.repair import POLICIES, RECORD, plan_repair, repaired_files
 from nvfp4viz.audit.texts import report_words
-from nvfp4viz.checkpoint import MemorySource, open_checkpoint
+from nvfp4viz.checkpoint import MemorySource, open_checkpoint, write_checkpoint
 from nvfp4viz.errors import CheckpointError, InputError, content_words
 from nvfp4viz.serving.remedies import MARGIN, run_remedy
 from nvfp4viz.ui import caches, explorer_repair, explorer_roots, i18n
@@ -26,6 +26,7 @@ from nvfp4viz.ui.explorer_repair_cost import texts as cost_texts
 from nvfp4viz.ui.explorer_roots import VARIABLE, WRITE
 from nvfp4viz.ui.snippets import run
 from sample_checkpoints import ensure
+from tests.audit.layouts import LAYOUTS
 
 from .conftest import clean, tab, texts
 
@@ -203,6 +204,24 @@ def test_where_nothing_is_to_be_mended_that_is_said(open_page, lang, sample, pol
     assert plan_repair(ensure(sample), policy).is_empty
     assert i18n.t("explorer.repair.nothing") in plain(at)
     assert "explorer.repair.make" not in [item.key for item in at.button]
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("suspects", ["0", "1"])
+def test_a_value_that_only_looks_wrong_is_named_where_it_stays(open_page, lang, suspects, tmp_path):
+    """As `nvfp4viz repair` says it: the switch would replace it."""
+    layout = LAYOUTS["modelopt"]
+    tensors = layout.tensors()
+    layout.put(tensors, 3, "down", "input_scale", np.float32(layout.get(tensors, 3, "down", "input_scale") * 500))
+    write_checkpoint(tmp_path / "own", tensors, config=layout.config, hf_quant_config=layout.quant)
+    at = open_page("explorer", lang=lang, policy="peer-max", suspects=suspects)
+    clean(at.button_group(key="explorer.source").set_value("upload").run())
+    for name, data in contents(tmp_path / "own").items():
+        at.file_uploader(key="explorer.files").upload(name, data)
+    shown = plain(tab(clean(at.run()), "explorer", REPAIR))
+    switch = i18n.t("explorer.repair.suspects")
+    assert (i18n.t("explorer.repair.suspected", count=1, switch=switch) in shown) == (suspects == "0")
+    assert (i18n.t("explorer.repair.nothing") in shown) == (suspects == "0")
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
