@@ -44,9 +44,12 @@ SHORT = {
 }
 
 
-def fates_figure(fates: Sequence[Fate], *, covered: Sequence[str] = (), theme: Theme, lang: str) -> go.Figure:
+def fates_figure(
+    fates: Sequence[Fate], *, covered: Sequence[str] = (), unmeasured: Sequence[str] = (), theme: Theme, lang: str
+) -> go.Figure:
     """A row for the complete twin and one for each fate, a column for each layer: equal bits, an error, or a share of
-    NaN; under each row the reply.  Rows of ``covered`` allocators hold question marks."""
+    NaN; under each row the reply.  Rows of ``covered`` allocators hold question marks, those of ``unmeasured`` too, but
+    for their reply."""
     import plotly.graph_objects as go
 
     ink, nan_role = surface(theme), role("sign", theme)
@@ -54,6 +57,9 @@ def fates_figure(fates: Sequence[Fate], *, covered: Sequence[str] = (), theme: T
     whole, hidden = np.zeros((1, layers)), np.full((len(covered), layers), np.nan)
     error = np.concatenate([whole, [fate.effect.layer_error for fate in fates], hidden])
     share = np.concatenate([whole, [fate.effect.layer_nan for fate in fates], hidden])
+    for row, fate in enumerate(fates, 1):
+        if fate.allocator in unmeasured:
+            error[row] = share[row] = np.nan
     drawn = np.where((error > 0) & (share == 0), np.log10(np.where(error > 0, error, 1)), np.nan)
     rows = len(error)
     columns = [f"L{layer}" for layer in range(layers)]

@@ -24,10 +24,12 @@ def snippet_of(page: Lesson) -> tuple[str, Values]:
     """Name and values of the open part's snippet."""
     view, shown = page.view, predict.revealed()
     allocators = ALLOCATORS if shown else ALLOCATORS[:1]
+    # The load that answers well is what the question is about.
+    opening = tuple(name for name in parts.OPENING if name != parts.OPENING[1])
     part = view["part"]
     if part == "fates":
         if not shown:
-            return "loading", _fates(parts.PROMPT, parts.BACKENDS[0], 0, allocators)
+            return "loading", _fates(parts.PROMPT, parts.BACKENDS[0], 0, opening)
         return "loading", _fates(view["p"], view["b"], view["seed"], allocators)
     if part == "maxima":
         return "loading_maxima", _slot(page) if shown else parts.opening_slot()

@@ -36,6 +36,10 @@ BACKENDS = ("vllm-cutlass", "vllm-flashinfer-cutlass", "vllm-marlin")
 PROMPTS = tuple(DEMO_PROMPTS)
 PROMPT = "logs"
 TOKENS = 16
+OPENING = ("zeros", "ones", "neighbour")
+"""What the opening's loads find in memory: they say nothing, answer well, answer wrongly."""
+LITTLE = 0.01
+"""What passes for a small error in the question."""
 SLOTS = ("gate", "up", "down")
 VALUES = ("zero", "nan", "inf", "one", "huge", "thousand", "thousandth", "negative", "own")
 _FIXED = {"zero": 0.0, "nan": float("nan"), "inf": float("inf"), "one": 1.0, "huge": 1e38}
@@ -117,10 +121,10 @@ def fates_part(page: Lesson) -> None:
     opening = fates(PROMPT, BACKENDS[0], 0)
     stage, side = page.stage()
     with side:
-        revealed = _which_fates(page, opening)
+        revealed = _how_far_off(page, opening)
     if not revealed:
         with stage:
-            _first_fate(page, opening[0])
+            _three_fates(page, opening)
         return
     view = page.view
     with side:
@@ -153,21 +157,31 @@ def fates_part(page: Lesson) -> None:
     page.prose("fates.text", name=first.name, error=percent(round(float(ones.effect.layer_error[-1]), 4)))
 
 
-def _first_fate(page: Lesson, fate: Fate) -> None:
-    """The complete twin and one fate, while the others wait for the reader's guess."""
-    others = [name for name in ALLOCATORS if name != fate.allocator]
+def _three_fates(page: Lesson, fates: Sequence[Fate]) -> None:
+    """The complete twin and the three kinds of fate, while the numbers of the good one and the others wait for the
+    reader's guess."""
+    shown = [fate for name in OPENING for fate in fates if fate.allocator == name]
+    nothing, well, wrong = shown
     page.figure(
-        figures.fates_figure([fate], covered=others, theme=theme(), lang=lang()),
+        figures.fates_figure(
+            shown,
+            covered=[fate.allocator for fate in fates if fate not in shown],
+            unmeasured=[well.allocator],
+            theme=theme(),
+            lang=lang(),
+        ),
         alt=page.t("fates.alt"),
         finding=page.t(
             "fates.opening",
             prompt=DEMO_PROMPTS[PROMPT],
-            whole=quoted(fate.effect.healthy.text),
-            slots=len(fate.unwritten),
-            answer=quoted(fate.text),
-            nan=percent(round(fate.nan_share, 4)),
+            whole=quoted(well.effect.healthy.text),
+            slots=len(well.unwritten),
+            well=quoted(well.text),
+            wrong=quoted(wrong.text),
+            answer=quoted(nothing.text),
+            nan=percent(round(nothing.nan_share, 4)),
         ),
-        rows=lambda: figures.fate_rows([fate]),
+        rows=lambda: figures.fate_rows([nothing, wrong]),
     )
 
 
@@ -191,18 +205,18 @@ def _answers(page: Lesson, found: Sequence[Fate]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _which_fates(page: Lesson, asked: Sequence[Fate]) -> bool:
-    """Asked: which contents of the empty slots leave the answer as it was?"""
-    kept = tuple(fate.allocator for fate in asked if fate.same_text)
-    answers = {(): "none", ("ones",): "ones", ("ones", "neighbour"): "finite", ALLOCATORS: "all"}
-    ones = next(fate for fate in asked if fate.allocator == "ones")
+def _how_far_off(page: Lesson, asked: Sequence[Fate]) -> bool:
+    """Asked: a load answers as the complete file does; how far are its numbers off?"""
+    ones = next(fate for fate in asked if fate.allocator == OPENING[1])
+    error = float(ones.effect.layer_error[-1])
     return predict.ask(
         f"{PAGE}.predict.fates",
-        tuple(answers.values()),
-        answer=answers[kept],
+        ("same", "little", "much"),
+        answer="same" if error == 0 else "little" if error < LITTLE else "much",
         slots=len(asked[0].unwritten),
+        little=percent(LITTLE),
         seed=next(fate.seed for fate in asked if fate.allocator == "random"),
-        error=percent(round(float(ones.effect.layer_error[-1]), 4)),
+        error=percent(round(error, 4)),
     )
 
 

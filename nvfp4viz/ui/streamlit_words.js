@@ -64,7 +64,17 @@
     seen.set(element, kept);
   }
 
+  // A flag would break behind its two hyphens, a reply behind the blank that it begins with; no style sheet can tell them
+  // from longer names, which have to break on a phone.
+  function keepFlags() {
+    for (const code of document.querySelectorAll(":is(p, li) > code")) {
+      const space = /^(--| )/.test(code.textContent) ? "nowrap" : "";
+      if (code.style.whiteSpace !== space) code.style.whiteSpace = space;
+    }
+  }
+
   function all() {
+    keepFlags();
     if (!document.querySelector(ROOTS)) return;
     for (const [selector, rules] of PLACES) for (const element of document.querySelectorAll(selector)) speak(element, rules);
     for (const element of document.querySelectorAll("[data-testid=stFileUploader] [aria-label]")) label(element);

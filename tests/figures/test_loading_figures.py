@@ -93,6 +93,17 @@ def test_a_covered_fate_shows_nothing_of_itself(fates, theme, lang):
     assert figure.layout.yaxis.ticktext == figures.fates_figure(fates, theme=theme, lang=lang).layout.yaxis.ticktext
 
 
+def test_an_unmeasured_fate_shows_its_reply_alone(fates):
+    name = fates[1].allocator
+    known = figures.fates_figure(fates, theme="light", lang="en")
+    figure = figures.fates_figure(fates, unmeasured=[name], theme="light", lang="en")
+    heat, _, text, replies = figure.data
+    assert np.isnan(heat.z[2]).all()
+    assert text.text[8:12] == ("?",) * 4
+    assert text.text[:8] + text.text[12:] == known.data[2].text[:8] + known.data[2].text[12:]
+    assert replies.text == known.data[3].text
+
+
 def test_the_sentence_counts_what_the_records_hold(fates):
     said = figures.describe_fates(fates, "en")
     assert f"{len({fate.text for fate in fates})} different repl" in said

@@ -47,7 +47,8 @@ def test_every_part_asks_first_and_then_shows(open_page, lang, part):
 @pytest.mark.parametrize(
     ("part", "figures", "shown", "later"),
     [
-        ("fates", 1, ["` api#9 GET /v1/s`", "`<pad>` × 16", "159", "96.88 %"], ["auth#9"]),
+        # Well, wrongly, and nothing: all three fates of the page's sentence; what the good one costs comes later.
+        ("fates", 1, [*["` api#9 GET /v1/s`"] * 2, "auth#9 C:\\tmpri", "`<pad>` × 16", "159", "96.88 %"], ["9.35 %"]),
         ("maxima", 1, ["64"], ["| cutlass |"]),
         ("promotion", 0, ['"input_activations": null', "**W4A16**", "`config.json`"], ["54189"]),
         ("chain", 0, ["weight_scale_2", "down_proj.input_scale"], ["--quantization"]),
@@ -93,8 +94,9 @@ def test_a_bad_link_is_named_and_leaves_the_page_usable(open_page, lang, query):
 
 
 def test_five_fates_of_one_file(open_page):
-    seen = texts(guessed(open_page(PAGE), f"{PAGE}.predict.fates", "finite"))
-    assert "Your guess: ones and the neighbour's bytes" in seen
+    seen = texts(guessed(open_page(PAGE), f"{PAGE}.predict.fates", "same"))
+    assert "Your guess: not at all: it has the same bits" in seen
+    assert "It turns out to be: **by more than 1 %**" in seen
     assert "159 slots have no tensor in the file. **3 different replies** came of 5 loads" in seen
     assert "the complete twin's came 1 of 5 times." in seen
     assert "` auth#9 C:\\tmpri`" in seen
@@ -236,10 +238,11 @@ FATE = re.compile(
 @pytest.mark.parametrize("query", [{}, {"p": "code", "b": "vllm-flashinfer-cutlass", "seed": "3"}], ids=str)
 def test_the_code_of_the_fates_prints_the_page_s_answers(open_page, query):
     at = open_page(PAGE, **query)
-    # Before the guess, the one fate that is drawn, whatever the link asks for.
-    (only,) = FATE.findall(shown_code_output(at, PAGE))
-    assert (only[0], only[4]) == ("zeros", "96.88")
+    # Before the guess, the fates that are drawn with their numbers, whatever the link asks for.
+    nothing, wrong = FATE.findall(shown_code_output(at, PAGE))
+    assert (nothing[0], nothing[4], wrong[0]) == ("zeros", "96.88", "neighbour")
     assert "96.88 % of the tokens it read end as NaN" in texts(at)
+    assert f"over a neighbour's bytes {quoted(ast.literal_eval(wrong[1]))}" in texts(at)
     at = revealed(open_page, "fates", **query)
     output, rows = shown_code_output(at, PAGE), rows_of(texts(at), 6)
     slots = re.match(r"(\d+) slots have no tensor; the complete twin writes (.*)$", output, re.MULTILINE)

@@ -354,7 +354,9 @@ def test_what_is_called_the_exact_sum_has_all_its_digits_or_says_that_it_has_not
     assert "3.3369140625" in seen
 
 
-@pytest.mark.parametrize(("lang", "said"), [("en", "reads both A and B from shared memory"), ("zh", "从共享内存读取 A 和 B")])
+@pytest.mark.parametrize(
+    ("lang", "said"), [("en", "reads both A and B from shared memory"), ("zh", "从共享内存读取 A 和 B")]
+)
 def test_scales_go_to_tensor_memory_and_operands_do_not(open_page, lang, said):
     """The `_SS` form reads both operands from shared memory (corrections.md)."""
     seen = texts(open_page(PAGE, lang=lang, part="scales"))
