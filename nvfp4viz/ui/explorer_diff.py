@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any
 
 import streamlit as st
@@ -32,6 +32,8 @@ WIDTHS = {
     "kind": 100, "name": 365, "A": 155, "B": 155, "ratio": 115,
     "layer": 70, "expert": 75, "projection": 100, "role": 140,
 }  # fmt: skip
+# Characters: what a cell of a setting shows at least, what stays on each side of a difference, and what is ever put in.
+_FITS, _AROUND, _MOST_SHOWN, _MOST_SAID = 20, 5, 400, 100_000
 _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -161,7 +163,7 @@ def diff_rows(found: Diff, a: CanonicalView, b: CanonicalView) -> Iterator[Row]:
     """
     for item in found.config:
         name = f"{item.file}: {item.field}"
-        yield Row("config", name, name.lower(), said(item.a), said(item.b))
+        yield Row("config", name, name.lower(), *said_apart(item.a, item.b))
     text_in_a, text_in_b = _texts(a), _texts(b)
     for item in found.types:
         kinds = (f"{dtype} {list(shape)}" for dtype, shape in (item.a, item.b))
@@ -198,8 +200,38 @@ def _place(view: CanonicalView, name: str) -> dict[str, Any]:
 
 
 def said(value: Any) -> str:
-    """A setting as a cell says it, and as its file has it."""
-    return "∅" if value is None else as_written(value, 400)
+    """A setting as its file has it."""
+    return "∅" if value is None else as_written(value, _MOST_SAID)
+
+
+def said_apart(a: Any, b: Any) -> tuple[str, str]:
+    """Two settings as their cells say them: of long ones, what both begin and end with is left out.
+
+    A cell shows some twenty characters, and lists that differ in their last name would look the same.
+
+    >>> said_apart(["lm_head", "model.layers.0.mlp.gate"], ["lm_head", "model.layers.1.mlp.gate"])
+    ('…yers.0.mlp.…', '…yers.1.mlp.…')
+    >>> said_apart("NVFP4", None)
+    ('"NVFP4"', '∅')
+    """
+    one, two = said(a), said(b)
+    if max(len(one), len(two)) > _FITS:
+        begin = _in_common(one, two)
+        end = _in_common(one[begin:][::-1], two[begin:][::-1])
+        one, two = (_cut(text, begin - _AROUND, end - _AROUND) for text in (one, two))
+    return one, two
+
+
+def _in_common(one: str, two: str) -> int:
+    """Characters with which both begin."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, two, strict=False)))
+
+
+def _cut(text: str, begin: int, end: int) -> str:
+    """Without ``begin`` characters in front and ``end`` behind, where that is more than the sign for it."""
+    text = "…" + text[begin:] if begin > 1 else text
+    text = text[:-end] + "…" if end > 1 else text
+    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "…"
 
 
 def filtered(rows: list[Row], kinds: tuple[str, ...], words: str) -> Iterator[Row]:

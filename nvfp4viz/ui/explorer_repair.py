@@ -23,7 +23,7 @@ from nvfp4viz.errors import CheckpointError, InputError, NvError
 from nvfp4viz.figures.coverage import status_key
 from nvfp4viz.ui import caches, errors, explorer_roots
 from nvfp4viz.ui.explorer import code_span, size_text
-from nvfp4viz.ui.explorer_diff import said
+from nvfp4viz.ui.explorer_diff import said_apart
 from nvfp4viz.ui.explorer_repair_cost import cost
 from nvfp4viz.ui.i18n import has, lang, listed, t
 
@@ -126,7 +126,7 @@ def plan_rows(opened: Opened, plan: Repair, removed: str) -> list[dict[str, Any]
     for file, data in plan.files.items():
         old = before.get(file, checkpoint.hf_quant_config)
         for item in changed_settings(file, old, msgspec.json.decode(data)):
-            rows.append(_plain(f"{file}: {item.field}", said(item.a), said(item.b)))
+            rows.append(_plain(f"{file}: {item.field}", *said_apart(item.a, item.b)))
     if plan.record.dropped:
         known = {row.tensor: row for row in opened.audit.rows() if row.role == "input_scale"}
         for name in plan.record.dropped:

@@ -19,7 +19,7 @@ from nvfp4viz.checkpoint import MemorySource, open_checkpoint, write_checkpoint
 from nvfp4viz.errors import CheckpointError, InputError, content_words
 from nvfp4viz.serving.remedies import MARGIN, run_remedy
 from nvfp4viz.ui import caches, explorer_repair, explorer_roots, i18n
-from nvfp4viz.ui.explorer_diff import diff_rows, filtered
+from nvfp4viz.ui.explorer_diff import diff_rows, filtered, said_apart
 from nvfp4viz.ui.explorer_open import open_folder, open_sample
 from nvfp4viz.ui.explorer_repair import archive, plan_rows, write_beside
 from nvfp4viz.ui.explorer_repair_cost import texts as cost_texts
@@ -91,6 +91,26 @@ def test_a_comparison_says_what_could_not_be_read(open_page, lang, other, monkey
     assert i18n.t("explorer.compare.unread", side="B", count=1, file="model-00002.safetensors") in shown
     assert (i18n.t("explorer.compare.same_so_far") in shown) == (other == HOLES)
     assert i18n.t("explorer.compare.same") not in shown
+
+
+IGNORED = ["lm_head", *(f"model.layers.{layer}.mlp.gate" for layer in range(600))]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "cells"),
+    [
+        (IGNORED[:2], IGNORED[:1] + IGNORED[2:3], ("…yers.0.mlp.…", "…yers.1.mlp.…")),
+        (IGNORED[:2], IGNORED[:3], ('…gate"]', '…gate","model.layers.1.mlp.gate"]')),
+        (IGNORED, [*IGNORED[:-1], "x"], ('…te","model.layers.599.mlp.gate"]', '…te","x"]')),
+        (IGNORED[:3], None, ('["lm_head","model.layers.0.mlp.gate","model.layers.1.mlp.gate"]', "∅")),
+        ("NVFP4", "FP8", ('"NVFP4"', '"FP8"')),
+        (16, None, ("16", "∅")),
+    ],
+)
+def test_long_settings_that_differ_look_different(a, b, cells):
+    """A cell shows some twenty characters, of which lists have the first in common; numbers and names stay whole."""
+    assert said_apart(a, b) == cells
+    assert said_apart(b, a) == cells[::-1]
 
 
 def test_a_comparison_can_be_filtered_and_what_is_hidden_is_not_counted_away(open_page):
