@@ -28,7 +28,7 @@ TARGET = re.compile(r"(?<=\])\(https://[^)\s]+\)")
 # Findings name the constants of the conventions they check (1.0, 2688, a group of 16): they define, they do not report.
 # So does the command line's help: exit codes, defaults, the numbers of a command's inputs.
 NAMED_VALUES = re.compile(
-    r"^findings(_deep)?\.|^cli\.|\.where$|_placeholder$|^(coverage|report)\.status\.(identity|zero)$"
+    r"^findings(_deep)?\.|^cli\.|\.where$|_placeholder$|^(coverage|report)\.status\.(identity|zero)$|^coverage\.status_divisor\."
 )
 
 
