@@ -301,7 +301,7 @@ def backends(page: Lesson, opened: Opened) -> None:
             (
                 code_span(item.name),
                 f"**{page.t(f'outcomes.{item.outcome}')}**",
-                listed(page.t(f"outcomes.{name}") for name in item.possible) or "–",
+                listed(page.t(f"outcomes.{name}") for name in item.possible if name != item.outcome) or "–",
                 page.t(f"scopes.{item.scope}"),
                 escape(describe(item, lang())[0]),
             )
