@@ -17,6 +17,7 @@ from nvfp4viz.audit.facts import Facts
 from nvfp4viz.audit.forecast_linears import of_linears
 from nvfp4viz.audit.forecast_scales import (
     MILD,
+    WILD,
     Effect,
     LayerScales,
     LayerWeights,
@@ -139,11 +140,14 @@ def _of_tower(effect: Effect, tower: str | None) -> Effect:
 
 
 def _siblings(family: Family, findings: list[Finding]) -> Iterator[Effect]:
-    """Gate and up that disagree about their common input: the larger is taken, and it may be the right one."""
+    """Gate and up that disagree about their common input, and a layer that stands apart: either may be right."""
     for item in findings:
         if item.text == "scale.outlier.sibling" and item.layer is not None and family.reach != "none":
             fill = {"layer": item.layer, "larger": item.params["larger"], "slots": item.count}
             yield Effect("degraded", MILD, "layer", {item.layer}, "why.sibling", fill)
+        elif item.text == "scale.outlier.layer" and item.layer is not None and family.reach != "none":
+            fill = {"layer": item.layer, "ratio": item.params["ratio"], "slots": item.count}
+            yield Effect("degraded", WILD, "layer", {item.layer}, "why.layer-apart", fill)
 
 
 def _each(findings: Iterable[Finding], of: Callable[[list[Finding]], Iterable[Effect]]) -> Iterator[Effect]:

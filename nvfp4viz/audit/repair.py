@@ -321,8 +321,8 @@ class _Places:
             return
         if item.layer is None and item.code != "scheme.mislabelled":
             return
-        if item.text.startswith("scale.outlier.sibling"):
-            # Which of the two projections is wrong nobody knows.
+        if item.text.startswith(("scale.outlier.sibling", "scale.outlier.layer")):
+            # Which of the two projections is wrong, or what a whole layer should have, nobody knows.
             return
         for layer in self.facts.layers if item.layer is None else (item.layer,):
             for projection in self.view.projections_in[layer] if item.projection is None else (item.projection,):

@@ -81,6 +81,59 @@ def apart(facts: Facts, layer: int) -> Siblings | None:
     return Siblings(tuple(ids), *middle)
 
 
+# Powers of two by which a layer must be off the others, and may be off their reciprocal.
+_LAYER_OFF, _NEAR_RECIPROCAL = 10.0, 4.0
+
+
+def layer_findings_of_inputs(facts: Facts) -> Iterator[Finding]:
+    """``scale.outlier`` of one layer's activation scales that are about the reciprocal of the other layers'.
+
+    Its experts agree with one another, so that only other layers show it; a scale above one alone proves nothing, and
+    layers do differ, but not by a thousand times and up to where the other convention would be.
+    """
+    found: dict[int, list[tuple[str, float, float]]] = {}
+    for kind in ("gate", "up", "gate_up", "down"):
+        tables = {at: table for at in facts.view.moe_layers if (table := facts.tables.get(("input_scale", at, kind)))}
+        tables = {at: table for at, table in tables.items() if "input_scale" in facts.needs[at] and len(table.values)}
+        # Experts of a layer differ by some 30 times: the first is enough to see that there is nothing to see.
+        firsts = {at: _log(table.values[0]) for at, table in tables.items()}
+        usual = median_of(np.array(list(firsts.values()))) if len(firsts) >= 3 else 0.0
+        if len(firsts) < 3 or not any(abs(first - usual) > _LAYER_OFF / 2 for first in firsts.values()):
+            continue
+        middles = {
+            at: _log(median_of(table.values[good])) for at, table in tables.items() if (good := table.good()).any()
+        }
+        for at, own in middles.items():
+            others = [middle for other, middle in middles.items() if other != at]
+            rest = float(median_of(np.array(others))) if len(others) >= 2 else own
+            # Of two halves neither is the odd one.
+            agreed = 2 * sum(abs(middle - rest) < _LAYER_OFF / 2 for middle in others) > len(middles)
+            if agreed and abs(own - rest) >= _LAYER_OFF and abs(own + rest) <= _NEAR_RECIPROCAL:
+                found.setdefault(at, []).append((kind, own, rest))
+    for at, kinds in sorted(found.items()):
+        if apart(facts, at) is not None:
+            # That one of gate and up is off is said already.
+            kinds = [one for one in kinds if one[0] == "down"]
+        if not kinds:
+            continue
+        _, own, rest = max(kinds, key=lambda one: abs(one[1] - one[2]))
+        names = [kind for kind, _, _ in kinds]
+        experts = tuple(range(facts.view.experts_in[at]))
+        fill = {
+            "ratio": times(2 ** abs(own - rest)), "own": json_number(2**own), "others": json_number(2**rest),
+            "kinds": ", ".join(names),
+        }  # fmt: skip
+        place = facts.place(at, names, "input_scale", experts)
+        yield make(
+            "scale.outlier", "warn", text="scale.outlier.layer", role="input_scale", layer=at, **place, fill=fill
+        )
+
+
+def _log(value: np.float32) -> float:
+    """Its power of two; 0 of what is no number above zero."""
+    return float(np.log2(value)) if value > 0 and np.isfinite(value) else 0.0
+
+
 def _far(gate: F32, up: F32) -> int | None:
     """1 where gate is far above up in the median of their ratios, −1 where it is far below, else None."""
     middle = float(median_of(np.log2(gate.astype(np.float64)) - np.log2(up.astype(np.float64))))

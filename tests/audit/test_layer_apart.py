@@ -1,0 +1,92 @@
+"""One layer whose experts' activation scales are about the reciprocal of the other layers'."""
+
+import numpy as np
+import pytest
+
+from nvfp4viz.audit import audit, describe
+from nvfp4viz.audit.backends import FAMILIES
+from nvfp4viz.audit.repair import plan_repair
+from tests.audit.config_faults import section_of, with_section
+from tests.audit.layouts import LAYOUTS
+from tests.audit.reading import found, outcomes
+
+IDS = [
+    "modelopt", "projection-major", "w1/w2/w3", "non-gated", "Gemma 4, .moe.", "Gemma 4, nvidia", "Gemma 4, CT",
+    "compressed-tensors", "fused", "stacked", "Quark NVFP4",
+]  # fmt: skip
+WARN = [("scale.outlier", "warn")]
+
+
+def layered(id, change, layers=4):
+    """So many layers; ``change(layer, kind, scale)`` gives each effective activation scale anew."""
+    layout = LAYOUTS[id]
+    out = {}
+    for k in range(layers):
+        tensors = layout.tensors()
+        for kind in layout.kinds:
+            for expert in range(8 if layout.arrangement != "fused" else 1):
+                stored = layout.get(tensors, expert, kind, "input_scale")
+                own = float(layout.stored(stored))
+                new = np.float32(change(k, kind, own * (1 + 0.1 * k)))
+                layout.put(tensors, expert, kind, "input_scale", layout.stored(new))
+        out |= {name.replace("layers.0", f"layers.{k}"): item for name, item in tensors.items()}
+    return layout.open(out, **with_section(layout, section_of(layout), num_hidden_layers=layers))
+
+
+def said(report):
+    return [(code, severity) for code, severity, *_ in found(report)]
+
+
+@pytest.mark.parametrize("id", IDS)
+@pytest.mark.parametrize("layer", [0, 1, 3])
+def test_a_layer_stored_the_other_way_up(id, layer):
+    assert said(audit(layered(id, lambda k, kind, own: own))) == []
+    report = audit(layered(id, lambda k, kind, own: 1 / own if k == layer else own))
+    assert said(report) == WARN
+    [item] = [one for one in report.findings if one.severity == "warn"]
+    assert (item.text, item.layer, item.role) == ("scale.outlier.layer", layer, "input_scale")
+    assert item.params["kinds"] == ", ".join(LAYOUTS[id].kinds)
+    for language in ("en", "zh"):
+        message = describe(item, language)[0]
+        assert "{" not in message
+        assert "e-0" not in message
+    for name, one in outcomes(report).items():
+        assert one == ("degraded" if FAMILIES[name].reach != "none" else "safe")
+
+
+def test_of_one_projection_alone():
+    for kind in ("gate", "up", "down"):
+        report = audit(
+            layered("modelopt", lambda k, own_kind, own, kind=kind: 1 / own if (k, own_kind) == (2, kind) else own)
+        )
+        assert said(report) == WARN
+        [item] = [one for one in report.findings if one.severity == "warn"]
+        # Gate beside its own up shows it too, and first.
+        assert item.text == ("scale.outlier.layer" if kind == "down" else "scale.outlier.sibling")
+
+
+@pytest.mark.parametrize("factor", [1 / 900, 1 / 30, 30, 900, 1e8, 1e-6, 1e9])
+def test_a_layer_that_is_merely_different(factor):
+    """Far, and not where the other convention would be: within a layer nothing stands out."""
+    report = audit(layered("modelopt", lambda k, kind, own: own * factor if k == 2 else own))
+    assert said(report) == []
+
+
+def test_where_too_few_layers_tell():
+    assert said(audit(layered("modelopt", lambda k, kind, own: 1 / own if k == 1 else own, layers=2))) == []
+    # Of two halves neither is the odd one.
+    assert said(audit(layered("modelopt", lambda k, kind, own: 1 / own if k % 2 else own))) == []
+
+
+def test_bad_values_of_other_layers_do_not_hide_it():
+    def change(k, kind, own):
+        return np.nan if (k, kind) == (0, "down") else 1 / own if k == 2 else own
+
+    report = audit(layered("modelopt", change, layers=5))
+    assert ("scale.outlier", "warn") in said(report)
+    assert {code for code, _ in said(report)} == {"scale.outlier", "scale.nan"}
+
+
+def test_a_repair_leaves_it_alone():
+    checkpoint = layered("modelopt", lambda k, kind, own: 1 / own if k == 1 else own)
+    assert plan_repair(checkpoint, "peer-max", suspects=True).is_empty
