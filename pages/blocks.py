@@ -62,24 +62,14 @@ else:
     parts.swizzle_part(page)
 
 own = {
-    "blocks_tensor": tensor.snippet_of(page),
     "blocks_experts": parts.snippet_of_expert(page),
     "blocks_scales": parts.snippet_of_scales(page),
 }
 snippet = next((name for name, values in own.items() if values), "blocks")
+plain = {name: view[name] for name in ("m", "n", "along", "size", "w_rows", "e_row", "e_k")}
+plain["k"] = view["w_blocks"] * parts.K_STEP
 page.foot(
-    snippet=snippet,
-    code=own.get(snippet)
-    or {
-        "m": view["m"],
-        "n": view["n"],
-        "along": view["along"],
-        "size": view["size"],
-        "w_rows": view["w_rows"],
-        "k": view["w_blocks"] * parts.K_STEP,
-        "e_row": view["e_row"],
-        "e_k": view["e_k"],
-    },
+    **tensor.shown_code(page) or {"snippet": snippet, "code": own.get(snippet) or plain},
     data={
         "inner_sum": lambda: parts.inner_rows(page),
         "grouping_error": lambda: parts.error_rows(page),

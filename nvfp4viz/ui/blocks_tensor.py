@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import streamlit as st
 
@@ -15,11 +17,13 @@ from nvfp4viz.formats import BLOCK, MX_BLOCK
 from nvfp4viz.quant import grouping
 from nvfp4viz.serving import matrix
 from nvfp4viz.serving.matrix import HOWS, Part, StoredMatrix
-from nvfp4viz.ui import caches, errors, explorer_open, state
+from nvfp4viz.ui import caches, errors, explorer_open, snippets, state
+from nvfp4viz.ui.explorer_code import source_of
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.lesson import Lesson
 from nvfp4viz.ui.pick import pick_expert, pick_one
 from nvfp4viz.ui.samples import SAMPLE_IDS, sample_title
+from nvfp4viz.ui.snippets import Written
 from nvfp4viz.ui.theme import theme
 
 OF = ("expert", "other")
@@ -315,10 +319,47 @@ def _spans(ends: Sequence[tuple[int, int]]) -> str:
     return " ".join(f"{first}…{after - 1}" for first, after in ends)
 
 
-def snippet_of(page: Lesson) -> dict[str, object] | None:
-    """Values of the snippet that repeats the comparison; None for a file that only this session has."""
+def shown_code(page: Lesson) -> dict[str, Any]:
+    """What `Lesson.foot` needs to show the code that repeats the comparison, and to run it on what is open.
+
+    Nothing where other data are shown.  Of the reader's own files it names a folder, as the Explorer's code does.
+    """
+    view, own = page.view, explorer_open.remembered()
+    if (view["part"], view["data"]) != ("error", "checkpoint"):
+        return {}
+    opened = _opened(page)
+    name, index = _named(page, opened)
+    code = {"tensor": Written(name), "index": index, **{name: view[name] for name in ("take", "row", "column")}}
+    run = partial(_run, page, opened)
+    if own is None or not opened.private:
+        return {"snippet": "blocks_tensor", "code": code | {"checkpoint": view["checkpoint"]}, "run": run}
+    return {"snippet": "blocks_given", "code": code | {"source": source_of(own)}, "run": run}
+
+
+def _named(page: Lesson, opened: _Open) -> tuple[str, int]:
+    """The tensor and the place in it; where there is none, the name that it would have."""
     view = page.view
-    if view["part"] != "error" or view["data"] != "checkpoint" or _opened(page).private:
-        return None
-    names = ("checkpoint", "of", "tensor", "stack", "layer", "expert", "projection", "take", "row", "column")
-    return {name: view[name] for name in names}
+    try:
+        found = found_of(page)
+        return found.name, found.index or 0
+    except NvError:
+        if _of(page, opened) == "other":
+            return view["tensor"] or "TENSOR", view["stack"]
+        if view["layer"] not in opened.view.blocks:
+            return "TENSOR", 0
+        return opened.view.slot(view["layer"], view["expert"], view["projection"], "weight").name, 0
+
+
+def _run(page: Lesson, opened: _Open, text: str) -> str:
+    """Once for a matrix; what takes long is not done a second time, and not before it is asked for."""
+    given: dict[str, Any] = {"opened": opened.checkpoint, "view": opened.view}
+    try:
+        found = found_of(page)
+        part = part_of(page, found)
+        if part.size > matrix.MOST:
+            given["errors"] = compared(page, found, part)
+            if given["errors"] is None:
+                return page.t("tensor.not_yet", values=f"{part.size:,}")
+        return caches.kept("blocks.kept.code", (text, opened.identity), lambda: snippets.run(text, given))
+    except NvError as error:
+        return error.text(lang())["what"]

@@ -21,8 +21,12 @@ def shown(opened: Opened | None, sample: str) -> dict[str, Any]:
     """
     if opened is None or opened.kind == "sample":
         return {"code": {"sample": sample}}
-    source = quote(opened.address, safe="/:@%+=~,") or "FOLDER"
-    return {"code": {"source": source}, "snippet": "explorer_given", "run": lambda text: _run(text, opened)}
+    return {"code": {"source": source_of(opened)}, "snippet": "explorer_given", "run": lambda text: _run(text, opened)}
+
+
+def source_of(opened: Opened) -> str:
+    """What code says in place of a checkpoint that is no sample: its address, or ``FOLDER``."""
+    return quote(opened.address, safe="/:@%+=~,") or "FOLDER"
 
 
 def _run(text: str, opened: Opened) -> str:

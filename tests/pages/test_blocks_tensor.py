@@ -10,9 +10,10 @@ from nvfp4viz.figures.words import catalogue
 from nvfp4viz.serving import matrix
 from nvfp4viz.ui import explorer_open
 from nvfp4viz.ui.errors import escape
+from nvfp4viz.ui.snippets import run
 from tests.audit.layouts import LAYOUTS, ct_linear, fp8, linear, typed
 
-from .conftest import clean, skipped, texts
+from .conftest import clean, shown_code_output, skipped, texts
 
 PAGE = "blocks"
 BEST = f"{PAGE}.predict.best"
@@ -186,3 +187,60 @@ def test_a_weight_in_a_file_cut_short_is_not_called_absent(look, tmp_path, lang)
     file.write_bytes(file.read_bytes()[: entry.end - 1])
     at = opened_next(at, tmp_path / "own")
     assert error_texts(lang)["checkpoint.unreadable"]["what"].format(tensor=escape(entry.name)) in texts(at)
+
+
+def own_code(at):
+    """The foot's code with its output: what is open in the Explorer is shown as a folder."""
+    at.session_state[f"{PAGE}.open.code"] = True
+    clean(at.run())
+    *_, source, output = (block.value for block in at.code)
+    return source, output
+
+
+@pytest.mark.parametrize("name", ["modelopt", "fused", "stacked", "gpt-oss", "DeepSeek V4, three formats"])
+def test_the_code_for_the_reader_s_own_files_gives_the_page_s_numbers(look, tmp_path, name):
+    layout = LAYOUTS[name]
+    at = look(layout.tensors(), layout.config, layout.quant, expert=5, projection="down")
+    source, output = own_code(at)
+    assert 'open_checkpoint("FOLDER")' in source
+    assert output == run(source.replace("FOLDER", (tmp_path / "own").as_posix()))
+    for line in output.splitlines()[1:]:
+        assert line.split(": ")[1].split(",")[0] in texts(at).replace(output, "")
+
+
+def test_the_code_for_a_matrix_of_a_stack_names_it(look):
+    at = look(MODULES["stack"][0], of="other", tensor="model.layers.0.mixer.many.weight", stack=2)
+    source, output = own_code(at)
+    assert "find_matrix(opened, view, 'model.layers.0.mixer.many.weight', 2)" in source
+    assert output.startswith("model.layers.0.mixer.many.weight BF16 (32, 64)")
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_the_code_of_what_cannot_be_compared_says_why(look, lang):
+    """Also under a name that ends a Python literal, if it can."""
+    name = "a'); 1/0; ('{b}.weight"
+    source, output = own_code(look({name: tensor(np.zeros((32, 32), np.float32))}, lang=lang, of="other", tensor=name))
+    assert repr(name) in source
+    assert output == error_texts(lang)["matrix.zero"]["what"].format(tensor=name)
+
+
+def test_the_code_of_nothing_says_so(look):
+    source, output = own_code(look({"norm.weight": tensor(np.ones(64, np.float32))}))
+    assert "'TENSOR'" in source
+    assert output == error_texts("en")["matrix.none"]["what"].format(name="own")
+
+
+def test_the_code_of_a_large_matrix_waits_until_it_is_measured(look, monkeypatch):
+    monkeypatch.setattr(matrix, "MOST", 64 * 64)
+    at = look({"model.embed_tokens.weight": floats(200, 96)}, of="other", take="whole")
+    assert own_code(at)[1] == "Not measured yet: 18,432 values."
+    clean(at.button(key=f"{PAGE}.measure").click().run())
+    assert own_code(at)[1].splitlines()[1].startswith("k: ")
+
+
+def test_a_sample_s_code_has_no_branch_that_is_not_taken(open_page):
+    at = skipped(open_page(PAGE, part="error", data="checkpoint"), BEST)
+    output = shown_code_output(at, PAGE)
+    assert " if " not in at.code[-2].value
+    assert "\nif " not in at.code[-2].value
+    assert output.startswith("model.layers.0.")

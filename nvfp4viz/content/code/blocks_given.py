@@ -1,0 +1,13 @@
+from nvfp4viz.checkpoint import canonical, open_checkpoint
+from nvfp4viz.serving.matrix import choose_part, compare_part, find_matrix
+
+# A folder, a file, an index, https://… or hf://owner/name@revision
+opened = open_checkpoint($source)
+view = canonical(opened)
+found = find_matrix(opened, view, $tensor, $index)
+part = choose_part(found, $take, $row, $column)
+errors = compare_part(found, part)
+
+print(found.name, found.stored, found.shape, "rows", part.bands, "columns", (part.left, part.right))
+for one in errors:
+    print(f"{one.along}: {one.error.sqnr_db:.1f} dB, {one.error.zeroed} values became zero")
