@@ -12,6 +12,7 @@ from nvfp4viz.figures.words import LANGUAGES, has_words, words
 _KEY = "lang"
 _SWITCH = "lang_switch"
 _REFUSED = "_lang_refused"
+_NAMED = "_named_choices"
 NAMES = {"en": "English", "zh": "中文"}
 
 
@@ -81,7 +82,19 @@ def language_switch() -> None:
     )
 
 
+def outlives_a_switch(key: str) -> None:
+    """Note a widget whose choices have names in the reader's language.
+
+    The browser knows a choice by its name, and reads it back in the next run as one of the names of the run before:
+    after another language it would be none of them, and the box would still show it.
+    """
+    st.session_state.setdefault(_NAMED, set()).add(key)
+
+
 def _switched() -> None:
+    for key in st.session_state.get(_NAMED, ()):
+        if key in st.session_state:
+            st.session_state[key] = st.session_state[key]  # set by us, so that the browser takes the new name
     chosen = st.session_state[_SWITCH]
     st.session_state[_KEY] = chosen
     st.query_params[_KEY] = chosen

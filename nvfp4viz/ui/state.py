@@ -26,7 +26,7 @@ from typing import Any
 
 import streamlit as st
 
-from nvfp4viz.ui.i18n import refused_language
+from nvfp4viz.ui.i18n import outlives_a_switch, refused_language
 
 CURSOR = ("checkpoint", "layer", "expert", "projection", "block", "element")
 MODES = ("reader", "workshop")
@@ -189,6 +189,7 @@ class View:
 
     def widget(self, name: str) -> dict[str, Any]:
         """Keyword arguments that tie a widget to a setting: its key, and keeping its value on other pages."""
+        outlives_a_switch(self.key(name))
         return {"key": self.key(name), "persist_state": "session"}
 
     def __getitem__(self, name: str) -> Any:

@@ -4,6 +4,7 @@ import io
 import zipfile
 
 import pytest
+from playwright.sync_api import expect
 
 from nvfp4viz.audit import audit
 from nvfp4viz.checkpoint import MemorySource
@@ -249,3 +250,17 @@ def test_each_status_has_its_sign_where_cells_are_narrow(browser, tmp_path, monk
     finally:
         context.close()
         server.stop()
+
+
+@pytest.mark.parametrize("path", ["/explorer?lang=en", "/fault_lab?lang=en"])
+def test_another_language_keeps_the_open_tab(visit, path):
+    page = visit(path)
+    tabs = page.get_by_role("tab")
+    tabs.nth(1).click()
+    expect(tabs.nth(1)).to_have_attribute("aria-selected", "true")
+    name = tabs.nth(1).inner_text()
+    for language in ("中文", "English"):
+        page.get_by_role("radio", name=language).click()
+        (expect(tabs.nth(1)).not_to_have_text if language == "中文" else expect(tabs.nth(1)).to_have_text)(name)
+        expect(tabs.nth(1)).to_have_attribute("aria-selected", "true")
+        settle(page)

@@ -77,6 +77,40 @@ def test_switching_the_language_keeps_the_view(visit):
     assert query(page) == {"lang": "zh", "x": "5.5", "format": "e4m3"}
 
 
+@pytest.mark.parametrize(
+    ("path", "english", "chinese"),
+    [
+        ("/dataflow", "Arithmetic", "算术"),
+        ("/fault_lab", "Arithmetic", "算术"),
+        ("/routing", "arithmetic", "算术"),
+        ("/routing?part=routers", "spread out", "高低不一"),
+        ("/explorer", "no particular one", "不指定"),
+    ],
+)
+def test_choices_are_named_in_the_reader_s_language_however_often_it_changes(visit, path, english, chinese):
+    """The browser knows a choice by its name; one in another language would be no choice at all."""
+    page = visit(with_language(path, "en"))
+    boxes = page.locator("[data-testid=stSelectbox] input")
+
+    def shown(name):
+        page.wait_for_function("name => [...document.querySelectorAll('[data-testid=stSelectbox] input')]"
+                               ".some(box => box.value === name)", arg=name)  # fmt: skip
+        settle(page)
+
+    shown(english)
+    count = boxes.count()
+    for language, name in (("中文", chinese), ("English", english), ("中文", chinese)):
+        page.get_by_role("radio", name=language).click()
+        shown(name)
+        assert boxes.count() == count
+    # Also of a page that the reader was not looking at.
+    page.get_by_role("link", name="术语表").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("术语表")
+    page.get_by_role("radio", name="English").click()
+    page.locator(f"[data-testid=stSidebar] a[href$='{path.partition('?')[0]}']").click()
+    shown(english)
+
+
 def test_a_copied_link_restores_the_view(visit):
     page = visit("/e2m1?lang=en")
     page.get_by_label("Your number", exact=True).fill("-3.25")
@@ -84,6 +118,8 @@ def test_a_copied_link_restores_the_view(visit):
     page.get_by_role("button", name="Copy link").click()
     page.get_by_text("Copied.").wait_for()
     link = page.evaluate("navigator.clipboard.readText()")
+    page.get_by_label("Your number", exact=True).fill("2")
+    expect(page.get_by_text("Copied.")).to_have_count(0)  # what was copied is no longer what is shown
     again = visit(link.removeprefix(page.url.split("/e2m1")[0]))
     expect(again.get_by_label("Your number", exact=True)).to_have_value("−3.25")
     expect(again.get_by_label("Code", exact=True)).to_have_value("0xD")

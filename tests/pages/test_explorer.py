@@ -239,14 +239,6 @@ def test_an_upload_outlives_a_look_at_another_page_until_it_is_taken_away(open_p
     assert not at.metric
 
 
-def test_another_language_keeps_the_open_tab(open_page):
-    at = tab(open_page("explorer", lang="en"), "explorer", 2)
-    for language in ("zh", "en", "zh"):
-        clean(at.segmented_control(key="lang_switch").set_value(language).run())
-        [opened] = [item for item in at.tabs if len(item.children)]
-        assert opened.label == {"en": "Backends", "zh": "后端"}[language]
-
-
 @pytest.mark.parametrize("lang", LANGUAGES)
 def test_two_files_of_one_name_are_not_mixed_and_the_same_file_twice_is_one(open_page, files, lang):
     """The uploader keeps what was given before; no verdict may come from two checkpoints."""

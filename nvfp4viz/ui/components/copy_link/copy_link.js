@@ -6,7 +6,6 @@
 const WRITTEN = new WeakMap();
 
 function settleAddress(root, query) {
-  if (WRITTEN.get(root) === query) return;
   WRITTEN.set(root, query);
   const parts = (text) => new URLSearchParams(text).toString();
   if (parts(window.location.search) !== parts(query)) {
@@ -15,10 +14,15 @@ function settleAddress(root, query) {
 }
 
 export default function ({ data, parentElement }) {
-  settleAddress(parentElement, data.query);
   const button = parentElement.querySelector("button");
   const said = parentElement.querySelector(".said");
   const link = parentElement.querySelector(".link");
+  if (WRITTEN.get(parentElement) !== data.query) {
+    settleAddress(parentElement, data.query);
+    // What was copied is another view by now.
+    said.textContent = "";
+    link.hidden = true;
+  }
   button.textContent = data.label;
   link.setAttribute("aria-label", data.label);
   button.onclick = async () => {
