@@ -30,7 +30,7 @@ def classify(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
 def close(one: Any, two: Any) -> npt.NDArray[np.bool_]:
     """``torch.allclose`` with its defaults, number by number; a NaN is close to nothing.
 
-    >>> close([1e-4, 1e-9], [1.0001e-4, 2e-9]).tolist()
+    >>> close([1e-4, 1e-9], [1.001e-4, 2e-9]).tolist()
     [False, True]
     """
     one, two = np.asarray(one, np.float64), np.asarray(two, np.float64)
