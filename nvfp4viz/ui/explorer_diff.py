@@ -34,6 +34,7 @@ WIDTHS = {
 }  # fmt: skip
 # Characters: what a cell of a setting shows at least, what stays on each side of a difference, and what is ever put in.
 _FITS, _AROUND, _MOST_SHOWN, _MOST_SAID = 20, 5, 400, 100_000
+_NAME = 48  # characters of a name that a cell shows
 _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -163,7 +164,7 @@ def diff_rows(found: Diff, a: CanonicalView, b: CanonicalView) -> Iterator[Row]:
     """
     for item in found.config:
         name = f"{item.file}: {item.field}"
-        yield Row("config", name, name.lower(), *said_apart(item.a, item.b))
+        yield Row("config", setting_name(item.file, item.field), name.lower(), *said_apart(item.a, item.b))
     text_in_a, text_in_b = _texts(a), _texts(b)
     for item in found.types:
         kinds = (f"{dtype} {list(shape)}" for dtype, shape in (item.a, item.b))
@@ -197,6 +198,12 @@ def _place(view: CanonicalView, name: str) -> dict[str, Any]:
         return {}
     expert = None if view.is_whole(slot.layer) else slot.expert
     return {"layer": slot.layer, "expert": expert, "projection": slot.projection, "role": slot.role}
+
+
+def setting_name(file: str, field: str) -> str:
+    """A setting as its cell names it: of a long path the end, which tells it from the others beside it."""
+    room = _NAME - len(file)
+    return f"{file}: {field}" if len(field) <= room else f"{file}: …{field[1 - room :]}"
 
 
 def said(value: Any) -> str:

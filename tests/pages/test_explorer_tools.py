@@ -19,7 +19,7 @@ from nvfp4viz.checkpoint import MemorySource, open_checkpoint, write_checkpoint
 from nvfp4viz.errors import CheckpointError, InputError, content_words
 from nvfp4viz.serving.remedies import MARGIN, run_remedy
 from nvfp4viz.ui import caches, explorer_repair, explorer_roots, i18n
-from nvfp4viz.ui.explorer_diff import diff_rows, filtered, said_apart
+from nvfp4viz.ui.explorer_diff import diff_rows, filtered, said_apart, setting_name
 from nvfp4viz.ui.explorer_open import open_folder, open_sample
 from nvfp4viz.ui.explorer_repair import archive, plan_rows, write_beside
 from nvfp4viz.ui.explorer_repair_cost import texts as cost_texts
@@ -111,6 +111,18 @@ def test_long_settings_that_differ_look_different(a, b, cells):
     """A cell shows some twenty characters, of which lists have the first in common; numbers and names stay whole."""
     assert said_apart(a, b) == cells
     assert said_apart(b, a) == cells[::-1]
+
+
+def test_long_names_of_settings_look_different():
+    """The cell is 365 pixels wide, and paths of compressed-tensors begin alike."""
+    groups = "quantization_config.config_groups.group_0"
+    names = [setting_name("config.json", f"{groups}.{end}") for end in ("weights.num_bits", "weights.type", "targets")]
+    assert names[0] == "config.json: …nfig_groups.group_0.weights.num_bits"
+    assert len(set(names)) == 3
+    assert max(map(len, names)) <= 50
+    assert setting_name("hf_quant_config.json", "quantization.quant_algo") == (
+        "hf_quant_config.json: quantization.quant_algo"
+    )
 
 
 def test_a_comparison_can_be_filtered_and_what_is_hidden_is_not_counted_away(open_page):
