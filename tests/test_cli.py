@@ -368,9 +368,14 @@ def test_a_shard_that_may_not_be_read(capsys, holed, tmp_path, command, monkeypa
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize(
     ("options", "sound"),
-    [(("peer-max",), True), (("weight-only",), True), (("constant", "--value", "0.002"), True), (("constant", "--value", "5"), False),
-     (("constant", "--value", "1e-6"), False)],
-)  # fmt: skip
+    [
+        (("peer-max",), True),
+        (("weight-only",), True),
+        (("constant", "--value", "0.002"), True),
+        (("constant", "--value", "5"), False),
+        (("constant", "--value", "1e-6"), False),
+    ],
+)
 def test_a_repair_says_what_its_own_audit_says(capsys, tmp_path, options, sound, language):
     """A number by a rule is one that can be used, and may be far from what is needed."""
     layout = LAYOUTS["modelopt"]

@@ -100,9 +100,7 @@ def open_upload(files: Sequence[Any], place: str) -> Opened:
     for name in sorted(contents):
         digest.update(name.encode() + b"\0" + hashlib.sha256(contents[name]).digest())
     identity = digest.hexdigest()
-    return caches.kept(
-        kept_upload(place), identity, lambda: _examine(MemorySource(contents, UPLOAD), identity, UPLOAD)
-    )
+    return caches.kept(kept_upload(place), identity, lambda: _examine(MemorySource(contents, UPLOAD), identity, UPLOAD))
 
 
 def kept_upload(place: str) -> str:
