@@ -8,7 +8,8 @@ from nvfp4viz.audit.facts import label_in, pruned_layers
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.fp8_numbers import SCALES
 from nvfp4viz.audit.labels import is_native, label_findings
-from nvfp4viz.audit.linears import FP8, Linear, fp8_scale, is_draft, is_quantised_by_all
+from nvfp4viz.audit.linears import FP8, Linear, fp8_scale
+from nvfp4viz.audit.module_names import is_draft, is_quantised_by_all
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.routers import router_names
 from nvfp4viz.audit.two_files import files_findings, of_each_file

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from nvfp4viz.audit.facts import is_scalar
 from nvfp4viz.audit.fp8 import flat
 from nvfp4viz.audit.fp8_numbers import SCALES, is_read
-from nvfp4viz.audit.linears import FP8, Linear, layer_of
+from nvfp4viz.audit.linears import FP8, Linear
+from nvfp4viz.audit.module_names import layer_of
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, TensorEntry
 from nvfp4viz.checkpoint.dialects import PACKED
 from nvfp4viz.checkpoint.dialects.per_expert import E8M0

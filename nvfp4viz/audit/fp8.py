@@ -16,16 +16,8 @@ import numpy as np
 from nvfp4viz.audit.facts import Facts, pruned_layers
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.fp8_numbers import SCALES, fp8_scales, is_read
-from nvfp4viz.audit.linears import (
-    FP8,
-    Linear,
-    fp8_scale,
-    is_of_attention,
-    is_quantised_by_all,
-    layer_of,
-    missing_finding,
-    without_numbers,
-)
+from nvfp4viz.audit.linears import FP8, Linear, fp8_scale, missing_finding
+from nvfp4viz.audit.module_names import is_of_attention, is_quantised_by_all, layer_of, without_numbers
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.schemes import absent_or_gap
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, TensorEntry

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.fp8 import Said, said_of
 from nvfp4viz.audit.fp8_numbers import INPUTS
-from nvfp4viz.audit.linears import FP8, Linear, layer_of, layers_of, without_numbers
+from nvfp4viz.audit.linears import FP8, Linear
+from nvfp4viz.audit.module_names import layer_of, layers_of, without_numbers
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from nvfp4viz.audit.facts import is_scalar
 from nvfp4viz.audit.findings import make
-from nvfp4viz.audit.linears import is_draft, is_quantised_by_all
+from nvfp4viz.audit.module_names import is_draft, is_quantised_by_all
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, printable
 from nvfp4viz.checkpoint.numbers import CLASSES, classify

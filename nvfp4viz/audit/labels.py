@@ -12,7 +12,8 @@ from typing import Any
 
 from nvfp4viz.audit.facts import label_in
 from nvfp4viz.audit.findings import make
-from nvfp4viz.audit.linears import FP8, SIBLINGS, Linear, fp8_scale, is_draft, is_quantised_by_all, without_numbers
+from nvfp4viz.audit.linears import FP8, SIBLINGS, Linear, fp8_scale
+from nvfp4viz.audit.module_names import is_draft, is_quantised_by_all, without_numbers
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.texts import layer_list
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, SourceConfig

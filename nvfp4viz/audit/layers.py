@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from nvfp4viz.audit.facts import CLAIMS, Facts
 from nvfp4viz.audit.findings import make
-from nvfp4viz.audit.linears import is_draft
+from nvfp4viz.audit.module_names import is_draft
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.shapes import text_part
 from nvfp4viz.audit.texts import id_list, layer_list

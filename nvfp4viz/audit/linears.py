@@ -6,7 +6,6 @@ scales are due.  Findings are grouped over layers: one a code, role and cause.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +15,13 @@ import numpy as np
 from nvfp4viz.audit.facts import CLAIMS, Facts, is_scalar, median_of
 from nvfp4viz.audit.fills import fills_of_modules, is_coarse
 from nvfp4viz.audit.findings import make
+from nvfp4viz.audit.module_names import MATRICES, layer_of, layers_of
 from nvfp4viz.audit.report import Finding, json_value
 from nvfp4viz.audit.scales import block_fault, block_width, half_findings, json_number, severity_of
 from nvfp4viz.audit.siblings import apart_in_linears, times
 from nvfp4viz.audit.texts import in_full
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, TensorEntry
 from nvfp4viz.checkpoint.dialects import COMPRESSED_TENSORS, MODELOPT, PACKED, PROJECTIONS, QUARK_NVFP4, Dialect
-from nvfp4viz.checkpoint.dialects.collect import is_tower, layer_number
 from nvfp4viz.checkpoint.dialects.per_expert import E8M0, ROLES
 from nvfp4viz.checkpoint.dtypes import SCALE_BYTES
 from nvfp4viz.checkpoint.modules import FLOATS
@@ -37,13 +36,6 @@ SUFFIXES = frozenset({
     "input_scale_2", "input_global_scale", "scale", "weight_scale_inv",
 })  # fmt: skip
 FP8 = ("F8_E4M3", "F8_E5M2")
-# Modules that every exporter takes for linear layers to quantise; routers, norms and embeddings are never among them.
-_MATRICES = frozenset({
-    "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2",
-    "w3", "q_a_proj", "q_b_proj", "kv_b_proj",
-})  # fmt: skip
-# Towers that servers leave unquantised whatever the configuration says.
-_FORCED = re.compile(r"(?:vision|visual|vit_|audio|multi_modal|multimodal|aligner)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +293,7 @@ def _shapes(view: CanonicalView, linears: list[Linear]) -> Iterator[Finding]:
 
 
 # Modules that are one projection, and never several in one.
-_ALONE = _MATRICES - {"qkv_proj", "gate_up_proj", "kv_b_proj"}
+_ALONE = MATRICES - {"qkv_proj", "gate_up_proj", "kv_b_proj"}
 
 
 def _no_numbers(odd: Iterable[tuple[Linear, str, TensorEntry]]) -> Iterator[Finding]:
@@ -441,73 +433,6 @@ def _filled(
 
 def _is_float_max(value: np.float32) -> bool:
     return bool(np.abs(value - _FP8_FLOAT_MAX) <= np.spacing(_FP8_FLOAT_MAX))
-
-
-def layer_of(names: Iterable[str], view: CanonicalView) -> int | None:
-    """The one layer that all these names are of, or None; a draft layer has the number that its experts have."""
-    layers = {_layer(name, view) for name in names}
-    return layers.pop() if len(layers) == 1 else None
-
-
-def layers_of(names: Iterable[str], view: CanonicalView) -> list[int]:
-    """All layers that these names are of."""
-    return sorted({layer for name in names if (layer := _layer(name, view)) is not None})
-
-
-def _layer(name: str, view: CanonicalView) -> int | None:
-    if is_tower(name):
-        return None
-    number, draft, head = layer_number(name, view.layers)
-    if not draft or not head:
-        return number
-    # Where two namings count the same, the experts' layers have been moved apart.
-    own = (layer for layer in view.draft_layers if f"{view.blocks[layer]}.".startswith(f"{head}."))
-    return next(own, number)
-
-
-def is_quantised_by_all(name: str) -> bool:
-    """Does every exporter quantise such a module, and every server build it so, where nothing leaves it out?
-
-    >>> is_quantised_by_all("model.layers.0.self_attn.q_proj"), is_quantised_by_all("model.layers.0.mlp.gate")
-    (True, False)
-    >>> is_quantised_by_all("model.visual.blocks.0.attn.q_proj")
-    False
-    """
-    return name.rpartition(".")[2] in _MATRICES and not _FORCED.search(name)
-
-
-# Attention's projections under all names.
-ATTENTION = frozenset({
-    "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj",
-    "wq_a", "wq_b", "wkv", "wo_a", "wo_b", "wq", "wk", "wv", "wo",
-})  # fmt: skip
-
-
-def is_of_attention(name: str) -> bool:
-    """Is this a projection of the language model's attention?
-
-    >>> is_of_attention("layers.0.attn.wkv"), is_of_attention("model.visual.blocks.0.attn.wq")
-    (True, False)
-    """
-    return name.rpartition(".")[2] in ATTENTION and not _FORCED.search(name)
-
-
-def without_numbers(name: str) -> str:
-    """What a module is in every layer.
-
-    >>> without_numbers("layers.12.attn.wkv")
-    'layers.#.attn.wkv'
-    """
-    return ".".join("#" if part.isdecimal() else part for part in name.split("."))
-
-
-def is_draft(name: str, layers: int | None) -> bool:
-    """Is this a module of a draft (MTP, nextn) layer?
-
-    >>> is_draft("mtp.0.ffn.w1", 4), is_draft("model.layers.4.mlp.up_proj", 4), is_draft("model.layers.3.mlp", 4)
-    (True, True, False)
-    """
-    return layer_number(name, layers)[1]
 
 
 def by_format(linears: Iterable[Linear]) -> Mapping[str, list[Linear]]:

@@ -13,7 +13,8 @@ from typing import Any
 
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.fp8 import Said, misfit, said_of
-from nvfp4viz.audit.linears import Linear, fp8_scale, is_draft, missing_finding, stored_beginnings
+from nvfp4viz.audit.linears import Linear, fp8_scale, missing_finding, stored_beginnings
+from nvfp4viz.audit.module_names import is_draft
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.scales import block_width
 from nvfp4viz.audit.shapes import (

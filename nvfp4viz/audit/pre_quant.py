@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from nvfp4viz.audit.facts import NOT_NEEDED, Facts
 from nvfp4viz.audit.findings import make
-from nvfp4viz.audit.linears import Linear, layer_of, layers_of
+from nvfp4viz.audit.linears import Linear
+from nvfp4viz.audit.module_names import layer_of, layers_of
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.scales import block_width
 from nvfp4viz.audit.shapes import matrix_size

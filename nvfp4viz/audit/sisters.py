@@ -10,7 +10,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from nvfp4viz.audit.linears import ATTENTION, Linear, is_draft, is_weightless, missing_finding, stored_beginnings
+from nvfp4viz.audit.linears import Linear, is_weightless, missing_finding, stored_beginnings
+from nvfp4viz.audit.module_names import ATTENTION, is_draft
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.routers import router_names
 from nvfp4viz.audit.shapes import text_part

@@ -16,7 +16,8 @@ import msgspec
 from nvfp4viz.audit.facts import CLAIMS
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.labels import CONFLICTS, NAMED, expert_conflicts, expert_labels
-from nvfp4viz.audit.linears import Linear, is_quantised_by_all
+from nvfp4viz.audit.linears import Linear
+from nvfp4viz.audit.module_names import is_quantised_by_all
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.texts import words
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, SourceConfig, printable

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.fp8 import said_of
 from nvfp4viz.audit.fp8_numbers import INPUTS, SCALES
-from nvfp4viz.audit.linears import FP8, Linear, is_quantised_by_all, is_weightless, missing_finding
+from nvfp4viz.audit.linears import FP8, Linear, is_weightless, missing_finding
+from nvfp4viz.audit.module_names import is_quantised_by_all
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint
 from nvfp4viz.checkpoint.dialects.per_expert import QUANTIZERS
