@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
 from nvfp4viz.audit.facts import F32, Facts, median_of
 from nvfp4viz.audit.fills import FINGERPRINTS, back_fills
-from nvfp4viz.audit.findings import make
+from nvfp4viz.audit.findings import NAMES, make
 from nvfp4viz.audit.report import Finding
-from nvfp4viz.audit.scales import OUTLIER_FLOOR, json_number
+from nvfp4viz.audit.scales import OUTLIER_FLOOR, Mask, json_number, outliers
 from nvfp4viz.checkpoint.numbers import classify
 
 
@@ -114,19 +115,45 @@ def layer_findings_of_inputs(facts: Facts) -> Iterator[Finding]:
         if apart(facts, at) is not None:
             # That one of gate and up is off is said already.
             kinds = [one for one in kinds if one[0] == "down"]
+        # A slot without a value, with an unusable one, or odd in its own layer, has its own finding.
+        left = {kind: mask for kind, _, _ in kinds if (mask := _unexplained(facts, at, kind)).any()}
+        kinds = [one for one in kinds if one[0] in left]
         if not kinds:
             continue
         _, own, rest = max(kinds, key=lambda one: abs(one[1] - one[2]))
-        names = [kind for kind, _, _ in kinds]
-        experts = tuple(range(facts.view.experts_in[at]))
+        experts = tuple(np.flatnonzero(np.any([*left.values()], axis=0)).tolist())
         fill = {
             "ratio": times(2 ** abs(own - rest)), "own": json_number(2**own), "others": json_number(2**rest),
-            "kinds": ", ".join(names),
+            "kinds": ", ".join(left),
         }  # fmt: skip
-        place = facts.place(at, names, "input_scale", experts)
+        place = facts.place(at, left, "input_scale", experts)
+        if place["experts"] is not None:
+            place["count"] = int(sum(mask.sum() for mask in left.values()))
+            place["tensors"] = _names(facts, at, left)
         yield make(
             "scale.outlier", "warn", text="scale.outlier.layer", role="input_scale", layer=at, **place, fill=fill
         )
+
+
+def _unexplained(facts: Facts, layer: int, kind: str) -> Mask:
+    """Experts whose activation scale has no finding of its own (`scales`)."""
+    table = facts.tables["input_scale", layer, kind]
+    good = table.good()
+    one = good & (table.stored == 1)
+    left: Mask = good & ~outliers(table.values, good)
+    if not np.array_equal(one, good):
+        left &= ~one
+    if facts.block(layer) == "NVFP4" and facts.view.scheme != "W4A8":
+        for mask in back_fills(facts, layer).get(kind, {}).values():
+            left &= ~mask
+    return left
+
+
+def _names(facts: Facts, layer: int, left: Mapping[str, Mask]) -> list[str]:
+    """The first tensors of these slots, in `Facts.place`'s order; one that holds all experts', once."""
+    slots = ((expert, kind) for expert in range(facts.view.experts_in[layer]) for kind in left if left[kind][expert])
+    names = (facts.view.slot(layer, expert, kind, "input_scale").name for expert, kind in slots)
+    return list(dict.fromkeys(islice(names, NAMES * len(left))))
 
 
 def _log(value: np.float32) -> float:

@@ -6,6 +6,7 @@ import pytest
 from nvfp4viz.audit import audit, describe
 from nvfp4viz.audit.backends import FAMILIES
 from nvfp4viz.audit.repair import plan_repair
+from nvfp4viz.checkpoint import tensor
 from tests.audit.config_faults import section_of, with_section
 from tests.audit.layouts import LAYOUTS
 from tests.audit.reading import found, outcomes
@@ -17,8 +18,11 @@ IDS = [
 WARN = [("scale.outlier", "warn")]
 
 
-def layered(id, change, layers=4):
-    """So many layers; ``change(layer, kind, scale)`` gives each effective activation scale anew."""
+def layered(id, change, layers=4, but=None):
+    """So many layers; ``change(layer, kind, scale)`` gives each effective activation scale anew.
+
+    ``but``: what single tensors hold instead, None for one that is not stored.
+    """
     layout = LAYOUTS[id]
     out = {}
     for k in range(layers):
@@ -30,6 +34,11 @@ def layered(id, change, layers=4):
                 new = np.float32(change(k, kind, own * (1 + 0.1 * k)))
                 layout.put(tensors, expert, kind, "input_scale", layout.stored(new))
         out |= {name.replace("layers.0", f"layers.{k}"): item for name, item in tensors.items()}
+    for name, value in (but or {}).items():
+        if value is None:
+            del out[name]
+        else:
+            out[name] = tensor(np.float32(value))
     return layout.open(out, **with_section(layout, section_of(layout), num_hidden_layers=layers))
 
 
@@ -90,3 +99,19 @@ def test_bad_values_of_other_layers_do_not_hide_it():
 def test_a_repair_leaves_it_alone():
     checkpoint = layered("modelopt", lambda k, kind, own: 1 / own if k == 1 else own)
     assert plan_repair(checkpoint, "peer-max", suspects=True).is_empty
+
+
+@pytest.mark.parametrize("stored", [None, np.nan, 0.0, 1.0, np.finfo(np.float32).max / np.float32(2688), 1e9])
+def test_a_slot_of_it_with_a_finding_of_its_own_has_that_one_alone(stored):
+    checkpoint = layered("modelopt", lambda k, kind, own: 1 / own if k == 2 else own)
+    [whole] = [one for one in audit(checkpoint).findings if one.severity == "warn"]
+    assert (whole.count, whole.experts) == (24, tuple(range(8)))
+    name = "model.layers.2.mlp.experts.0.gate_proj.input_scale"
+    assert whole.tensors[0] == name
+    report = audit(layered("modelopt", lambda k, kind, own: 1 / own if k == 2 else own, but={name: stored}))
+    [item] = [one for one in report.findings if one.text == "scale.outlier.layer"]
+    assert (item.count, item.experts) == (23, tuple(range(8)))
+    assert name not in item.tensors
+    others = [one for one in report.findings if one is not item and name in one.tensors]
+    assert [one.count for one in others] == [1]
+    assert all("lie about" not in describe(one, "en")[0] for one in report.findings)

@@ -26,6 +26,9 @@ def test_one_expert_or_several():
         assert f"experts {several} are absent;" in words("expert.absent", {**fill, "experts": several})[0]
     lacks = words("scheme.pre-quant-scale", {**fill, "projection": "up", "experts": "3"})[0]
     assert lacks == "Layer 0, up: expert 3 lacks pre_quant_scale, which the other experts have."
+    assert words("why.weight-degraded", {"layer": 1, "experts": "3"})[0] == (
+        "A second-level weight scale is negative: layer 1, expert 3 returns outputs that are mis-scaled or change sign."
+    )
     assert "reaches this expert." in words("scale.filled.max-bound", {**_every("x"), "experts": "3"})[1]
 
 
