@@ -154,12 +154,15 @@ def _ignores(family: Family, weight_only: bool) -> bool:
 
 
 def _ignored(item: Finding) -> Effect:
-    return Effect("ignored", (), "none", _layers(item), "why.linear-ignored", _fill(item))
+    fp8 = item.params.get("fp8") or ".fp8" in item.text
+    return Effect("ignored", (), "none", _layers(item), f"why.linear-ignored{'.fp8' if fp8 else ''}", _fill(item))
 
 
 def _effect(item: Finding, result: _Outcome, cause: str) -> Effect:
     outcome, possible = result
     text = f"why.linear-{cause}" if cause in ("missing", "cache") else f"why.linear-{outcome}"
+    # An FP8 layer's activation scale that perhaps nobody reads.
+    text += ".fp8" if cause == "input" and "ignored" in possible else ""
     return Effect(outcome, possible, _scope(item), _layers(item), text, _fill(item))
 
 
@@ -174,5 +177,5 @@ def _layers(item: Finding) -> set[int]:
 def _fill(item: Finding) -> dict[str, Any]:
     return {
         "tensor": "".join(item.tensors[:1]), "slots": item.count, "role": item.role or "",
-        "kind": item.params.get("kind", ""), "layer": item.layer,
+        "kind": item.params.get("kind", item.params.get("stored", "")), "layer": item.layer,
     }  # fmt: skip

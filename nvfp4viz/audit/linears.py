@@ -153,6 +153,13 @@ def _values(checkpoint: Checkpoint, linears: list[Linear]) -> list[Scalar]:
     return out
 
 
+# By role, and whether one is in FP8, whose kernel no flag of the experts' names.
+_TEXTS = {
+    ("input_scale", False): "scale.value.linear.input",
+    ("input_scale", True): "scale.value.linear.input.fp8",
+}  # fmt: skip
+
+
 def _classes(view: CanonicalView, values: list[Scalar], siblings: Iterable[tuple[str, ...]]) -> Iterator[Finding]:
     """Values that no server should use; one finding a class and role.
 
@@ -173,7 +180,7 @@ def _classes(view: CanonicalView, values: list[Scalar], siblings: Iterable[tuple
         bare = [linear for linear, _, name, stored, _ in found if not stored <= largest.get(name, -np.inf)]
         yield make(
             f"scale.{kind_name}", severity_of(role), role=role, layer=layer_of(names, view),
-            text="scale.value.linear.input" if role == "input_scale" else "scale.value.linear",
+            text=_TEXTS.get((role, any(linear.format == "FP8" for linear, *_ in found)), "scale.value.linear"),
             tensors=names, value=found[0][3],
             fill={
                 "kind": kind_name, "numbers": layers_of(names, view),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nvfp4viz.audit import audit
+from nvfp4viz.audit import audit, describe
 from nvfp4viz.audit.backends import FAMILIES
 from nvfp4viz.checkpoint import tensor
 from tests.audit.config_faults import section_of, with_section
@@ -205,7 +205,7 @@ def test_a_group_of_fp8_weights_promises_scales():
 
 @pytest.mark.parametrize("value", BY_VALUE)
 def test_a_bad_activation_scale_in_fp8_and_a_missing_one_are_read_by_the_same(value):
-    """Transformers reads none; vLLM's kernel for FP8 is chosen apart and may be weight-only, as the advice has it."""
+    """Transformers reads none; the kernel of FP8 layers is picked apart and may be weight-only. The words say so."""
     base, name = LAYOUTS["MIXED_PRECISION"].tensors(), f"{ATTENTION}.o_proj"
     sound = {**base, **eight(name), f"{name}.input_scale": number(2e-3)}
     bad = opened({**sound, f"{name}.input_scale": number(value)}, "MIXED_PRECISION", **mixed(names=("o_proj",)))
@@ -216,6 +216,16 @@ def test_a_bad_activation_scale_in_fp8_and_a_missing_one_are_read_by_the_same(va
         if FAMILIES[one.name].engine == "vllm":
             assert "ignored" in one.possible
             assert "ignored" in other.possible
+        if one.outcome not in ("ignored", "load-error"):
+            assert ("weight-only" in one.why) == ("ignored" in one.possible)
+        assert "--linear-backend" not in one.why
+    [item] = bad.findings
+    # No flag is promised that leaves it unread: of a four-bit module one is.
+    assert "--linear-backend" not in item.advice
+    assert "--linear-backend" not in describe(item, "zh")[1]
+    four = opened({**shared(), f"{SHARED}.down_proj.input_scale": number(value)})
+    assert "--linear-backend marlin" in four.findings[0].advice
+    assert all("--linear-backend marlin" in each.why for each in four.backends if each.outcome == "ignored")
 
 
 @pytest.mark.parametrize("role", ["input_scale", "weight_scale_2"])
