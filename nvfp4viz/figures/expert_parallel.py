@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from html import escape
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
-from nvfp4viz.figures.layout import base_layout, frames, hatch, marks
+from nvfp4viz.figures.layout import base_layout
 from nvfp4viz.figures.palette import SEQUENTIAL, Surface, Theme, on_sequential, role, surface
 from nvfp4viz.figures.words import words
 from nvfp4viz.moe.overlap import Bar
@@ -42,45 +44,56 @@ def _ranks_axis(ranks: int, lang: str, name: str = "rank", **more: Any) -> dict[
 # ------------------------------------------------------------------ ranks and their experts
 
 
-def ranks_figure(placement: Placement, layer: Exchange, *, theme: Theme, lang: str) -> go.Figure:
-    """A row of boxes for each rank: its slots, the expert in each, and the rows that it computes (log scale).
+def ranks_drawing(placement: Placement, layer: Exchange, *, alt: str, lang: str) -> str:
+    """A line of boxes for each rank, as HTML: its slots, the expert in each, and the rows that it computes (log scale).
 
     A slot without a row is hatched and has no colour.  The rank's own rows stand under its name.
     """
     rows = layer.slot_rows.reshape(placement.ranks, -1)
     held = placement.slots.reshape(placement.ranks, -1)
-    names = np.char.add(held.astype(str), np.where(placement.replicas[held] > 1, "′", ""))
-    ticks = [10**power for power in range(1 + int(np.log10(max(rows.max(), 1))))]
     top = float(np.log10(rows.max() + 1)) or 1.0
-    shown = [[float(np.log10(n + 1)) if n else None for n in line] for line in rows.tolist()]
-    figure = go.Figure(
-        go.Heatmap(
-            z=shown,
-            text=names.tolist(),
-            customdata=rows.tolist(),
-            colorscale=SEQUENTIAL,
-            zmin=0,
-            zmax=top,
-            xgap=2,
-            ygap=6 if placement.ranks <= WRITTEN else 3,
-            colorbar=_bar(theme, words(lang, "figures.expert_parallel.rows"))
-            | {"tickvals": np.log10(np.array(ticks) + 1).tolist(), "ticktext": [str(tick) for tick in ticks]},
-            hovertemplate=words(lang, "figures.expert_parallel.slot_hover") + "<extra></extra>",
-        )
+    out = [f'<div class="rank-map" role="group" aria-label="{escape(alt)}">{_row_scale(top, lang)}']
+    boxes = rows.shape[1]
+    out[0] += f'<div style="--boxes:{_in_a_line(boxes, 20)};--narrow:{_in_a_line(boxes, 10)}">'
+    for rank, total in enumerate(layer.rank_rows.tolist()):
+        name = escape(rank_name(rank, lang))
+        out.append(f'<section><p class="name">{name}<b>{total:,}</b></p><ol>')
+        for expert, count in zip(held[rank].tolist(), rows[rank].tolist(), strict=True):
+            shown = f"{expert}{'′' if placement.replicas[expert] > 1 else ''}"
+            said = escape(words(lang, "figures.expert_parallel.slot_said", rank=name, expert=shown, rows=f"{count:,}"))
+            share = float(np.log10(count + 1)) / top
+            look = f' style="background:{_cividis(share)};color:{on_sequential(share)}"' if count else ' class="idle"'
+            out.append(f'<li{look} title="{said}"><span>{shown}</span></li>')
+        out.append("</ol></section>")
+    return "".join([*out, "</div></div>"])
+
+
+def _row_scale(top: float, lang: str) -> str:
+    """The colours' scale: powers of ten at their places on it."""
+    ticks = "".join(
+        f'<span style="left:{100 * float(np.log10(10**power + 1)) / top:.1f}%">{10**power:,}</span>'
+        for power in range(1 + int(np.log10(max(10**top - 1, 1))))
     )
-    ranks, columns = rows.shape
-    figure.add_trace(_labels(names.tolist(), shown, top, theme))
-    idle, half, ink = rows == 0, (0.5 - columns / 500, 0.41), surface(theme)
-    figure.layout = base_layout(
-        theme,
-        height=110 + (34 if ranks <= WRITTEN else 22) * ranks,
-        margin=BESIDE_CELLS,
-        showlegend=False,
-        shapes=marks(f"{frames(idle, *half)} {hatch(idle, *half)}".strip(), ink.line, 1),
-        xaxis={"showgrid": False, "zeroline": False, "tickvals": [], "ticks": "", "range": [-0.5, columns - 0.5]},
-        yaxis=_ranks_axis(ranks, lang, range=[ranks - 0.5, -0.5]) | _totals(layer.rank_rows, lang),
-    )
-    return figure
+    colours = ",".join(_cividis(step / 8) for step in range(9))
+    title = escape(words(lang, "figures.expert_parallel.rows"))
+    bar = f'<i style="background:linear-gradient(to right,{colours})"></i>'
+    return f'<p class="scale">{title}{bar}<small>{ticks}</small></p>'
+
+
+def _in_a_line(boxes: int, most: int) -> int:
+    """How many stand beside each other, in equal lines of at most so many.
+
+    >>> _in_a_line(17, 20), _in_a_line(17, 10), _in_a_line(36, 20)
+    (17, 9, 18)
+    """
+    return -(-boxes // -(-boxes // most))
+
+
+@cache
+def _cividis(share: float) -> str:
+    from plotly.colors import sample_colorscale
+
+    return str(sample_colorscale(SEQUENTIAL, [share], colortype="rgb")[0])
 
 
 def _labels(text: list[list[str]], shown: list[list[float | None]], top: float, theme: Theme) -> dict[str, Any]:
@@ -100,13 +113,6 @@ def _labels(text: list[list[str]], shown: list[list[float | None]], top: float, 
         },
         "hoverinfo": "skip",
     }
-
-
-def _totals(rows: np.ndarray, lang: str) -> dict[str, Any]:
-    """Under each rank's name all rows that it computes, which decide who waits; nothing where lines are too low."""
-    if len(rows) > WRITTEN:
-        return {}
-    return {"ticktext": [f"{rank_name(rank, lang)}<br><b>{count:,}</b>" for rank, count in enumerate(rows.tolist())]}
 
 
 def _bar(theme: Theme, title: str) -> dict[str, Any]:

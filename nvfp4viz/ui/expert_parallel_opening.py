@@ -68,9 +68,10 @@ def ranks_part(page: Lesson) -> None:
         _left_behind(page, old, new, after)
         page.glossary("rank", "all_to_all", "expert_placement", "eplb", "input_scale")
     with stage:
-        page.figure(
-            figures.ranks_figure(placed, layer, theme=theme(), lang=lang()),
-            alt=page.t("ranks.alt"),
+        alt = page.t("ranks.alt")
+        page.drawn_figure(
+            figures.ranks_drawing(placed, layer, alt=alt, lang=lang()),
+            alt=alt,
             finding=figures.describe_ranks(placed, layer, lang()),
             rows=lambda: figures.slot_rows(placed, layer),
         )

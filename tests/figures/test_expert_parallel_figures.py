@@ -1,5 +1,7 @@
 """Figures of expert parallelism say what their records say."""
 
+import re
+
 import numpy as np
 import pytest
 from plotly.colors import sample_colorscale
@@ -44,25 +46,26 @@ def cividis(share):
 class TestFigures:
     def test_ranks(self, theme, lang, ranks):
         placed, _, layer = batch(ranks, ranks)
-        cells, labels = figures.ranks_figure(placed, layer, theme=theme, lang=lang).data
-        assert np.array_equal(np.array(cells["customdata"]).ravel(), layer.slot_rows)
-        drawn = np.array(cells["z"], dtype=float).ravel()
-        assert np.array_equal(np.isnan(drawn), layer.slot_rows == 0)
-        busy = layer.slot_rows > 0
-        assert np.allclose(10 ** drawn[busy] - 1, layer.slot_rows[busy])  # drawn as log10(n + 1)
+        drawn = figures.ranks_drawing(placed, layer, alt="<ranks>", lang=lang)
+        assert 'aria-label="&lt;ranks&gt;"' in drawn
+        boxes = re.findall(r'<li(.*?) title="(.*?)"><span>(.*?)</span></li>', drawn)
+        assert [int(name.rstrip("′")) for *_, name in boxes] == placed.slots.tolist()
+        assert [name.endswith("′") for *_, name in boxes] == (placed.replicas[placed.slots] > 1).tolist()
+        assert [
+            int(re.findall(r"[\d,]+", said)[-1].replace(",", "")) for _, said, _ in boxes
+        ] == layer.slot_rows.tolist()
+        # A slot without a row is hatched and has no colour; the others' is the logarithm of n + 1.
+        assert [look == ' class="idle"' for look, *_ in boxes] == (layer.slot_rows == 0).tolist()
         assert (layer.slot_rows == 0).any()
-        readable(cells, labels, theme)
-        # A slot without a row is hatched, where its cell has no colour.
-        [hatched] = figures.ranks_figure(placed, layer, theme=theme, lang=lang).layout.shapes
-        assert hatched.path.count("Z") == (layer.slot_rows == 0).sum()
-        names = np.array(cells["text"]).ravel()
-        assert [int(name.rstrip("′")) for name in names] == placed.slots.tolist()
-        assert [name.endswith("′") for name in names] == (placed.replicas[placed.slots] > 1).tolist()
-        axis = figures.ranks_figure(placed, layer, theme=theme, lang=lang).to_dict()["layout"]["yaxis"]
-        if ranks == 4:
-            assert [name.split("<br>")[1] for name in axis["ticktext"]] == [f"<b>{n:,}</b>" for n in layer.rank_rows]
-        else:
-            assert not any("<br>" in name for name in axis["ticktext"])
+        top = np.log10(layer.slot_rows.max() + 1)
+        for (look, *_), rows in zip(boxes, layer.slot_rows.tolist(), strict=True):
+            if rows:
+                red, green, blue, ink = re.search(r"rgb\((\d+), (\d+), (\d+)\);color:(#\w+)", look).groups()
+                ground = f"#{int(red):02X}{int(green):02X}{int(blue):02X}"
+                assert ground == cividis(np.log10(rows + 1) / top)
+                assert contrast(ink, ground) >= 4.5
+        totals = re.findall(r'<p class="name">.*?<b>([\d,]+)</b>', drawn)
+        assert [int(total.replace(",", "")) for total in totals] == layer.rank_rows.tolist()
         said = figures.describe_ranks(placed, layer, lang)
         assert f"{imbalance(layer.rank_rows).ratio:.2f}" in said
         assert sum(row["rows"] for row in figures.slot_rows(placed, layer)) == 800

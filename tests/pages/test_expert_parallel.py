@@ -33,7 +33,7 @@ def skip(at, *questions):
 def test_every_part_opens_by_link(open_page, lang, part):
     at = open_page(PAGE, lang=lang, part=part)
     assert at.title[0].value == TITLES[lang]
-    assert len(at.get("plotly_chart")) <= (2 if part == "ranks" else 1)
+    assert len(at.get("plotly_chart")) <= 1
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_it_opens_on_a_rank_that_others_wait_for(open_page):
 
 def test_it_opens_on_two_all_to_alls_with_the_wait_between_them(open_page):
     at = open_page(PAGE)
-    _, timeline = (json.loads(chart.proto.spec) for chart in at.get("plotly_chart"))
+    (timeline,) = (json.loads(chart.proto.spec) for chart in at.get("plotly_chart"))
     dispatch, experts, combine = timeline["data"]
     assert {len(trace["y"]) for trace in timeline["data"]} == {4}
     ends = [start + wide for start, wide in zip(experts["base"], experts["x"], strict=True)]
@@ -105,7 +105,7 @@ def test_it_opens_on_an_expert_that_moves_without_its_input_scale(open_page, lan
 
 def test_the_timeline_marks_when_eplb_would_have_it_done(open_page):
     at = open_page(PAGE)
-    timeline = json.loads(at.get("plotly_chart")[1].proto.spec)
+    timeline = json.loads(at.get("plotly_chart")[0].proto.spec)
     (line,), (label,) = timeline["layout"]["shapes"], timeline["layout"]["annotations"]
     whole = max(start + wide for one in timeline["data"] for start, wide in zip(one["base"], one["x"], strict=True))
     assert line["x0"] == line["x1"] == label["x"] < whole  # EPLB shortens the wait
@@ -125,7 +125,7 @@ def test_copies_are_asked_for_beside_two_figures_and_the_matrix_stands_elsewhere
     assert "stands in the part *What is sent*" not in texts(at)
     guessed(at, COPIES, "none")
     assert "stands in the part *What is sent*" in texts(at)
-    assert len(at.get("plotly_chart")) == 2
+    assert len(at.get("plotly_chart")) == 1
     layer = opening.asked_layer()
     once, each = (int(layer.dispatch_bytes(4096, "bf16", way).sum()) for way in ("tokens", "routes"))
     assert f"{each:,} bytes with a copy for each expert, {once:,} with one a rank" in texts(at)
