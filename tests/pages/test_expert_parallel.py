@@ -75,7 +75,7 @@ def test_it_opens_on_two_all_to_alls_with_the_wait_between_them(open_page):
 
 def drawing(at):
     """Cells of the drawing of a move: (tensor, as loaded, sign, in the new slot), and where both slots are."""
-    (markup,) = [html.proto.body for html in at.get("html") if "left-behind" in html.proto.body]
+    (markup,) = [html.proto.body for html in at.get("html") if 'class="left-behind"' in html.proto.body]
     heads = re.findall(r'<th scope="col">(.*?)</th>', markup)
     rows = re.findall(r'<th scope="row">(.*?)</th><td>(\d+)</td><td class="sign">(.)</td><td><span>(\d+)<', markup)
     return heads, rows
@@ -117,7 +117,7 @@ def test_a_placement_that_eplb_leaves_alone_leaves_nothing_behind(open_page, mon
     monkeypatch.setattr(opening, "rearranged", lambda page: (parts.place(64, 4), parts.place(64, 4)))
     at = open_page(PAGE)
     assert "EPLB changes none of the 64 slots here" in texts(at)
-    assert not [html for html in at.get("html") if "left-behind" in html.proto.body]
+    assert not [html for html in at.get("html") if 'class="left-behind"' in html.proto.body]
 
 
 def test_copies_are_asked_for_beside_two_figures_and_the_matrix_stands_elsewhere(open_page):
