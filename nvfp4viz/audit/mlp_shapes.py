@@ -16,6 +16,7 @@ from nvfp4viz.audit.fp8 import Said, misfit, said_of
 from nvfp4viz.audit.linears import Linear, fp8_scale, missing_finding, stored_beginnings
 from nvfp4viz.audit.module_names import is_draft
 from nvfp4viz.audit.report import Finding
+from nvfp4viz.audit.routers import router_names
 from nvfp4viz.audit.scales import block_width
 from nvfp4viz.audit.shapes import (
     Size,
@@ -112,8 +113,14 @@ def absent_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterab
 def _no_shared(
     checkpoint: Checkpoint, view: CanonicalView, linears: Iterable[Linear], config: Mapping[str, Any]
 ) -> Iterator[Finding]:
-    """The configuration counts shared experts, and no name speaks of one; experts beyond its count may be they."""
+    """The configuration counts shared experts, and no name speaks of one; experts beyond its count may be they.
+
+    In families that always have one, and count none, its width says as much of layers that have their router.
+    """
     key = next((key for key in _SHARED_COUNTS if is_size(config.get(key))), None)
+    end = ""
+    if key is None:
+        key, end = _always_shared(checkpoint, view, config), ".width"
     claims = {layer: config_experts(checkpoint.config or {}, layer) for layer in view.moe_layers}
     if key is None or any(claims[layer] != view.experts_in[layer] for layer in view.moe_layers):
         return
@@ -124,11 +131,38 @@ def _no_shared(
         layers = list(view.moe_layers)
         fill = {"key": key, "claimed": config[key], **layer_list(layers)}
         tensors = [view.blocks[layer].rpartition(".")[0] for layer in layers]
-        yield make("expert.absent", "error", text="expert.absent.shared", tensors=tensors, fill=fill)
+        yield make("expert.absent", "error", text=f"expert.absent.shared{end}", tensors=tensors, fill=fill)
 
 
-# A draft layer's shared head is none.
-_SHARED_NAME = re.compile(r"share(?!d_head)|residual_mlp|common_expert|dense_expert")
+# A draft layer's shared head is none, and a gate that weighs one is not the expert.
+_SHARED_GATE = "shared_expert_gate"
+_SHARED_NAME = re.compile(rf"share(?!d_head|{_SHARED_GATE[5:]}(?:\.|$))|residual_mlp|common_expert|dense_expert")
+# Families that read such a width; elsewhere it may have been left in a copied configuration.
+_ALWAYS_SHARED = {
+    "shared_expert_intermediate_size": re.compile(r"qwen2moe|qwen3next|qwen35moe"),
+    "shared_intermediate_size": re.compile(r"granitemoe(?:shared|hybrid)"),
+}
+
+
+def _always_shared(checkpoint: Checkpoint, view: CanonicalView, config: Mapping[str, Any]) -> str | None:
+    """The key of a shared expert's width, where the family or a gate beside the router says that every layer has one.
+
+    Experts and nothing else are a piece, and miss nothing.
+    """
+    key = next((key for key in _ALWAYS_SHARED if is_size(config.get(key))), None)
+    routed = [any(name in checkpoint.tensors for name in router_names(view.blocks[at])) for at in view.moe_layers]
+    if key is None or not all(routed):
+        return None
+    whole = checkpoint.config or {}
+    names = [whole.get("model_type"), config.get("model_type"), *_listed(whole), *_listed(config)]
+    family = re.sub(r"[^a-z0-9 ]", "", " ".join(map(str, names)).lower())
+    gates = (f"{view.blocks[at].rpartition('.')[0]}.{_SHARED_GATE}.weight" for at in view.moe_layers)
+    return key if _ALWAYS_SHARED[key].search(family) or any(gate in checkpoint.tensors for gate in gates) else None
+
+
+def _listed(config: Mapping[str, Any]) -> list[Any]:
+    found = config.get("architectures")
+    return found if isinstance(found, list) else []
 
 
 def _is_gated(checkpoint: Checkpoint, view: CanonicalView) -> bool:

@@ -1,8 +1,10 @@
 """Gates of all experts of all layers that are gone, and experts that never had one."""
 
+import numpy as np
 import pytest
 
 from nvfp4viz.audit import audit, describe
+from nvfp4viz.checkpoint import tensor
 from tests.audit.families import FAMILIES, plain
 from tests.audit.layouts import LAYOUTS
 from tests.audit.test_fp8_inputs import eight
@@ -153,3 +155,48 @@ def test_shared_experts_that_no_layer_has(id, key):
     # None counted, or stored as one more routed expert.
     for count in ({key: 0}, {key: None}, {key: 1, "num_experts": 7, "n_routed_experts": 7}):
         assert "expert.absent.shared" not in {one.text for one in said(layout, layout.tensors(), **count).findings}
+
+
+QWEN, GRANITE = "shared_expert_intermediate_size", "shared_intermediate_size"
+
+
+@pytest.mark.parametrize(
+    ("named", "key"),
+    [
+        ({"model_type": "qwen2_moe"}, QWEN),
+        ({"architectures": ["Qwen3NextForCausalLM"]}, QWEN),
+        ({"model_type": "granitemoeshared"}, GRANITE),
+        ({"architectures": ["GraniteMoeHybridForCausalLM"]}, GRANITE),
+        ({}, QWEN),
+    ],
+)
+@pytest.mark.parametrize("id", ["modelopt", "compressed-tensors", "ModelOpt MXFP4"])
+def test_shared_experts_of_which_only_a_width_speaks(id, named, key):
+    """Without a family's name the gate that weighs it tells; a gate is no expert."""
+    layout = LAYOUTS[id]
+    block = layout.prefix.removesuffix(".experts")
+    at = f"{block}.shared_expert" if key == QWEN else f"{block.rpartition('.')[0]}.shared_mlp"
+    whole = {**layout.tensors(), f"{block}.gate.weight": tensor(np.ones((8, 64), np.float32))}
+    if not named:
+        whole[f"{block}.shared_expert_gate.weight"] = tensor(np.ones((1, 64), np.float32))
+    told = {**named, key: 32}
+    shared = plain(*(f"{at}.{name}" for name in ("gate_proj", "up_proj", "down_proj")))
+    assert _absent(said(layout, {**whole, **shared}, **told)) == []
+    report = said(layout, whole, **told)
+    [item] = _absent(report)
+    assert (item.severity, item.text, item.params["key"]) == ("error", "expert.absent.shared.width", key)
+    assert "safe" not in {one.outcome for one in report.backends}
+    for language in ("en", "zh"):
+        assert f"{key}" in describe(item, language)[0]
+    # None, another family that reads no such number, and experts alone.
+    for other in ({key: 0}, {key: None}):
+        assert _absent(said(layout, whole, **{**named, **other})) == []
+    if named:
+        for family in ({"model_type": "qwen3_moe"}, {"architectures": ["GraniteMoeForCausalLM"]}):
+            assert _absent(said(layout, whole, **{key: 32, **family})) == []
+    experts = {name: item for name, item in whole.items() if name.startswith(layout.prefix)}
+    assert _absent(said(layout, experts, **told)) == []
+
+
+def _absent(report):
+    return [item for item in report.findings if item.code == "expert.absent"]
