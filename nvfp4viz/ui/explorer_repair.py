@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 MOST_BYTES = 64_000_000
 # Rows of the plan that a page shows; the record has all.
 MOST_ROWS = 5000
+# What changes stands beside the name: of long names and states the last columns are off the edge.
+COLUMNS = ("tensor", "from", "to", "layer", "expert", "projection", "state")
 _KEPT, _READY, _ASKED = "explorer.kept.plan", "explorer.kept.repaired", "explorer.kept.repair_asked"
 
 
@@ -103,10 +105,8 @@ def _show(page: Lesson, opened: Opened, plan: Repair) -> None:
         key="explorer_repair_table",
         alt=page.t("tabs.repair"),
         placeholder="",
-        column_config={
-            name: st.column_config.Column(page.t(f"columns.{name}"))
-            for name in ("tensor", "layer", "expert", "projection", "state", "from", "to")
-        },
+        column_order=COLUMNS,
+        column_config={name: st.column_config.Column(page.t(f"columns.{name}")) for name in COLUMNS},
     )
     if len(rows) > MOST_ROWS:
         st.caption(page.t("repair.more", shown=f"{MOST_ROWS:,}", count=f"{len(rows):,}", record=RECORD))

@@ -216,6 +216,9 @@ def test_the_plan_is_shown_and_nothing_is_written(open_page, lang, policy):
     rows = plan_rows(open_sample(HOLES), plan, i18n.t("explorer.repair.removed"))
     assert shown["to"].tolist() == [row["to"] for row in rows]
     assert shown["from"].tolist() == [row["from"] for row in rows]
+    # The new value stands where no long name of a state pushes it off the edge.
+    assert [*at.dataframe[0].proto.column_order][:3] == ["tensor", "from", "to"]
+    assert max(len(i18n.t(f"coverage.status_divisor.{name}")) for name in ("zero", "inf", "neginf", "subnormal")) <= 36
     if policy == "weight-only":
         assert set(plan.record.dropped) <= set(shown["tensor"])
         assert any(name.startswith("hf_quant_config.json") for name in shown["tensor"])
