@@ -93,6 +93,7 @@ def moves_part(page: Lesson) -> None:
         reply=escape(asked.reply),
         stayed=escape(_plain(asked.stayed_reply)),
         ranks=ASKED["ranks"],
+        redundant=ASKED["ranks"],  # one a rank
         changed=effect.changed,
         empty=effect.empty,
     )
@@ -109,6 +110,7 @@ def moves_part(page: Lesson) -> None:
         effect = found.effect
         page.finding(
             "moves.seen" if effect.wrong else "moves.none",
+            redundant=view["ranks"] * view["extra"],
             changed=effect.changed,
             slots=effect.slots,
             wrong=effect.wrong,

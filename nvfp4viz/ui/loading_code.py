@@ -30,7 +30,7 @@ def snippet_of(page: Lesson) -> tuple[str, Values]:
     if part == "fates":
         if not shown:
             return "loading", _fates(parts.PROMPT, parts.BACKENDS[0], 0, opening)
-        return "loading", _fates(view["p"], view["b"], view["seed"], allocators)
+        return "loading", _fates(view["p"], view["b"], view["seed"], parts.ORDER)
     if part == "maxima":
         return "loading_maxima", _slot(page) if shown else parts.opening_slot()
     if part == "promotion":

@@ -38,6 +38,8 @@ PROMPT = "logs"
 TOKENS = 16
 OPENING = ("zeros", "ones", "neighbour")
 """What the opening's loads find in memory: they say nothing, answer well, answer wrongly."""
+ORDER = (*OPENING, *(name for name in ALLOCATORS if name not in OPENING))
+"""All of them; what stands there already keeps its place when the others come."""
 LITTLE = 0.01
 """What passes for a small error in the question."""
 SLOTS = ("gate", "up", "down")
@@ -50,8 +52,8 @@ _FACTORS = {"thousand": 1000.0, "thousandth": 0.001, "negative": -1.0}
 
 
 def fates(prompt: str, backend: str, seed: int) -> tuple[Fate, ...]:
-    """Every fate of the holed file, from the cache where it has been run."""
-    return tuple(fate(allocator, prompt, backend, seed) for allocator in ALLOCATORS)
+    """Every fate of the holed file, those of the opening first; from the cache where it has been run."""
+    return tuple(fate(allocator, prompt, backend, seed) for allocator in ORDER)
 
 
 def fate(allocator: str, prompt: str, backend: str, seed: int) -> Fate:

@@ -276,6 +276,15 @@ def test_the_code_shown_gives_the_page_s_numbers(open_page, query):
         assert f"{found.after.ratio:.2f} after EPLB" in output
 
 
+@pytest.mark.parametrize("query", [{}, {"ranks": "16", "size": "tiny_moe", "link": "50"}], ids=str)
+def test_the_code_shown_gives_both_times(open_page, query):
+    at = open_page(PAGE, part="time", **query)
+    one, two = re.search(r"Whole: ([\d,.]+) µs. In two halves that overlap: \*\*([\d,.]+) µs", texts(at)).groups()
+    output = shown_code_output(at, PAGE)
+    assert f"{one} microseconds without overlap" in output
+    assert f"{two} microseconds in two halves that overlap" in output
+
+
 def test_the_code_shown_says_what_eplb_changes(open_page):
     at = open_page(PAGE, part="balance", layer="2", now="news", extra="2")
     shown = texts(skip(at, REPLICAS, TURN))
@@ -292,7 +301,7 @@ def test_the_code_shown_says_what_eplb_changes(open_page):
 def test_the_code_shown_moves_experts_without_their_scales(open_page, query):
     at = open_page(PAGE, part="moves", **query)
     shown = texts(skip(at, MOVES))
-    changed, slots = re.search(r"(\d+) of (\d+) slots got another expert", shown).groups()
+    changed, slots = re.search(r"(\d+) of all layers' (\d+) slots got another expert", shown).groups()
     losses = re.findall(r"\| (\d\.\d{4}|NaN) \|", shown)
     assert len(losses) == 3
     output = shown_code_output(at, PAGE)

@@ -1,6 +1,6 @@
 import numpy as np
 from nvfp4viz.moe import eplb, overlap
-from nvfp4viz.moe.parallel import choose_slots_at_home, exchange, imbalance, place
+from nvfp4viz.moe.parallel import choose_slots, choose_slots_at_home, exchange, imbalance, place
 from nvfp4viz.serving import route_trace
 from sample_checkpoints.record_routes import ROUTES
 
@@ -17,6 +17,9 @@ machine = overlap.Machine(link=$link * 1e9, latency=$latency * 1e-6, flops=$flop
 size = overlap.LayerSize($hidden, $intermediate)
 phases = overlap.phases(layer, size, machine, $payload, $way)
 print(f"{1e6 * overlap.total(overlap.timeline([phases])):,.1f} microseconds without overlap")
+halves = overlap.halves(choose_slots(now, placed), placed)
+two = overlap.timeline([overlap.phases(half, size, machine, $payload, $way) for half in halves])
+print(f"{1e6 * overlap.total(two):,.1f} microseconds in two halves that overlap")
 
 # the same batch, had EPLB counted such requests; slots keep the input_scale of the expert that they held
 such = route_trace.traffic(trace, $now, $now)
