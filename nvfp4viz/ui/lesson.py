@@ -60,6 +60,7 @@ class Lesson:
         self.id = page_id
         self.view = view
         self._count = 0
+        self._styled = False
         predict.begin()
 
     def t(self, key: str, **values: object) -> str:
@@ -216,10 +217,12 @@ class Lesson:
 
     def drawing(self, markup: str) -> None:
         """A small drawing in HTML, styled by ``drawings.css``; its texts are escaped, and say what it shows."""
-        st.html(_drawing_style() + markup)
+        # The style sheet holds for the whole page: sent once a run.
+        st.html(markup if self._styled else _drawing_style() + markup)
+        self._styled = True
 
     def drawn_figure(self, markup: str, *, alt: str, finding: str, rows: Callable[[], Rows]) -> None:
-        """A drawing as a figure: where Plotly would only draw boxes, the browser is done in a tenth of the time."""
+        """A drawing as a figure: for boxes alone no chart need be mounted."""
         self.drawing(markup)
         self._stated(finding, alt, rows, self._key("figure"))
 
