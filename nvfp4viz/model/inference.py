@@ -283,12 +283,14 @@ def greedy(logits: F32) -> int:
     return int(np.argmax(logits))
 
 
-def expect(known: Sequence[int]) -> Callable[[Sequence[int], F32], Sequence[int]]:
-    """A ``guess`` for `generate`: ``known`` goes on for as long as it came true; after a NaN, the same token again."""
+def expect(*known: Sequence[int]) -> Callable[[Sequence[int], F32], Sequence[int]]:
+    """A ``guess`` for `generate`: the first of ``known`` that has come true so far goes on; after a NaN, the same token
+    again."""
 
     def guess(chosen: Sequence[int], logits: F32) -> Sequence[int]:
-        if tuple(chosen) == tuple(known[: len(chosen)]):
-            return known[len(chosen) :]
+        for answer in known:
+            if len(chosen) < len(answer) and tuple(chosen) == tuple(answer[: len(chosen)]):
+                return answer[len(chosen) :]
         return [chosen[-1]] * REPEATED if np.isnan(logits).any() else ()
 
     return guess

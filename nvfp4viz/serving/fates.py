@@ -6,6 +6,7 @@ nothing but those slots; `measures` says which of a guard's three measures would
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -112,9 +113,16 @@ def run_fates(
     )
 
 
-def fate_of(served: ServedModel, twin: Baseline, allocator: str, seed: int, backend: str) -> Fate:
-    """One load of the broken file, asked and compared; the last three say how it was loaded."""
-    return Fate(allocator, seed, backend, served.load_report.unwritten, compare_to(twin, served))
+def fate_of(
+    served: ServedModel,
+    twin: Baseline,
+    allocator: str,
+    seed: int,
+    backend: str,
+    likely: Iterable[Sequence[int]] = (),
+) -> Fate:
+    """One load of the broken file, asked and compared; how it was loaded, and `compare_to`'s likely answers."""
+    return Fate(allocator, seed, backend, served.load_report.unwritten, compare_to(twin, served, likely))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ import pytest
 
 from nvfp4viz.checkpoint import canonical
 from nvfp4viz.errors import NvError
-from nvfp4viz.model import expect
+from nvfp4viz.model import TinyMoe, expect
 from nvfp4viz.serving import ALLOCATORS, load
 from nvfp4viz.serving.bisect import bisect_experts
-from nvfp4viz.serving.fates import MEASURES, complete_with, measures, run_fates
+from nvfp4viz.serving.fates import MEASURES, complete_with, fate_of, measures, run_fates
 from nvfp4viz.serving.fault_lab import baseline
 from nvfp4viz.serving.served import ServedModel
 
@@ -68,6 +68,24 @@ def test_a_likely_answer_changes_nothing(pair):
         assert found.answer.token_ids == plain.answer.token_ids
         assert found.read == plain.read
         assert found.answer.trace.hidden.tobytes() == plain.answer.trace.hidden.tobytes()
+
+
+def test_answers_that_others_gave_save_calls_and_change_no_fate(pair, monkeypatch):
+    broken, full = pair
+    twin = baseline(load(complete_with(broken, full), device="cpu"), None, PROMPT, 16)
+    served = load(broken, "random", 2, device="cpu")
+    calls = []
+    forward = TinyMoe.forward
+    monkeypatch.setattr(TinyMoe, "forward", lambda *given: calls.append(given) or forward(*given))
+    alone = fate_of(served, twin, "random", 2, "vllm-cutlass")
+    slowly = len(calls)
+    calls.clear()
+    likely = [(5, 6, 7), alone.effect.faulty.token_ids]
+    told = fate_of(served, twin, "random", 2, "vllm-cutlass", likely)
+    assert len(calls) < slowly
+    assert told.effect.faulty.token_ids == alone.effect.faulty.token_ids
+    assert told.effect.faulty.trace.hidden.tobytes() == alone.effect.faulty.trace.hidden.tobytes()
+    assert told.effect.layer_error.tobytes() == alone.effect.layer_error.tobytes()
 
 
 def test_nan_in_the_slots_reaches_the_answer_and_ones_do_not_make_nan(fates):
