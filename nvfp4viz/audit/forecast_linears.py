@@ -36,7 +36,7 @@ def of_linears(family: Family, findings: Iterable[Finding], *, weight_only: bool
                 yield _activation(family, item, weight_only)
             else:
                 yield _effect(item, _weight(family, item), "weight")
-        elif item.text == "scale.outlier.sibling.linear":
+        elif item.text.startswith("scale.outlier.sibling.linear"):
             # Transformers fuses nothing, and a weight-only kernel reads none of a four-bit module.
             if family.engine != "transformers" and (item.params["fp8"] or not _ignores(family, weight_only)):
                 fill = _fill(item) | {"larger": item.params["larger"], "family": item.params["family"]}
@@ -72,14 +72,13 @@ def _activation(family: Family, item: Finding, weight_only: bool) -> Effect:
     fp8 = item.params["fp8"]
     if _ignores(family, weight_only) and not fp8:
         return _ignored(item)
+    if fp8 and family.engine == "transformers":
+        return _ignored(item)
     if not item.params["open"]:
         # Siblings have the same input, and so the same scale.
         return Effect("safe", (), "none", _layers(item), "why.linear-masked", _fill(item))
-    if fp8 and family.engine == "transformers":
-        return _ignored(item)
     outcome, possible = outcome_of_scales(_OF_CLASS[item.params["kind"]], _HEALTHY)
-    if fp8 and (family.engine == "vllm" or _ignores(family, weight_only)):
-        # Which kernel an FP8 layer gets is another matter than that of the experts; some are weight-only.
+    if fp8 and _may_ignore_fp8(family, weight_only):
         possible = tuple(sorted({outcome, *possible, "ignored"}))
     return _effect(item, (outcome, possible), "input")
 
@@ -89,8 +88,7 @@ def _boundless(family: Family, item: Finding, weight_only: bool) -> Effect:
     if family.engine == "transformers" or (_ignores(family, weight_only) and not item.params["fp8"]):
         return _ignored(item)
     outcome, possible = outcome_of_scales(float(np.finfo(np.float32).max) / item.params["over"], _HEALTHY)
-    if item.params["fp8"]:
-        # Some kernels of FP8 layers are weight-only, as for other values.
+    if item.params["fp8"] and _may_ignore_fp8(family, weight_only):
         possible = tuple(sorted({outcome, *possible, "ignored"}))
     return _effect(item, (outcome, possible), "input")
 
@@ -151,6 +149,14 @@ def _of_cache(item: Finding) -> Effect:
 
 def _ignores(family: Family, weight_only: bool) -> bool:
     return weight_only or family.reach == "none"
+
+
+def _may_ignore_fp8(family: Family, weight_only: bool) -> bool:
+    """Which kernel an FP8 layer gets is another matter than that of the experts; some are weight-only.
+
+    Read of vLLM; of the others it is supposed where theirs for the experts is.
+    """
+    return family.engine == "vllm" or _ignores(family, weight_only)
 
 
 def _ignored(item: Finding) -> Effect:

@@ -161,31 +161,34 @@ _TEXTS = {
 
 
 def _classes(view: CanonicalView, values: list[Scalar], siblings: Iterable[tuple[str, ...]]) -> Iterator[Finding]:
-    """Values that no server should use; one finding a class and role.
+    """Values that no server should use; one finding a class and role, and for activation scales one a format.
 
     What the forecast asks further (`nvfp4viz.audit.forecast_linears`) is in ``params``: ``numbers`` of the layers,
-    ``open`` for the projections (``""`` for none) of those that no fused sibling hides, and ``fp8`` if one is in FP8.
+    ``open`` for the projections (``""`` for none) of those that no fused sibling hides, and ``fp8`` for activation
+    scales of FP8 modules.
     """
     if not values:
         return
     kinds = classify(np.array([value for *_, value in values], np.float32)).tolist()
-    groups: dict[tuple[str, str], list[Scalar]] = {}
+    groups: dict[tuple[str, str, bool], list[Scalar]] = {}
     for scalar, kind in zip(values, kinds, strict=True):
         if kind:
-            groups.setdefault((scalar[1], CLASSES[kind]), []).append(scalar)
+            # Who reads an activation scale depends on the module's format.
+            eight = scalar[1] == "input_scale" and scalar[0].format == "FP8"
+            groups.setdefault((scalar[1], CLASSES[kind], eight), []).append(scalar)
     largest = _largest(values, kinds, siblings) if groups else {}
-    for (role, kind_name), found in sorted(groups.items()):
+    for (role, kind_name, eight), found in sorted(groups.items()):
         names = [name for _, _, name, _, _ in found]
         # A NaN is not below anything.
         bare = [linear for linear, _, name, stored, _ in found if not stored <= largest.get(name, -np.inf)]
         yield make(
             f"scale.{kind_name}", severity_of(role), role=role, layer=layer_of(names, view),
-            text=_TEXTS.get((role, any(linear.format == "FP8" for linear, *_ in found)), "scale.value.linear"),
+            text=_TEXTS.get((role, eight), "scale.value.linear"),
             tensors=names, value=found[0][3],
             fill={
                 "kind": kind_name, "numbers": layers_of(names, view),
                 "open": sorted({PROJECTIONS.get(linear.name.rpartition(".")[2], "") for linear in bare}),
-                "fp8": any(linear.format == "FP8" for linear in bare),
+                "fp8": eight,
             },
         )  # fmt: skip
 
@@ -372,11 +375,12 @@ def _inputs_apart(
     """``scale.outlier`` of modules that a server fuses, which read one input; in one format each."""
     for kind in ("FP8",) if weight_only else ("NVFP4", "FP8"):
         found = {
-            linear.name: (name, float(value)) for linear, role, name, _, value in values
+            linear.name: (name, float(stored), float(value)) for linear, role, name, stored, value in values
             if role == "input_scale" and linear.format == kind
             and f"{linear.name}.pre_quant_scale" not in checkpoint.tensors
         }  # fmt: skip
-        apart = apart_in_linears({module: value for module, (_, value) in found.items()}, siblings)
+        divided = {linear.name for linear, *_ in values if linear.dialect is not None and linear.dialect.divisors}
+        apart = apart_in_linears({module: value for module, (*_, value) in found.items()}, siblings)
         for family, groups in apart.items():
             names = [found[module][0] for modules, _ in groups for module in modules]
             modules, worst = max(groups, key=lambda group: group[1])
@@ -386,8 +390,9 @@ def _inputs_apart(
                 "numbers": layers_of(names, view), "fp8": kind == "FP8",
             }  # fmt: skip
             yield make(
-                "scale.outlier", "warn", text="scale.outlier.sibling.linear", role="input_scale",
-                layer=layer_of(names, view), tensors=names, count=len(groups), fill=fill,
+                "scale.outlier", "warn", role="input_scale", layer=layer_of(names, view),
+                text=f"scale.outlier.sibling.linear{'.divisor' if modules[0] in divided else ''}",
+                tensors=names, count=len(groups), fill=fill,
             )  # fmt: skip
 
 

@@ -46,9 +46,15 @@ def sibling_findings(facts: Facts) -> Iterator[Finding]:
             low, high = sorted((found.gate, found.up))
             ratio = times(high / low)
             larger = "gate" if found.gate > found.up else "up"
-            medians = {"gate": json_number(found.gate), "up": json_number(found.up)}
+            divisors = facts.view.divisors_in(layer)
+            # The words speak of what is stored.
+            medians = {
+                kind: json_number(1 / scale if divisors else scale)
+                for kind, scale in (("gate", found.gate), ("up", found.up))
+            }
             yield make(
-                "scale.outlier", "warn", text="scale.outlier.sibling", role="input_scale", layer=layer, **place,
+                "scale.outlier", "warn", text=f"scale.outlier.sibling{'.divisor' if divisors else ''}",
+                role="input_scale", layer=layer, **place,
                 fill={"ratio": ratio, "larger": larger, "pairs": len(found.experts), **medians},
             )  # fmt: skip
 
@@ -122,17 +128,19 @@ def layer_findings_of_inputs(facts: Facts) -> Iterator[Finding]:
             continue
         _, own, rest = max(kinds, key=lambda one: abs(one[1] - one[2]))
         experts = tuple(np.flatnonzero(np.any([*left.values()], axis=0)).tolist())
+        divisors = facts.view.divisors_in(at)
+        shown_own, shown_rest = (json_number(2 ** (-power if divisors else power)) for power in (own, rest))
         fill = {
-            "ratio": times(2 ** abs(own - rest)), "own": json_number(2**own), "others": json_number(2**rest),
-            "kinds": ", ".join(left),
+            "ratio": times(2 ** abs(own - rest)), "own": shown_own, "others": shown_rest, "kinds": ", ".join(left),
         }  # fmt: skip
         place = facts.place(at, left, "input_scale", experts)
         if place["experts"] is not None:
             place["count"] = int(sum(mask.sum() for mask in left.values()))
             place["tensors"] = _names(facts, at, left)
         yield make(
-            "scale.outlier", "warn", text="scale.outlier.layer", role="input_scale", layer=at, **place, fill=fill
-        )
+            "scale.outlier", "warn", text=f"scale.outlier.layer{'.divisor' if divisors else ''}", role="input_scale",
+            layer=at, **place, fill=fill,
+        )  # fmt: skip
 
 
 def _unexplained(facts: Facts, layer: int, kind: str) -> Mask:

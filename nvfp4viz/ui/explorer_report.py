@@ -35,7 +35,7 @@ def report_text(done: Audit, kind: str, language: str) -> str:
 
 
 def report_buttons(page: Lesson, opened: Opened) -> None:
-    """A button for each form."""
+    """A button for each form, mounted when somebody asks for a report: four more would cost every gesture their time."""
     language = lang()
     # The table itself does not say whose slots they are; every other form does.
     of = re.sub(r"[^\w.-]+", "-", opened.audit.checkpoint.name).strip("-")
@@ -43,7 +43,10 @@ def report_buttons(page: Lesson, opened: Opened) -> None:
     def later(kind: str) -> Callable[[], str]:
         return lambda: report_text(opened.audit, kind, language)
 
-    with st.container(horizontal=True, gap="small", key="explorer_report"):
+    box = st.popover(page.t("report.label"), icon=":material/summarize:", key="explorer.report", on_change="rerun")
+    if not box.open:
+        return
+    with box:
         for kind, mime in MIMES.items():
             st.download_button(
                 page.t(f"report.{kind}"),
@@ -54,4 +57,5 @@ def report_buttons(page: Lesson, opened: Opened) -> None:
                 help=page.t(f"report.{kind}_help"),
                 on_click="ignore",
                 icon=":material/download:",
+                width="stretch",
             )

@@ -365,6 +365,9 @@ def test_a_report_is_made_only_when_asked_for(open_page, lang, monkeypatch):
 
     monkeypatch.setattr(explorer_report.st, "download_button", watch)
     at = open_page("explorer", lang=lang)
+    assert not at.get("download_button")
+    at.session_state["explorer.report"] = True
+    at.run()
     labels = [item.proto.label for item in at.get("download_button")]
     assert labels == [i18n.t(f"explorer.report.{kind}") for kind in ("html", "md", "json", "csv")]
     assert made == []
