@@ -142,14 +142,11 @@ def _of_tower(effect: Effect, tower: str | None) -> Effect:
 def _siblings(family: Family, findings: list[Finding]) -> Iterator[Effect]:
     """Gate and up that disagree about their common input, and a layer that stands apart: either may be right."""
     for item in findings:
-        if (
-            item.text in ("scale.outlier.sibling", "scale.outlier.sibling.divisor")
-            and item.layer is not None
-            and family.reach != "none"
-        ):
+        text = item.text.removesuffix(".divisor")
+        if text == "scale.outlier.sibling" and item.layer is not None and family.reach != "none":
             fill = {"layer": item.layer, "larger": item.params["larger"], "slots": item.count}
             yield Effect("degraded", MILD, "layer", {item.layer}, "why.sibling", fill)
-        elif item.text.startswith("scale.outlier.layer") and item.layer is not None and family.reach != "none":
+        elif text == "scale.outlier.layer" and item.layer is not None and family.reach != "none":
             fill = {"layer": item.layer, "ratio": item.params["ratio"], "slots": item.count}
             yield Effect("degraded", WILD, "layer", {item.layer}, "why.layer-apart", fill)
 

@@ -141,6 +141,7 @@ _SHARED_NAME = re.compile(rf"share(?!d_head|{_SHARED_GATE[5:]}(?:\.|$))|residual
 _ALWAYS_SHARED = {
     "shared_expert_intermediate_size": re.compile(r"qwen2moe|qwen3next|qwen35moe"),
     "shared_intermediate_size": re.compile(r"granitemoe(?:shared|hybrid)"),
+    "share_expert_dim": re.compile(r"step3"),
 }
 
 

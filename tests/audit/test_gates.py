@@ -157,7 +157,7 @@ def test_shared_experts_that_no_layer_has(id, key):
         assert "expert.absent.shared" not in {one.text for one in said(layout, layout.tensors(), **count).findings}
 
 
-QWEN, GRANITE = "shared_expert_intermediate_size", "shared_intermediate_size"
+QWEN, GRANITE, STEP = "shared_expert_intermediate_size", "shared_intermediate_size", "share_expert_dim"
 
 
 @pytest.mark.parametrize(
@@ -167,18 +167,21 @@ QWEN, GRANITE = "shared_expert_intermediate_size", "shared_intermediate_size"
         ({"architectures": ["Qwen3NextForCausalLM"]}, QWEN),
         ({"model_type": "granitemoeshared"}, GRANITE),
         ({"architectures": ["GraniteMoeHybridForCausalLM"]}, GRANITE),
+        ({"model_type": "step3p5"}, STEP),
+        ({"architectures": ["Step3p5ForCausalLM"]}, STEP),
         ({}, QWEN),
     ],
 )
-@pytest.mark.parametrize("id", ["modelopt", "compressed-tensors", "ModelOpt MXFP4"])
+@pytest.mark.parametrize("id", ["modelopt", "compressed-tensors", "ModelOpt MXFP4", "stacked"])
 def test_shared_experts_of_which_only_a_width_speaks(id, named, key):
     """Without a family's name the gate that weighs it tells; a gate is no expert."""
     layout = LAYOUTS[id]
     block = layout.prefix.removesuffix(".experts")
-    at = f"{block}.shared_expert" if key == QWEN else f"{block.rpartition('.')[0]}.shared_mlp"
+    above = block.rpartition(".")[0]
+    at = {QWEN: f"{block}.shared_expert", GRANITE: f"{above}.shared_mlp", STEP: f"{above}.share_expert"}[key]
     whole = {**layout.tensors(), f"{block}.gate.weight": tensor(np.ones((8, 64), np.float32))}
     if not named:
-        whole[f"{block}.shared_expert_gate.weight"] = tensor(np.ones((1, 64), np.float32))
+        whole[f"{layout.prefix.rpartition('.')[0]}.shared_expert_gate.weight"] = tensor(np.ones((1, 64), np.float32))
     told = {**named, key: 32}
     shared = plain(*(f"{at}.{name}" for name in ("gate_proj", "up_proj", "down_proj")))
     assert _absent(said(layout, {**whole, **shared}, **told)) == []
@@ -187,14 +190,18 @@ def test_shared_experts_of_which_only_a_width_speaks(id, named, key):
     assert (item.severity, item.text, item.params["key"]) == ("error", "expert.absent.shared.width", key)
     assert "safe" not in {one.outcome for one in report.backends}
     for language in ("en", "zh"):
-        assert f"{key}" in describe(item, language)[0]
+        words = describe(item, language)[0]
+        assert key in words
+        # One layer has experts.
+        assert "layer 0." in words or "第 0 层没有" in words
     # None, another family that reads no such number, and experts alone.
     for other in ({key: 0}, {key: None}):
         assert _absent(said(layout, whole, **{**named, **other})) == []
     if named:
         for family in ({"model_type": "qwen3_moe"}, {"architectures": ["GraniteMoeForCausalLM"]}):
             assert _absent(said(layout, whole, **{key: 32, **family})) == []
-    experts = {name: item for name, item in whole.items() if name.startswith(layout.prefix)}
+    routers = [f"{block}.gate.weight", f"{above}.gate.weight"]
+    experts = {name: item for name, item in whole.items() if name.startswith(layout.prefix) and name not in routers}
     assert _absent(said(layout, experts, **told)) == []
 
 

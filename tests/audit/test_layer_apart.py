@@ -53,7 +53,11 @@ def test_a_layer_stored_the_other_way_up(id, layer):
     report = audit(layered(id, lambda k, kind, own: 1 / own if k == layer else own))
     assert said(report) == WARN
     [item] = [one for one in report.findings if one.severity == "warn"]
-    assert (item.text, item.layer, item.role) == ("scale.outlier.layer", layer, "input_scale")
+    divided = LAYOUTS[id].divisors
+    text = f"scale.outlier.layer{'.divisor' if divided else ''}"
+    assert (item.text, item.layer, item.role) == (text, layer, "input_scale")
+    # The words name what the file holds: a multiplier below one here is a reciprocal there.
+    assert (item.params["own"] < 1 < item.params["others"]) == divided
     assert item.params["kinds"] == ", ".join(LAYOUTS[id].kinds)
     for language in ("en", "zh"):
         message = describe(item, language)[0]

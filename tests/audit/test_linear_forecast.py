@@ -228,6 +228,51 @@ def test_a_bad_activation_scale_in_fp8_and_a_missing_one_are_read_by_the_same(va
     assert all("--linear-backend marlin" in each.why for each in four.backends if each.outcome == "ignored")
 
 
+def beside(both):
+    """FP8's o_proj and a four-bit down_proj of a shared expert, with the activation scales that each is given."""
+    layout, of = LAYOUTS["MIXED_PRECISION"], {f"{ATTENTION}.o_proj": "FP8"}
+    tensors = {**layout.tensors(), **eight(f"{ATTENTION}.o_proj"), f"{ATTENTION}.o_proj.input_scale": number(2e-3)}
+    for last, size in (("gate_proj", (32, 64)), ("up_proj", (32, 64)), ("down_proj", (64, 32))):
+        tensors |= linear(f"{SHARED}.{last}", *size)
+        of[f"{SHARED}.{last}"] = "NVFP4"
+    listed = {module: {"quant_algo": algo} for module, algo in of.items()}
+    quant = {"quantization": {**section_of(layout), "quantized_layers": {**ALLOWED, **listed}}}
+    changed = {f"{module}.input_scale": number(value) for module, value in both.items()}
+    return opened({**tensors, **changed}, "MIXED_PRECISION", quant=quant)
+
+
+@pytest.mark.parametrize("value", BY_VALUE)
+def test_each_format_has_its_own_words(value):
+    eight_bit, four_bit = f"{ATTENTION}.o_proj", f"{SHARED}.down_proj"
+    assert found(beside({})) == []
+    alone = {module: beside({module: value}) for module in (eight_bit, four_bit)}
+    together = beside(dict.fromkeys(alone, value))
+    assert len(together.findings) == 2
+    for module, report in alone.items():
+        [item] = report.findings
+        assert item in together.findings
+        assert item.tensors == (f"{module}.input_scale",)
+    of = {module: {one.name: one for one in report.backends} for module, report in alone.items()}
+    for one in together.backends:
+        # Where nobody reads the four-bit one the words are those of the other alone.
+        if of[four_bit][one.name].outcome == "ignored" != of[eight_bit][one.name].outcome:
+            assert one.outcome == of[eight_bit][one.name].outcome
+            assert four_bit not in one.why
+        elif one.outcome == "ignored":
+            assert one.name == "transformers"
+
+
+def test_one_rule_for_all_unusable_numbers_of_an_fp8_module():
+    """The largest float, which an infinite maximum leaves, goes unread by the same as any other."""
+    largest = np.finfo(np.float32).max / np.float32(448)
+    perhaps = [
+        {one.name for one in beside({f"{ATTENTION}.o_proj": value}).backends if "ignored" in one.possible}
+        for value in (largest, *BY_VALUE)
+    ]
+    assert perhaps[0]
+    assert all(each == perhaps[0] for each in perhaps)
+
+
 @pytest.mark.parametrize("role", ["input_scale", "weight_scale_2"])
 @pytest.mark.parametrize("values", [[1e-3] * 2, [1e-3, 2e-3, 3e-3], [1e-3] * 4])
 def test_several_numbers_of_a_module_that_is_one(role, values):

@@ -60,6 +60,12 @@ def test_a_divisor_is_the_other_way_up():
     report = opened(times(sound, name, 1 / 150, "input_global_scale"), "compressed-tensors")
     [item] = [one for one in report.findings if one.code == "scale.outlier"]
     assert (item.severity, item.params["larger"]) == ("warn", name)
+    # The file holds divisors, and the smallest is the largest scale's.
+    assert item.text == "scale.outlier.sibling.linear.divisor"
+    assert item.params["low"] / item.params["high"] == pytest.approx(150, rel=1e-3)
+    assert item.params["high"] > 1
+    said = {one.name: one.outcome for one in report.backends}
+    assert {said[name] for name in READS} == {"degraded"}
 
 
 @pytest.mark.parametrize("make", [shared, dense])
