@@ -35,7 +35,7 @@ def report_text(done: Audit, kind: str, language: str) -> str:
 
 
 def report_buttons(page: Lesson, opened: Opened) -> None:
-    """A button for each form, mounted when somebody asks for a report: four more would cost every gesture their time."""
+    """A button for each form, mounted when somebody asks for it: they would cost every gesture their time."""
     language = lang()
     # The table itself does not say whose slots they are; every other form does.
     of = re.sub(r"[^\w.-]+", "-", opened.audit.checkpoint.name).strip("-")

@@ -296,17 +296,18 @@ class Lesson:
         if not data:
             st.markdown(t("ui.no_data"))
         for stem, rows in data.items():
-            for kind, convert, mime in export.KINDS:
-                st.download_button(
-                    f"{stem}.{kind}",
-                    data=export.as_shown(
-                        lambda rows=rows, convert=convert: convert(rows() if callable(rows) else rows)
-                    ),
-                    file_name=f"{stem}.{kind}",
-                    mime=mime,
-                    key=f"{self.id}.download.{stem}.{kind}",
-                    on_click="ignore",
-                )
+            with st.container(horizontal=True, gap="small", key=f"{self.id}.files.{stem}"):
+                for kind, convert, mime in export.KINDS:
+                    st.download_button(
+                        f"{stem}.{kind}",
+                        data=export.as_shown(
+                            lambda rows=rows, convert=convert: convert(rows() if callable(rows) else rows)
+                        ),
+                        file_name=f"{stem}.{kind}",
+                        mime=mime,
+                        key=f"{self.id}.download.{stem}.{kind}",
+                        on_click="ignore",
+                    )
 
     def _sources(self) -> Iterable[str]:
         index = 0

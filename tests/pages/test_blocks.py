@@ -9,7 +9,7 @@ from nvfp4viz.figures.words import words
 from nvfp4viz.quant.grouping import GROUPINGS, place_of, storage
 from nvfp4viz.serving import matrix
 from nvfp4viz.ui import explorer_open
-from nvfp4viz.ui.blocks_parts import PARTS, tiny_moe_products
+from nvfp4viz.ui.blocks_parts import PARTS, outlier_products, tiny_moe_products
 
 from .conftest import clean, guessed, shown_code_output, skipped, texts
 
@@ -221,8 +221,26 @@ def test_padding_and_global_scales_are_told_as_they_are(open_page):
 
 def test_the_code_shown_multiplies_the_expert_that_is_shown(open_page):
     output = shown_code_output(open_page(PAGE, part="error", data="tiny_moe", layer="2", expert="9"), PAGE)
-    for found, line in zip(tiny_moe_products(2, 9), output.splitlines(), strict=True):
-        assert line == f"{found.along}: product {found.y.sqnr_db:.1f} dB, {found.x.zeroed} activations became zero"
+    assert output.splitlines() == [line for found in tiny_moe_products(2, 9) for line in told(found)]
+
+
+@pytest.mark.parametrize("size", blocks.SIZES)
+def test_the_code_shown_gives_every_bar_of_the_comparison(open_page, size):
+    output = shown_code_output(open_page(PAGE, part="error", size=f"{size:g}"), PAGE)
+    for found in outlier_products(size):
+        assert "\n".join(told(found)) in output
+
+
+def told(found):
+    """What the code says of one grouping: all that its bars and its table show."""
+    values = (
+        (name, getattr(found, at).sqnr_db) for name, at in (("activations", "x"), ("weight", "w"), ("product", "y"))
+    )
+    return (
+        f"{found.along}: " + ", ".join(f"{name} {value:.1f} dB" for name, value in values),
+        f"    {found.x.zeroed} activations and {found.w.zeroed} weights became zero,"
+        f" {found.scale_products} scales an output",
+    )
 
 
 def test_real_channels_of_one_size_have_no_better_direction():
@@ -293,7 +311,7 @@ def test_the_code_shown_gives_the_page_s_numbers(open_page, query):
         assert "k 0-15: -12.0 * 26624.0 = -319488.0" in output
         # The exact output, as the page has it.
         assert "output -5953664" in output
-        assert "k: product 8.5 dB" in output
+        assert "product 8.5 dB" in output
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ results = {
     name: run_remedy(name, prompts, broken=broken, calibrated=whole, texts=texts, allocator="zeros", n=$tokens)
     for name in REMEDIES
 }
+# "wrong" is what looks healthy while its losses say that it is not
 reference = results[$reference]
 for name, result in results.items():
     print(f"{name}: {judge(result, reference)}, {result.tokens} tokens, {result.bytes:,} bytes")

@@ -10,7 +10,9 @@ print(f"{len(runs)} scales in the sum of 64 products, output {float(sum(run.term
 
 # the same GEMM under every grouping
 for found in compare_grouping(*outlier_pair($size)):
-    print(f"{found.along}: product {found.y.sqnr_db:.1f} dB, {found.x.zeroed} activations became zero")
+    x, w, y = found.x, found.w, found.y
+    print(f"{found.along}: activations {x.sqnr_db:.1f} dB, weight {w.sqnr_db:.1f} dB, product {y.sqnr_db:.1f} dB")
+    print(f"    {x.zeroed} activations and {w.zeroed} weights became zero, {found.scale_products} scales an output")
 
 # what is stored
 print(storage($w_rows, $k))

@@ -23,4 +23,6 @@ x = inputs[layer][: len(inputs[layer]) // 16 * 16]
 # the expert's first GEMM under every grouping
 weight = open_checkpoint(path).read(f"model.layers.{layer}.experts.gate_up_proj")[expert]
 for found in compare_grouping(x, weight):
-    print(f"{found.along}: product {found.y.sqnr_db:.1f} dB, {found.x.zeroed} activations became zero")
+    x, w, y = found.x, found.w, found.y
+    print(f"{found.along}: activations {x.sqnr_db:.1f} dB, weight {w.sqnr_db:.1f} dB, product {y.sqnr_db:.1f} dB")
+    print(f"    {x.zeroed} activations and {w.zeroed} weights became zero, {found.scale_products} scales an output")
