@@ -86,6 +86,8 @@ FATES = (0.0, 1.0, 1e-3, math.nan, math.inf, 1e38, 1e-30)
 # largest block; from 2^8 on ordinary blocks become subnormal, and from 2^20 on every block scale is zero.  Measured
 # by running the kernel's arithmetic: `tests/serving/test_outcome_table.py`.
 CLIPS_BELOW, LOSES_ABOVE, NOTHING_BELOW, NOTHING_ABOVE = 0.5, 2.0**8, 2.0**-24, 2.0**20
+# From here on even the largest block's scale is no normal number, and may round to zero.
+FADES_ABOVE = 2.0**14
 
 
 def outcome_of_scales(
@@ -127,8 +129,13 @@ def outcome_of_scales(
     ratios = [abs(a) / good for a, good in zip((a13, a2), healthy, strict=True)]
     if max(ratios) > NOTHING_ABOVE or min(ratios) < NOTHING_BELOW:
         return "zero", ("degraded", "nan", "zero")
+    # Both halves of a clipped first GEMM are small, and so their product is by the square: what the second GEMM's own
+    # scale was measured for is no longer there.
+    above = ratios[1] / min(1.0, ratios[0]) ** 2
+    if ratios[0] < CLIPS_BELOW and above >= NOTHING_ABOVE:
+        return "zero", ("degraded", "zero")
     if (scales < 0).any() or min(ratios) < CLIPS_BELOW:
-        return "degraded", ()
+        return "degraded", ("degraded", "zero") if above > FADES_ABOVE else ()
     # Whether too large a scale hurts depends on how much smaller than the largest block the others are.
     return ("degraded", ("degraded", "safe", "zero")) if max(ratios) > LOSES_ABOVE else ("safe", ())
 

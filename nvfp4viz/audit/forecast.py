@@ -209,8 +209,9 @@ def _merged(effects: list[Effect], safe: str) -> Effect:
     return Effect(
         first.outcome,
         _possible(first.outcome, effects),
-        first.scope,
-        {layer for effect in effects if effect.outcome not in ("ignored", "safe") for layer in effect.layers},
+        # As wide as all that is wrong, like the layers.
+        max((effect.scope for effect in others), key=SCOPES.index, default=first.scope),
+        {layer for effect in others for layer in effect.layers},
         first.text,
         {
             **first.fill,

@@ -26,11 +26,12 @@ BACKENDS = ("vllm-cutlass", "vllm-flashinfer-cutlass", "vllm-flashinfer-trtllm",
 PROMPT = "The orchard was quiet, and 12 + 7 = "
 # Faults whose finding needs no weight to be read.
 VISIBLE = [fault for fault in FAULTS.values() if fault.findings and not fault.deep]
+# A maximum of gate and up hides what is too small in one of them; both together, whose input is one, nothing hides.
 CASES = [
     pytest.param(fault.id, role, projection, id=f"{fault.id}-{role}-{projection}")
     for fault in VISIBLE
     for role in fault.roles
-    for projection in ("gate", "up", "down")
+    for projection in ("gate", "up", "down", *(["gate+up", "gate+up+down"] if role == "input_scale" else []))
     if not (fault.id == "pair-mismatch" and projection == "down")
 ]
 
@@ -119,10 +120,12 @@ def test_the_healthy_layer_is_safe_wherever_it_can_be_served():
 @pytest.mark.parametrize(("fault", "role", "projection"), CASES)
 def test_every_fault_comes_out_as_forecast(fault, role, projection):
     healthy, config, quant, _ = layer()
-    tensors = inject_tensors(
-        healthy, fault, layer=LAYER, expert=BAD, projection=projection, role=role, seed=3, config=config,
-        hf_quant_config=quant,
-    )  # fmt: skip
+    tensors = healthy
+    for kind in projection.split("+"):
+        tensors = inject_tensors(
+            tensors, fault, layer=LAYER, expert=BAD, projection=kind, role=role, seed=3, config=config,
+            hf_quant_config=quant,
+        )  # fmt: skip
     forecasts = {item.name: item for item in audit(opened(tensors)).backends}
     lost = fault == "missing"
     fates = (
@@ -139,6 +142,53 @@ def test_every_fault_comes_out_as_forecast(fault, role, projection):
         if forecast.scope in ("none", "experts"):
             others = {outcome(run(parameters, backend, OTHER), OTHER) for parameters in loaded}
             assert others == {"safe"}, (backend, forecast.scope, others)
+
+
+def changed(values):
+    """The layer with other scales, by the end of their names."""
+    healthy = layer()[0]
+    prefix = canonical(opened(healthy)).blocks[LAYER]
+    names = {f"{prefix}.{end}": value for end, value in values.items()}
+    assert names.keys() <= healthy.keys()
+    return {**healthy, **{name: tensor(np.float32(value)) for name, value in names.items()}}
+
+
+@pytest.mark.parametrize("power", [-6.5, -8, -9, -10, -12, -16, -20, -23, -26])
+@pytest.mark.parametrize("halves", [("gate", "up"), ("down",), ("gate", "up", "down")], ids="+".join)
+def test_scales_that_are_too_small(halves, power):
+    """Gate and up are clipped both, and their product falls by the square: down's own scale is then far too large."""
+    healthy = layer()[0]
+    prefix = canonical(opened(healthy)).blocks[LAYER]
+    names = [f"{BAD}.{kind}_proj.input_scale" for kind in halves]
+    own = {name: np.frombuffer(healthy[f"{prefix}.{name}"].tobytes(), np.float32)[0] for name in names}
+    tensors = changed({name: value * np.float32(2.0**power) for name, value in own.items()})
+    [forecast] = [item for item in audit(opened(tensors)).backends if item.name == "vllm-cutlass"]
+    seen = outcome(run(parameters_of(tensors), "vllm-cutlass", BAD), BAD)
+    assert seen in ("degraded", "zero")
+    assert agrees(forecast, seen), (forecast.outcome, forecast.possible, seen)
+    if power > -7:
+        # The blocks of the product keep normal scales.
+        assert (seen, forecast.outcome, forecast.possible) == ("degraded", "degraded", ())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {f"{BAD}.down_proj.weight_scale_2": 0.0, f"{OTHER}.down_proj.input_scale": np.finfo(np.float32).max / 2688},
+        {f"{BAD}.down_proj.weight_scale_2": np.nan, f"{OTHER}.gate_proj.input_scale": 31460.0},
+        {f"{BAD}.down_proj.weight_scale_2": -1e-4, f"{OTHER}.down_proj.input_scale": np.inf},
+    ],
+)
+def test_two_causes_reach_as_far_as_the_wider(values):
+    """One expert's weight scale, and another's activation scale, which a maximum gives to all of the layer."""
+    tensors = changed(values)
+    loaded, third = parameters_of(tensors), 20
+    for forecast in audit(opened(tensors)).backends:
+        if forecast.name in BACKENDS:
+            others = {outcome(run(loaded, forecast.name, expert), expert) for expert in (third, 30)}
+            assert (others == {"safe"}) == (forecast.scope == "experts"), (forecast.name, forecast.scope, others)
+    narrow = dict([next(iter(values.items()))])
+    assert {one.scope for one in audit(opened(changed(narrow))).backends if one.name in BACKENDS} == {"experts"}
 
 
 # Faults whose finding needs the weights; an exponent cast is of MXFP4, which is not simulated here.
