@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from nvfp4viz.audit.facts import CLAIMS, Facts
 from nvfp4viz.audit.findings import make
-from nvfp4viz.audit.module_names import is_draft
+from nvfp4viz.audit.module_names import MIXERS, is_draft
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.shapes import text_part
 from nvfp4viz.audit.texts import id_list, layer_list
@@ -22,7 +22,6 @@ _ROUTER = re.compile(r"(?:^|\.)(?:gate|router)\.(?:.*\.)?weight$")
 _IN_LAYER = re.compile(r"(?:.*\.)?layers\.(\d{1,6})\.(.+)$")
 # Names with the word that are beside the routed experts.
 _NO_EXPERTS = re.compile(r"shared?_experts?|per_expert_scale")
-_ATTENTION = re.compile(r"attn|attention|mamba|ssm|conv|mixer|recurrent|temporal|delta|linear")
 # What a configuration calls it when some layers have no experts.
 _DENSE_KEYS = re.compile(r"dense|mlp_only|moe_layer|interleave|sparse_step|block_configs|block_type|hybrid")
 
@@ -155,9 +154,9 @@ def _halves(facts: Facts, parts: Mapping[int, set[str]], bare: Iterable[int], ta
     found, beside = [], []
     for layer in bare:
         own = parts.get(layer, set())
-        norms, mixers = _norms(own), {part for part in own if _ATTENTION.search(part)}
+        norms, mixers = _norms(own), {part for part in own if MIXERS.search(part)}
         alike = any(
-            _norms(other) and _norms(other) <= norms and (not mixers or any(map(_ATTENTION.search, other)))
+            _norms(other) and _norms(other) <= norms and (not mixers or any(map(MIXERS.search, other)))
             for other in full
         )
         if parent in own or not alike:

@@ -18,6 +18,8 @@ ATTENTION = frozenset({
     "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj",
     "wq_a", "wq_b", "wkv", "wo_a", "wo_b", "wq", "wk", "wv", "wo",
 })  # fmt: skip
+# Parts of a layer that mix tokens: attention, and what stands in its place.
+MIXERS = re.compile(r"attn|attention|mamba|ssm|conv|mixer|recurrent|temporal|delta|linear")
 # Towers that servers leave unquantised whatever the configuration says.
 _FORCED = re.compile(r"(?:vision|visual|vit_|audio|multi_modal|multimodal|aligner)")
 

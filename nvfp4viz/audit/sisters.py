@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from nvfp4viz.audit.linears import Linear, is_weightless, missing_finding, stored_beginnings
+from nvfp4viz.audit.mixers import mixer_findings
 from nvfp4viz.audit.module_names import ATTENTION, is_draft
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.routers import router_names
@@ -24,13 +25,13 @@ _SHARES = re.compile(r"k_eq_v|kv_shared|share_kv|kv_share|cross_attention|cross_
 
 
 def sister_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterable[Linear]) -> Iterator[Finding]:
-    """``scale.missing`` of a weight: a router, or a projection of attention."""
+    """``scale.missing`` of a weight: a router, a projection of attention, or all of it."""
     if checkpoint.blind_files or checkpoint.source.only is not None:
         return
     config = checkpoint.config or {}
+    linears = tuple(linears)
     names = _routers(checkpoint, view)
     if not any(_SHARES.search(key) for key in (*config, *text_part(config))):
-        linears = tuple(linears)
         kinds = _attention(view, linears)
         names += [*_projections(kinds), *_whole_attention(view, linears, kinds)]
     # A longer name, such as a packed one's, is one too.
@@ -38,6 +39,7 @@ def sister_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterab
     lost = [name for name in names if name not in stored]
     if lost:
         yield missing_finding("weight", lost, view)
+    yield from mixer_findings(checkpoint, view, linears, lost)
 
 
 def _routers(checkpoint: Checkpoint, view: CanonicalView) -> list[str]:

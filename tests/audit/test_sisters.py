@@ -1,8 +1,10 @@
 """A router, or a projection of attention, that one layer lacks and its sisters have."""
 
+import re
+
 import pytest
 
-from nvfp4viz.audit import audit
+from nvfp4viz.audit import audit, describe
 from nvfp4viz.audit.routers import router_names
 from nvfp4viz.checkpoint import canonical, memory_checkpoint
 from tests.audit.families import FAMILIES, H, bf16, config, experts, plain, sidecar
@@ -127,8 +129,10 @@ def test_a_layer_of_experts_alone_is_a_piece():
 
 def normed(checkpoint):
     """The same with the norms that every layer has."""
-    layers = {name.split(".")[2] for name in checkpoint.tensors if name.startswith("model.layers.")}
-    norms = {f"model.layers.{k}.{name}": bf16(H) for k in layers for name in NORMS}
+    found = (
+        re.match(r"(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.\d+\.", name) for name in checkpoint.tensors
+    )
+    norms = {f"{at}{name}": bf16(H) for at in {one[0] for one in found if one} for name in NORMS}
     tensors = {**checkpoint.read_tensors(), **norms}
     return memory_checkpoint(tensors, config=checkpoint.config, hf_quant_config=checkpoint.hf_quant_config)
 
@@ -162,3 +166,89 @@ def test_layers_of_another_mixer_have_not_lost_attention():
     # Two layers without: a pattern.
     assert said(audit(normed(model(ATTENTION, (), ATTENTION, ())))) == []
     assert said(audit(model(ATTENTION, ATTENTION, ()))) == []
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if "Nemotron" not in name])
+def test_a_layer_of_each_family_that_has_nothing_left_to_mix_its_tokens(family):
+    """Whatever alternates there, and whatever layers share; a draft layer is nobody's sister."""
+    checkpoint = normed(FAMILIES[family]())
+    assert said(audit(checkpoint)) == []
+    view = canonical(checkpoint)
+    for layer in view.moe_layers:
+        start = view.blocks[layer].partition(f".{layer}.")[0] + f".{layer}."
+        parts = tuple(f"{start}{part}." for part in ("self_attn", "linear_attn", "attn"))
+        gone = [name for name in checkpoint.tensors if name.startswith(parts)]
+        assert gone
+        report = audit(changed(checkpoint, drop=gone))
+        assert said(report) == LOST
+        [item] = [one for one in report.findings if one.severity == "error"]
+        assert (item.role, item.layer) == ("weight", layer)
+        # Only what was there: never another kind's.
+        assert {name for name in item.tensors if name not in gone} == set()
+        assert "safe" not in outcomes(report).values()
+
+
+KINDS = {"self_attn": ATTENTION, "linear_attn": ("in_proj_qkvz", "in_proj_ba", "out_proj"), "conv": ("in_proj",)}
+
+
+def hybrid(pattern, lost=None, **more):
+    """Layers of these mixers in turn, with norms and experts; one of them without its mixer."""
+    whole = model(*[()] * len(pattern), **more)
+    tensors = dict(normed(whole).read_tensors())
+    for k, kind in enumerate(pattern):
+        if k != lost:
+            tensors |= plain(*(f"model.layers.{k}.{kind}.{name}" for name in KINDS[kind]))
+    return memory_checkpoint(tensors, config=whole.config, hf_quant_config=whole.hf_quant_config)
+
+
+LINEAR, FULL = "linear_attn", "self_attn"
+
+
+@pytest.mark.parametrize("lost", [1, 3, 7])
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"] * 2},
+        {"full_attention_interval": 4},
+        {"attn_layer_period": 4, "attn_layer_offset": 3},
+        {"text_config": {"layers_block_type": ["linear", "linear", "linear", "attention"] * 2}},
+    ],
+)
+def test_the_configuration_tells_the_kind_of_a_layer(told, lost):
+    pattern = [LINEAR, LINEAR, LINEAR, FULL] * 2
+    assert said(audit(hybrid(pattern, **told))) == []
+    [item] = [one for one in audit(hybrid(pattern, lost, **told)).findings if one.severity == "error"]
+    kind = pattern[lost]
+    assert set(item.tensors) <= {f"model.layers.{lost}.{kind}.{name}.weight" for name in KINDS[kind]}
+    assert (item.text, item.layer, item.count) == ("scale.missing.linear.weight", lost, len(KINDS[kind]))
+
+
+@pytest.mark.parametrize("told", [{}, {"layer_types": ["a", "a", "a", "b"]}])
+def test_where_nothing_tells_the_kind_the_layer_is_named(told):
+    """Four layers of three kinds, or the only one of its kind."""
+    pattern = [LINEAR, FULL, LINEAR, FULL if not told else "conv"]
+    assert said(audit(hybrid(pattern, **told))) == []
+    report = audit(hybrid(pattern, 3, **told))
+    assert said(report) == LOST
+    [item] = [one for one in report.findings if one.severity == "error"]
+    assert (item.text, item.layer, item.tensors) == ("scale.missing.mixer", 3, ("model.layers.3",))
+    for language in ("en", "zh"):
+        message = describe(item, language)[0]
+        assert LINEAR in message
+        assert FULL in message
+    assert "safe" not in outcomes(report).values()
+
+
+def test_layers_without_a_mixer_on_purpose():
+    """Several of them, searched layers, a piece with one norm or none, a mixer of a name of its own."""
+    whole = hybrid([LINEAR, FULL, LINEAR, FULL], 3)
+    assert said(audit(whole)) == LOST
+    assert said(audit(changed(whole, drop=[name for name in whole.tensors if ".layers.1.self_attn" in name]))) == []
+    assert said(audit(hybrid([LINEAR, FULL, LINEAR, FULL], 3, block_configs=[{}] * 4))) == []
+    for norms in (NORMS[:1], NORMS):
+        assert said(audit(changed(whole, drop=[f"model.layers.3.{name}" for name in norms]))) == []
+    for other in ("linear_attn.in_proj.qweight", "mamba.A_packed", "self_attn.q_proj.qweight"):
+        assert said(audit(changed(whole, replace={f"model.layers.3.{other}": bf16(H, H)}))) == []
+    # Norms inside, and what is no matrix, mix nothing.
+    for other in ("self_attn.q_norm.weight", "linear_attn.A_log"):
+        assert said(audit(changed(whole, replace={f"model.layers.3.{other}": bf16(H)}))) == LOST
