@@ -46,13 +46,22 @@ def make(
         "tensor": shown[0] if shown else "",
         "count": len(names) if count is None else count,
         "value": "" if number is None else number,
-        **(fill or {}),
+        **safe_words(fill or {}),
     }
     message, advice = words(text or code, filled)
     total = len(names) if count is None else count
     return Finding(
         code, severity, role, layer, projection, experts, shown, total, number, message, advice, text or code, filled
     )
+
+
+def safe_words(fill: Mapping[str, Any]) -> dict[str, Any]:
+    """Placeholders without control characters: names in them come out of files that nobody vouches for.
+
+    >>> safe_words({"tensor": "a\\x1b[31mred", "slots": 2})
+    {'tensor': 'a\\\\x1b[31mred', 'slots': 2}
+    """
+    return {key: printable(value, 500) if isinstance(value, str) else value for key, value in fill.items()}
 
 
 def with_drafts_named(findings: Iterable[Finding], view: CanonicalView) -> list[Finding]:

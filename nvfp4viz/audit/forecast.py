@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from nvfp4viz.audit.backends import DEEP_CODES, FAMILIES, Family, activation_of, is_clamped, outcome_of_bytes
 from nvfp4viz.audit.facts import Facts
+from nvfp4viz.audit.findings import safe_words
 from nvfp4viz.audit.forecast_linears import of_linears
 from nvfp4viz.audit.forecast_scales import (
     MILD,
@@ -241,7 +242,7 @@ def _possible(outcome: str, effects: list[Effect]) -> tuple[str, ...]:
 
 
 def _forecast(facts: Facts, name: str, effect: Effect) -> BackendForecast:
-    fill = {"backend": name, "layers": id_list(tuple(sorted(effect.layers))), **effect.fill}
+    fill = {"backend": name, "layers": id_list(tuple(sorted(effect.layers))), **safe_words(effect.fill)}
     if effect.layers and effect.layers <= set(facts.view.draft_layers):
         fill["draft"] = True
     why, _ = words(effect.text, fill)

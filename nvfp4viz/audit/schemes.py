@@ -328,11 +328,16 @@ def is_promoted(checkpoint: Checkpoint) -> bool:
 
 
 def vllm_refuses(checkpoint: Checkpoint) -> str | None:
-    """The algorithm that vLLM's ModelOpt loader does not know, such as ``NVFP4_AWQ``; None where it knows it."""
+    """The algorithm that vLLM's ModelOpt loader does not know, such as ``NVFP4_AWQ``; None where it knows it.
+
+    None too where a section names neither its method nor an algorithm: ``config.incomplete`` says so.
+    """
     from nvfp4viz.serving.quant_config import resolve_quantization
 
     try:
         resolve_quantization(checkpoint.config, checkpoint.hf_quant_config)
     except ServingError as error:
-        return str(checkpoint.quant_config.algo) if error.code == "serving.quant-algo" else None
+        used = checkpoint.quant_config.used
+        named = used is None or "quant_method" not in used.missing
+        return str(checkpoint.quant_config.algo) if named and error.code == "serving.quant-algo" else None
     return None

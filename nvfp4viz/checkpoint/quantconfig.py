@@ -284,6 +284,9 @@ def _missing(body: Mapping[str, Any], layout: str, method: Any) -> tuple[str, ..
             return (*listed, *(("exclude_modules",) if "exclude_modules" in body and not lists else ()))
         empty = {"quant_algo": not algo, "exclude_modules": not lists}
         return tuple(name for name in REQUIRED_NESTED if name not in body or empty.get(name))
+    if not isinstance(method, str) and not isinstance(algo, str):
+        # Taken for ModelOpt's, which has an algorithm.
+        return ("quant_method",)
     named = isinstance(method, str) and method.startswith("modelopt")
     no_list = named and "ignore" in body and not isinstance(body["ignore"], list)
     return (*(("quant_algo",) if named and not algo else listed), *(("ignore",) if no_list else ()))

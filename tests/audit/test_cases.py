@@ -309,7 +309,14 @@ def test_17_the_dialect_without_a_method_in_the_config():
     quant = {key: value for key, value in CT_QUANT.items() if key != "quant_method"}
     report = audit(opened(ct_base(), {**CONFIG, "quantization_config": quant}, None))
     assert report.format.dialect == "compressed-tensors"
-    assert found(report) == []
+    # vLLM takes it for ModelOpt's, and finds no algorithm.
+    assert found(report) == [("config.incomplete", "backend", None, None, None)]
+    assert report.findings[0].params["fields"] == "quant_method"
+    by = {item.name: (item.outcome, item.why) for item in report.backends}
+    for name, (outcome, why) in by.items():
+        assert outcome == ("load-error" if name.startswith("vllm") else "safe")
+        assert "algorithm" not in why
+    assert found(audit(opened(ct_base(), CT_CONFIG, None))) == []
 
 
 # 19, 20. Names.

@@ -7,10 +7,12 @@ import string
 import numpy as np
 import pytest
 
-from nvfp4viz.audit import audit, describe, to_json, to_text
+from nvfp4viz.audit import audit, describe, run_audit, to_json, to_text
+from nvfp4viz.audit.html import to_html
 from nvfp4viz.audit.texts import finding_texts, id_list
 from nvfp4viz.checkpoint import MemorySource, file_bytes, tensor
 from nvfp4viz.errors import error_texts
+from tests.audit.layouts import LAYOUTS
 from tests.checkpoint.checkpoint_fixtures import CONFIG, base, opened, scalar, without
 
 E = "model.layers.0.mlp.experts"
@@ -162,6 +164,20 @@ def test_names_out_of_files_are_neither_markup_nor_escape_sequences():
     # The JSON escapes them, so that what a consumer decodes is the true name made printable.
     assert "\x1b" not in to_json(report)
     assert all(name.isprintable() for item in report.findings for name in item.tensors)
+
+
+@pytest.mark.parametrize("lost", ["input_scale", "weight_scale_2"])
+def test_forecasts_do_not_hand_on_what_a_terminal_obeys(lost):
+    layout, evil = LAYOUTS["modelopt"], "x\ny\x1b[31mred\u202e"
+    tensors = {name.replace("model.layers", f"{evil}.layers"): item for name, item in layout.tensors().items()}
+    del tensors[f"{evil}.layers.0.mlp.experts.3.down_proj.{lost}"]
+    done = run_audit(layout.open(tensors))
+    report = done.report
+    assert any("\\x1b[31mred" in item.why for item in report.backends)
+    for item in (*report.backends, *report.findings):
+        for language in ("en", "zh"):
+            assert all(part.isprintable() for part in describe(item, language))
+    assert "\x1b" not in to_text(report) + to_html(done)
 
 
 def test_a_thousand_experts_stay_a_short_report():
