@@ -97,7 +97,8 @@ class LayerScales:
         dialect = facts.view.dialects.get(layer)
         vector = any(facts.has_vector(layer, kind, "input_scale") for kind in kinds)
         fused = dialect is not None and dialect.arrangement == "fused" and not vector
-        self.used = np.logical_or.reduce([self.absent[kind] | stored[kind] for kind in kinds])
+        # What lies in a file that was not read is neither absent nor a number, and goes into no maximum.
+        self.known = {kind: self.absent[kind] | stored[kind] for kind in kinds}
         self.bad = {kind: self.absent[kind] | (stored[kind] & ~good[kind]) | far[kind] for kind in kinds}
         self.shared = fused or any(tables[kind].shared and bool(mask.any()) for kind, mask in self.bad.items())
         self.missing = int(sum(mask.sum() for mask in self.absent.values()))
@@ -130,17 +131,23 @@ class LayerScales:
 
     def pair(self, expert: int, fate: float) -> tuple[float, float]:
         """What CUTLASS makes of one expert's slots when the missing ones hold ``fate``."""
-        values = [fate if self.absent[kind][expert] else self.values[kind][expert] for kind in self.first]
-        down = self.values.get("down")
-        second = self.healthy[1] if down is None else fate if self.absent["down"][expert] else down[expert]
+        first, second = (
+            [fate if self.absent[kind][expert] else self.values[kind][expert] for kind in self._known(expert, kinds)]
+            for kinds in (self.first, ["down"])
+        )
         # A NaN wins, as in ``torch.max``.
-        return float(np.max(values)) if values else self.healthy[0], float(second)
+        return float(np.max(first)) if first else self.healthy[0], float(second[0]) if second else self.healthy[1]
 
     def expected(self, expert: int) -> tuple[float, float]:
         """What the expert's own scales are, or its peers' where they are bad."""
-        own = [self.values[kind][expert] for kind in self.first if not self.bad[kind][expert]]
-        down = "down" in self.bad and not self.bad["down"][expert]
-        return (max(own) if own else self.healthy[0]), float(self.values["down"][expert] if down else self.healthy[1])
+        first, second = (
+            [float(self.values[kind][expert]) for kind in self._known(expert, kinds) if not self.bad[kind][expert]]
+            for kinds in (self.first, ["down"])
+        )
+        return max(first, default=self.healthy[0]), second[0] if second else self.healthy[1]
+
+    def _known(self, expert: int, kinds: list[str]) -> list[str]:
+        return [kind for kind in kinds if kind in self.known and self.known[kind][expert]]
 
 
 def _typical(values: list[Any]) -> float:
@@ -195,9 +202,10 @@ def _one_maximum(scales: LayerScales, layer: int, family: Family) -> Effect:
             if not group or not set(group) <= set(kinds):
                 pair.append(good)
                 continue
-            values = [np.where(scales.absent[kind], fate, scales.values[kind])[scales.used] for kind in group]
+            filled = [np.where(scales.absent[kind], fate, scales.values[kind])[scales.known[kind]] for kind in group]
+            values = np.concatenate(filled)
             # A NaN wins, as in ``torch.max``.
-            pair.append(float(np.max(values)))
+            pair.append(float(np.max(values)) if values.size else good)
         outcome, possible = outcome_of_scales(pair[0], pair[1], _layer_maxima(scales, kinds))
         outcomes |= {outcome, *possible}
     fill = {"layer": layer, "slots": scales.wrong, "classes": ", ".join(scales.classes)}
@@ -217,7 +225,7 @@ def _layer_maxima(scales: LayerScales, kinds: list[str]) -> tuple[float, float]:
     """The maxima that a layer would have without its bad values."""
     out = []
     for group, typical in ((scales.first, scales.healthy[0]), (["down"], scales.healthy[1])):
-        values = [scales.values[kind][~scales.bad[kind] & scales.used] for kind in group if kind in kinds]
+        values = [scales.values[kind][~scales.bad[kind] & scales.known[kind]] for kind in group if kind in kinds]
         found = np.concatenate(values) if values else np.zeros(0)
         found = found[np.isfinite(found)]
         out.append(float(found.max()) if found.size else typical)

@@ -1,10 +1,12 @@
 """Public reports about files, index and transport (cases 41 to 47), and the same kinds in every layout."""
 
 import json
+import re
 
+import numpy as np
 import pytest
 
-from nvfp4viz.audit import audit
+from nvfp4viz.audit import audit, describe
 from nvfp4viz.checkpoint import MemorySource, file_bytes, write_checkpoint
 from tests.audit.layouts import LAYOUTS, bf16
 from tests.audit.reading import codes, found, outcomes
@@ -60,6 +62,54 @@ def test_41_without_an_index_the_number_in_the_name_tells(name):
     del files[SECOND], files[INDEX]
     report = report_of(files)
     assert found(report) == [("container.missing-shard", "error", None, None, None)]
+
+
+def dealt(layout, tensors, shards=3):
+    """The same in several shards, dealt out so that one expert's slots, and a role's, lie apart; with the index."""
+    names = [f"model-{k + 1:05d}-of-{shards:05d}.safetensors" for k in range(shards)]
+    weight_map = {name: names[k % shards] for k, name in enumerate(sorted(tensors))}
+    files = {file: file_bytes({name: tensors[name] for name, at in weight_map.items() if at == file}) for file in names}
+    files |= {"config.json": json.dumps(layout.config).encode()} if layout.config else {}
+    files |= {"hf_quant_config.json": json.dumps(layout.quant).encode()} if layout.quant else {}
+    return files | {INDEX: json.dumps({"weight_map": weight_map}).encode()}, names
+
+
+@pytest.mark.parametrize("how", ["missing", "far", "zero", "nan", "inf"])
+@pytest.mark.parametrize("name", [name for name, layout in LAYOUTS.items() if layout.with_input])
+def test_41_a_slot_of_a_lost_shard_is_no_nan(name, how):
+    """It goes into no maximum: forecasts are those of the lost shard, whatever one slot of the others is."""
+    layout = LAYOUTS[name]
+    healthy, slot = layout.tensors(), layout.name(3, "down", "input_scale")
+    tensors = dict(healthy)
+    if how != "missing":
+        value = {"far": 3.0, "zero": 0.0, "nan": np.nan, "inf": np.inf}[how]
+        layout.put(tensors, 3, "down", "input_scale", layout.stored(value))
+    files, shards = dealt(layout, tensors)
+    twin, _ = dealt(layout, healthy)
+    home = _home(files, slot)
+    if how == "missing":
+        files[home] = file_bytes({key: tensors[key] for key in tensors if key != slot and _home(files, key) == home})
+        index = {key: file for key, file in json.loads(files[INDEX])["weight_map"].items() if key != slot}
+        files[INDEX] = json.dumps({"weight_map": index}).encode()
+    for lost in shards:
+        report = report_of({file: data for file, data in files.items() if file != lost})
+        bare = report_of({file: data for file, data in twin.items() if file != lost})
+        assert "nan" not in outcomes(bare).values()
+        stored_nan = how in ("nan", "inf") and lost != home
+        for item, other in zip(report.backends, bare.backends, strict=True):
+            message = describe(item)[0]
+            if stored_nan and item.outcome == "nan":
+                # And says which value it is.
+                assert layout.block == "MXFP4" or re.search(r"(\(|holds )(nan|inf)", message), message
+                continue
+            assert (item.outcome, item.scope) == (other.outcome, other.scope), (lost, message)
+        if stored_nan and layout.block == "NVFP4" and outcomes(bare)["vllm-cutlass"] == "undefined":
+            # Healthy twin of the rule: a NaN that is really there wins.
+            assert outcomes(report)["vllm-cutlass"] == "nan"
+
+
+def _home(files, name):
+    return json.loads(files[INDEX])["weight_map"][name]
 
 
 def test_41_a_layer_that_lies_wholly_in_the_lost_shard_is_counted():
