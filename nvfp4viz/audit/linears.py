@@ -115,7 +115,7 @@ def linear_findings(
         if linear.format == "FP8" and (entry := linear.tensors.get("input_scale")) is not None and not is_scalar(entry)
     ])  # fmt: skip
     values = _values(checkpoint, [linear for linear in linears if linear.format in ("NVFP4", "FP8")])
-    yield from _classes(facts.view, values, siblings)
+    yield from _classes(checkpoint, facts.view, values, siblings)
     yield from _convention(values)
     yield from _siblings(facts.view, four_bit, values, siblings)
     yield from _inputs_apart(checkpoint, facts.view, values, siblings, weight_only)
@@ -160,7 +160,9 @@ _TEXTS = {
 }  # fmt: skip
 
 
-def _classes(view: CanonicalView, values: list[Scalar], siblings: Iterable[tuple[str, ...]]) -> Iterator[Finding]:
+def _classes(
+    checkpoint: Checkpoint, view: CanonicalView, values: list[Scalar], siblings: Iterable[tuple[str, ...]]
+) -> Iterator[Finding]:
     """Values that no server should use; one finding a class and role, and for activation scales one a format.
 
     What the forecast asks further (`nvfp4viz.audit.forecast_linears`) is in ``params``: ``numbers`` of the layers,
@@ -176,7 +178,7 @@ def _classes(view: CanonicalView, values: list[Scalar], siblings: Iterable[tuple
             # Who reads an activation scale depends on the module's format.
             eight = scalar[1] == "input_scale" and scalar[0].format == "FP8"
             groups.setdefault((scalar[1], CLASSES[kind], eight), []).append(scalar)
-    largest = _largest(values, kinds, siblings) if groups else {}
+    largest = _largest(values, kinds, siblings) | _beside_unread(checkpoint, groups.values(), siblings)
     for (role, kind_name, eight), found in sorted(groups.items()):
         names = [name for _, _, name, _, _ in found]
         # A NaN is not below anything.
@@ -211,6 +213,25 @@ def _largest(values: list[Scalar], kinds: list[int], siblings: Iterable[tuple[st
         if usable:
             out |= {name: max(usable) for name, _, good in members if not good}
     return out
+
+
+def _beside_unread(
+    checkpoint: Checkpoint, groups: Iterable[Iterable[Scalar]], siblings: Iterable[tuple[str, ...]]
+) -> dict[str, float]:
+    """By tensor: the largest number there is, where a sibling's was not read and may hide any but an infinity."""
+    families = {last: family for family in siblings for last in family}
+    out: dict[str, float] = {}
+    for linear, role, name, *_ in (scalar for found in groups for scalar in found):
+        parent, _, last = linear.name.rpartition(".")
+        beside = families.get(last, ()) if role != "weight_scale" else ()
+        others = (f"{parent}.{other}{name[len(linear.name) :]}" for other in beside if other != last)
+        if any(other not in checkpoint.tensors and _may_lie_unread(checkpoint, other) for other in others):
+            out[name] = float(np.finfo(np.float32).max)
+    return out
+
+
+def _may_lie_unread(checkpoint: Checkpoint, name: str) -> bool:
+    return bool(checkpoint.blind_files) or name in checkpoint.unreadable
 
 
 def _missing(checkpoint: Checkpoint, facts: Facts, linears: list[Linear]) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ import pytest
 
 from nvfp4viz.audit import audit, describe
 from nvfp4viz.checkpoint import MemorySource, file_bytes, write_checkpoint
-from tests.audit.layouts import LAYOUTS, bf16
+from tests.audit.layouts import LAYOUTS, bf16, ct_linear
 from tests.audit.reading import codes, found, outcomes
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, opened
 
@@ -106,6 +106,30 @@ def test_41_a_slot_of_a_lost_shard_is_no_nan(name, how):
         if stored_nan and layout.block == "NVFP4" and outcomes(bare)["vllm-cutlass"] == "undefined":
             # Healthy twin of the rule: a NaN that is really there wins.
             assert outcomes(report)["vllm-cutlass"] == "nan"
+
+
+@pytest.mark.parametrize("role", ["weight_global_scale", "input_global_scale"])
+@pytest.mark.parametrize("indexed", [True, False])
+def test_41_siblings_in_a_lost_shard_may_hide_a_divisor_of_zero(role, indexed):
+    layout, at = LAYOUTS["compressed-tensors"], "model.layers.0.self_attn"
+    tensors = {key: item for kind in "qkv" for key, item in ct_linear(f"{at}.{kind}_proj").items()}
+    tensors |= {**layout.tensors(), f"{at}.q_proj.{role}": layout.scalar(0.0)}
+    whole, shards = dealt(layout, tensors)
+    # Transformers fuses nothing.
+    alone = {"transformers"} if role == "weight_global_scale" else set()
+    assert {name for name, outcome in outcomes(report_of(whole)).items() if outcome == "nan"} == alone
+    apart = {name: shards[-1 if "k_proj" in name or "v_proj" in name else 0] for name in tensors}
+    files = {file: whole[file] for file in ("config.json", INDEX, "hf_quant_config.json") if file in whole}
+    files[INDEX] = json.dumps({"weight_map": apart}).encode()
+    parts = {file: {name: tensors[name] for name in apart if apart[name] == file} for file in set(apart.values())}
+    files |= {file: file_bytes(part) for file, part in parts.items()}
+    if not indexed:
+        del files[INDEX]
+    del files[shards[-1]]
+    assert set(outcomes(report_of(files)).values()) == {"undefined", "load-error"}
+    # What no shard can hide is told.
+    files[shards[0]] = file_bytes(parts[shards[0]] | {f"{at}.q_proj.{role}": layout.scalar(np.nan)})
+    assert outcomes(report_of(files))["vllm-cutlass"] == "nan"
 
 
 def _home(files, name):
