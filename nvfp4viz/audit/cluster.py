@@ -8,12 +8,17 @@ mount at the same place, or an address.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from time import monotonic, sleep
+from typing import Any
 
 from nvfp4viz.audit.bytescan import Scan
 from nvfp4viz.audit.deep import Unit, scan_file
 from nvfp4viz.checkpoint.problems import NO_FILE, printable
 from nvfp4viz.checkpoint.source import open_source
 from nvfp4viz.errors import CheckpointError, InputError
+
+# Seconds without any worker after which nobody waits for one; a cluster that grows on demand needs some for its first.
+PATIENCE = 60.0
 
 
 def scan_on_cluster(
@@ -22,7 +27,8 @@ def scan_on_cluster(
     """Shards with their records, as they are finished.
 
     In place of its records a shard may have the error that a scan of it ended with: what its source said where the
-    worker is, or ``source.worker`` where that sees no such source, or where too many workers died under it.
+    worker is, ``source.worker`` where that sees no such source, or where too many workers died under it, or
+    ``source.no-worker`` where there was none for `PATIENCE`.
 
     Parameters
     ----------
@@ -37,7 +43,7 @@ def scan_on_cluster(
         ``cli.no-dask``: `distributed` is not installed; ``cli.scheduler``: nobody answers there.
     """
     try:
-        from distributed import Client, as_completed
+        from distributed import Client
         from distributed.comm.addressing import parse_address, parse_host_port
         from distributed.comm.registry import get_backend
     except ImportError:
@@ -56,8 +62,8 @@ def scan_on_cluster(
             client.submit(scan_shard, place, file, list(units), key=f"nvfp4viz-{number}-{file}", pure=False): file
             for number, (file, units) in enumerate(work.items())
         }
-        for future in as_completed(list(files)):
-            file = files[future]
+        for future in _finished(client, list(files)):
+            file = files.pop(future)
             found: list[Scan] | CheckpointError
             try:
                 found = future.result()
@@ -68,6 +74,35 @@ def scan_on_cluster(
                 found = CheckpointError("source.worker", name=printable(file), reason=type(error).__name__)
             future.release()
             yield file, found
+        for file in files.values():
+            yield file, CheckpointError("source.no-worker", name=printable(file), seconds=f"{PATIENCE:g}")
+
+
+def _finished(client: Any, futures: Sequence[Any]) -> Iterator[Any]:
+    """Futures as they are finished; the others never are, where no worker is left and none comes."""
+    from distributed import as_completed
+
+    waiting = as_completed(futures)
+    asked = seen = monotonic()
+    while not waiting.is_empty():
+        if waiting.has_ready():
+            yield next(waiting)
+            continue
+        now = monotonic()
+        if now - asked > 1:
+            asked = now
+            seen = now if _has_workers(client) else seen
+            if now - seen > PATIENCE:
+                return
+        sleep(0.02)
+
+
+def _has_workers(client: Any) -> bool:
+    try:
+        return bool(client.scheduler_info()["workers"])
+    except Exception:
+        # A scheduler that does not answer has none either.
+        return False
 
 
 def scan_shard(place: str, file: str, units: list[Unit]) -> list[Scan]:

@@ -94,9 +94,11 @@ def promised(
         # Where nothing has a scale, a weight is all that an expert has; a name that is not public is not missed.
         return ("expert.absent",) if dialect is None else ()
     shared = view.is_whole(layer) and view.slot(layer, expert, projection, role).index is None
-    if role not in SCALARS or not (shared or view.experts_in[layer] < 3):
+    if role not in SCALARS:
         return spec.findings
-    codes = set(spec.findings) - {"scale.outlier", "scale.filled", "scale.identity"}
+    codes = set(spec.findings)
+    if shared or view.experts_in[layer] < 3:
+        codes -= {"scale.outlier", "scale.filled", "scale.identity"}
     if (
         role != "weight_scale_2"
         or projection not in ("gate", "up")
@@ -145,7 +147,8 @@ def _seen(
         if shared and view.experts_in[at.layer] >= 3 and effective > 1:
             return ("scale.convention",)
         rest = tuple(code for code in rest if code not in ("scale.pair-mismatch", "scale.convention"))
-    return rest
+    # A stored 1 has a name of its own, wherever its peers lie.
+    return tuple(code for code in rest if (code == "scale.identity") == (stored == 1))
 
 
 def _stored(view: CanonicalView, read: Callable[[str], Tensor], new: Changes, at: _Place) -> np.float32 | None:

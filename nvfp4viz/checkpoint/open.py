@@ -387,7 +387,10 @@ def inspect(
         if below:
             listed = ", ".join(printable(name) for name in below[:3]) + (", …" if len(below) > 3 else "")
             raise CheckpointError("source.in-subfolder", name=printable(place.name), folders=listed)
-        raise CheckpointError("source.no-safetensors", name=printable(place.name), **_pickled(names))
+        others = _pickled(names)
+        if not others:
+            raise CheckpointError("source.no-weights", name=printable(place.name))
+        raise CheckpointError("source.no-safetensors", name=printable(place.name), others=others)
     checkpoint = Checkpoint(place, shards)
     if index is None:
         index = read_index(place, names, {header.file: header.entries for header in checkpoint.files})
@@ -428,10 +431,10 @@ def memory_checkpoint(
     return open_checkpoint(MemorySource(files, name))
 
 
-def _pickled(names: list[str]) -> dict[str, object]:
+def _pickled(names: list[str]) -> str:
     """What else lies there: pickled weights are named, and stay closed."""
     others = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".gguf", ".ckpt"))]
-    return {"others": ", ".join(printable(name) for name in others[:3]) or "–"}
+    return ", ".join(printable(name) for name in others[:3])
 
 
 def _read_configs(checkpoint: Checkpoint, names: list[str]) -> None:

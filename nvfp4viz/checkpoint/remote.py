@@ -290,9 +290,25 @@ class HttpSource(RemoteSource):
         if index in found and not listed:
             # Shards that are not there are for the comparison with the index to report; one that is refused may be.
             found |= set(self._present(self._indexed(index), ("source.not-found",)))
+        if not found and self._is_a_file():
+            return self._find_files()
         if not found:
             self._raise_if_down()
         return sorted(found)
+
+    def _is_a_file(self) -> bool:
+        """Where there is no such folder the address may be a file's, of which its first bytes say what it is."""
+        folder, _, last = self._parts.path.rpartition("/")
+        if self._shown or "." not in last:
+            return False
+        answer = self._transport.fetch([Wanted(self._address(self._parts.path), unquote(last), 0, FIRST)])[0]
+        if isinstance(answer, CheckpointError) or not is_confined(unquote(last)):
+            return False
+        self.name = self.only = unquote(last)
+        self._folder = folder
+        # What was asked for before was asked for below the file.
+        self._errors.clear()
+        return True
 
     def _raise_if_down(self) -> None:
         """Nothing was found: say so only if the server said so.  A folder that it shows is there, and has no shards."""

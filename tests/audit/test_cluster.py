@@ -116,6 +116,35 @@ def test_shards_that_fail_on_workers_make_a_partial_report_as_here(folder, clust
     assert there.checkpoint.lost.keys() == set(files)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [True, False])
+def test_nobody_waits_for_ever_for_a_worker(folder, cluster, monkeypatch, first):
+    """None at all, or none left after the first shard: the rest of the shards is told of, and kept for --resume."""
+    monkeypatch.setattr("nvfp4viz.audit.cluster.PATIENCE", 2.0)
+    monkeypatch.setattr("nvfp4viz.audit.cluster.scan_shard", slow_shard)
+    done = run_audit(folder)
+    work = plan(done.checkpoint, done.view, ())
+
+    def leave():
+        cluster.scale(0)
+        with contextlib.suppress(TimeoutError):
+            cluster.sync(cluster._correct_state)
+
+    if first:
+        leave()
+    found = {}
+    for file, each in scan_on_cluster(cluster.scheduler_address, str(folder), work):
+        found[file] = each
+        if len(found) == 1 and not first:
+            leave()
+    assert found.keys() == work.keys()
+    lost = [each for each in found.values() if isinstance(each, CheckpointError)]
+    assert {each.code for each in lost} == {"source.no-worker"}
+    assert len(lost) == len(work) if first else 0 < len(lost) < len(work)
+    assert "2" in lost[0].text("en")["why"]
+    assert "2" in lost[0].text("zh")["why"]
+
+
 def failing_shard(place, file, units):
     """A worker whose disk does not answer for one shard, as long as there is a file that says so."""
     if (Path(place).parent / "fails").exists() and any(".layers.3." in unit.name for unit in units):
@@ -192,7 +221,7 @@ def test_a_shard_under_which_all_workers_died(monkeypatch):
             return Dead()
 
     monkeypatch.setattr(distributed, "Client", Client)
-    monkeypatch.setattr(distributed, "as_completed", list)
+    monkeypatch.setattr("nvfp4viz.audit.cluster._finished", lambda client, futures: futures)
     [(file, found)] = scan_on_cluster("tcp://127.0.0.1:1", "here", {"a.safetensors": []})
     assert (file, found.code, found.params["reason"]) == ("a.safetensors", "source.worker", "RuntimeError")
     assert "10.1.2.3" not in str(found)

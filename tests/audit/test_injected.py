@@ -155,8 +155,9 @@ def test_a_pair_needs_both_of_its_halves():
 
 NUMBERS = [
     ("neighbour", None), ("constant", 0.0), ("constant", -1.0), ("constant", 1e-41), ("constant", 3.0),
-    ("scaled", 0.0), ("scaled", -2.0), ("scaled", 1.0), ("scaled", 1e6), ("scaled", 1e-44), ("reciprocal", None),
-    ("random-bits", None), ("pair-mismatch", 1.0), ("pair-mismatch", None), ("zero", None), ("inf", None),
+    ("constant", None), ("scaled", 0.0), ("scaled", -2.0), ("scaled", 1.0), ("scaled", 1e6), ("scaled", 1e-44),
+    ("reciprocal", None), ("random-bits", None), ("pair-mismatch", 1.0), ("pair-mismatch", None), ("zero", None),
+    ("inf", None),
 ]  # fmt: skip
 PLAUSIBLE = {"scale.outlier", "scale.filled", "scale.identity"}
 
@@ -177,6 +178,9 @@ def test_what_inject_promises_is_what_the_copys_audit_says(layout, role, tmp_pat
             place = {"layer": 0, "expert": BAD, "projection": kind, "role": role, "value": value, "seed": number}
             done = inject(tmp_path / "a", out, fault, **place)
             codes = [item.code for item in audit(out).findings if item.code not in layout.notes]
+            # Gate and up share a scale of weights, and not one of activations.
+            assert paired or "scale.pair-mismatch" not in done.findings
+            assert "scale.identity" not in done.findings or len(done.findings) == 1
             if PLAUSIBLE & set(done.findings):
                 assert set(codes) <= set(done.findings), (fault, value, kind)
             else:

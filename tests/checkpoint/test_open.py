@@ -339,6 +339,10 @@ def test_a_folder_without_safetensors_names_what_it_found(tmp_path):
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin") as caught:
         open_checkpoint(tmp_path)
     assert caught.value.code == "source.no-safetensors"
+    (tmp_path / "pytorch_model.bin").unlink()
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(tmp_path)
+    assert caught.value.code == "source.no-weights"
 
 
 @pytest.mark.parametrize("name", ["nothing", "nothing\0here", "x/../../nothing", "n" * 5000])

@@ -69,11 +69,27 @@ def test_a_folder_reads_as_it_does_from_disk(files, folder, lists, form):
         assert_same_as_local(open_checkpoint(f"{site.address}{form}"), folder)
 
 
-@pytest.mark.parametrize(("lists", "code"), [(True, "source.no-safetensors"), (False, "source.not-found")])
+@pytest.mark.parametrize(("lists", "code"), [(True, "source.no-weights"), (False, "source.not-found")])
 def test_a_folder_without_shards_is_there_if_the_server_shows_it(lists, code):
     with serve(Site({"README.md": b"nothing here"}, lists=lists)) as site, pytest.raises(CheckpointError) as caught:
         open_checkpoint(f"{site.address}/model")
     assert caught.value.code == code
+
+
+@pytest.mark.parametrize("lists", [True, False])
+def test_a_file_that_is_no_shard_is_told_as_what_it_is(files, folder, lists):
+    """As on disk; a file that is not there is not found, and a folder with a dot in its name is one."""
+    with serve(Site({**files, "weights.bin": b"PK\x03\x04 and so on"}, lists=lists)) as site:
+        (folder / "weights.bin").write_bytes(b"PK\x03\x04 and so on")
+        for name in ("config.json", "weights.bin"):
+            with pytest.raises(CheckpointError) as here:
+                open_checkpoint(folder / name)
+            with pytest.raises(CheckpointError) as there:
+                open_checkpoint(f"{site.address}/{name}")
+            assert (there.value.code, there.value.params) == (here.value.code, here.value.params)
+        with pytest.raises(CheckpointError) as caught:
+            open_checkpoint(f"{site.address}/no.bin")
+        assert caught.value.code == "source.not-found"
 
 
 @pytest.mark.parametrize("lists", [True, False])

@@ -132,6 +132,9 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(200, site.page)
         if site.redirect is not None:
             return self._answer(302, b"", {"Location": site.redirect + name})
+        if path.rpartition("/")[0].rpartition("/")[2] in site.files:
+            # Below a file there is nothing.
+            return self._answer(404, b"<html>not found</html>")
         if not name and site.lists:
             links = "".join(f'<a href="{key}">{key}</a>' for key in [*site.files, "../", "?C=N"])
             return self._answer(200, f"<!doctype html><html>{links}</html>".encode())
