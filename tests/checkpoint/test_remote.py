@@ -78,7 +78,7 @@ def test_a_folder_without_shards_is_there_if_the_server_shows_it(lists, code):
 
 @pytest.mark.parametrize("lists", [True, False])
 def test_a_file_that_is_no_shard_is_told_as_what_it_is(files, folder, lists):
-    """As on disk; a file that is not there is not found, and a folder with a dot in its name is one."""
+    """As on disk; a file that is not there is not found."""
     with serve(Site({**files, "weights.bin": b"PK\x03\x04 and so on"}, lists=lists)) as site:
         (folder / "weights.bin").write_bytes(b"PK\x03\x04 and so on")
         for name in ("config.json", "weights.bin"):
@@ -87,9 +87,9 @@ def test_a_file_that_is_no_shard_is_told_as_what_it_is(files, folder, lists):
             with pytest.raises(CheckpointError) as there:
                 open_checkpoint(f"{site.address}/{name}")
             assert (there.value.code, there.value.params) == (here.value.code, here.value.params)
-        with pytest.raises(CheckpointError) as caught:
-            open_checkpoint(f"{site.address}/no.bin")
-        assert caught.value.code == "source.not-found"
+    with serve(Site({"weights.bin": b"PK\x03\x04 and so on"})) as site, pytest.raises(CheckpointError) as caught:
+        open_checkpoint(f"{site.address}/no.bin")
+    assert caught.value.code == "source.not-found"
 
 
 @pytest.mark.parametrize("lists", [True, False])
