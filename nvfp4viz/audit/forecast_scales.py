@@ -166,7 +166,8 @@ def _per_expert(scales: LayerScales, layer: int) -> Iterable[Effect]:
         for fate in fates:
             outcome, possible = outcome_of_scales(*scales.pair(expert, fate), scales.expected(expert))
             outcomes |= {outcome, *possible}
-        if absent:
+        # A NaN or an infinity beside it wins, whatever memory held in an open slot.
+        if absent and len(outcomes) > 1:
             missing.append((expert, outcomes))
         elif outcomes != {"safe"}:
             outcome, possible = outcome_of_scales(*scales.pair(expert, 0.0), scales.expected(expert))
@@ -174,7 +175,8 @@ def _per_expert(scales: LayerScales, layer: int) -> Iterable[Effect]:
     if missing:
         possible = tuple(sorted(set().union(*(outcomes for _, outcomes in missing))))
         ids = tuple(expert for expert, _ in missing)
-        fill = {"experts": id_list(ids), "layer": layer, "slots": scales.missing}
+        slots = int(sum(mask[list(ids)].sum() for mask in scales.absent.values()))
+        fill = {"experts": id_list(ids), "layer": layer, "slots": slots}
         yield Effect("undefined", possible, scope, {layer}, "why.expert-missing", fill)
     for outcome in ("nan", "zero", "degraded"):
         for far in (False, True):

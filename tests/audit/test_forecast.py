@@ -160,6 +160,24 @@ def test_a_stored_nan_is_certain_whatever_an_open_slot_of_its_layer_holds(kind, 
     assert forecast.outcome != "undefined" or forecast.scope == "experts"
 
 
+@pytest.mark.parametrize(("lost", "value"), [("gate", np.nan), ("up", np.inf), ("gate", 1.2e-3)])
+@pytest.mark.parametrize("backend", ["vllm-cutlass", "vllm-flashinfer-cutlass"])
+def test_what_stands_beside_an_open_slot_may_decide(lost, value, backend):
+    """Of gate and up the larger is taken: a NaN or an infinity wins over whatever memory held in the other's slot."""
+    name = f"{E}.{BAD}.{lost}_proj.input_scale"
+    beside = {"gate": "up", "up": "gate"}[lost]
+    tensors = {each: item for each, item in broken({beside: value}).items() if each != name}
+    forecast = forecasts(tensors)[backend]
+    seen = {outcome(run(tensors, backend, allocator=allocator)) for allocator in ALLOCATORS}
+    if np.isfinite(value):
+        assert forecast.outcome == "undefined"
+        assert len(seen) > 1
+    else:
+        assert seen == {"nan"}
+        assert (forecast.outcome, forecast.possible) == ("nan", ())
+        assert "memory" not in forecast.why
+
+
 @pytest.mark.parametrize("value", [0.0, np.nan, np.inf, -1e-3, 4.4e-42])
 @pytest.mark.parametrize("kind", ["gate", "up", "down"])
 @pytest.mark.parametrize("backend", RUNNABLE)
