@@ -110,3 +110,14 @@ def test_a_ranks_share_has_two_digits_behind_the_point(width, ranks, shown):
     assert item.params["rank"] == shown
     for language in ("en", "zh"):
         assert f"{shown} " in describe(item, language)[0] or f"{shown}，" in describe(item, language)[0]
+
+
+@pytest.mark.parametrize("tp", [8, 11, 512])
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_an_advice_says_among_which_sizes_it_has_looked(tp, language):
+    """Of a width of 704 eleven ranks are as good as one, and no power of two."""
+    report = audit(of_width(704), tp=tp)
+    advices = [describe(item, language)[1] for item in report.findings if item.code.startswith("parallel.")]
+    assert len(advices) == (tp != 11)
+    for advice in advices:
+        assert {"en": "of the powers of two up to 64", "zh": "64 以内 2 的幂"}[language] in advice
