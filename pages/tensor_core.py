@@ -49,6 +49,7 @@ page.foot(
         "k": int(view["k"]),
         "spread": int(view["spread"]),
         "signs": view["signs"],
+        "against": view["against"],
     },
     data={
         "step_elements": lambda: about({"kind": view["kind"], "c": seen.c}, facts.element_rows(seen)),

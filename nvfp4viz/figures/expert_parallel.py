@@ -433,6 +433,7 @@ def describe_balance(found: Balance, lang: str) -> str:
     return words(
         lang,
         "figures.expert_parallel.describe_balance",
+        steps=len(found.without),
         rank=before.slowest,
         ratio=f"{before.ratio:.2f}",
         new_rank=after.slowest,

@@ -370,7 +370,13 @@ def planner_part(page: Lesson) -> None:
         ("text", ">runs", ">held", ">pilot_holes", ">target_holes"), [_check_row(names, checks, t) for t in TEXTS]
     )
     shortest = [check for check in checks_of(int(PILOTS[0]), int(TARGETS[0])) if check.text == "all"]
-    page.prose("planner.text_below", pilot=int(PILOTS[0]), held=sum(check.held for check in shortest), of=len(shortest))
+    page.prose(
+        "planner.text_below",
+        pilot=int(PILOTS[0]),
+        target=int(TARGETS[0]),
+        held=sum(check.held for check in shortest),
+        of=len(shortest),
+    )
 
 
 def _check_row(names: dict[str, str], checks: Sequence[HeldOut], text: str) -> tuple[str, ...]:

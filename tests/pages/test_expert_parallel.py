@@ -292,7 +292,11 @@ def test_the_code_shown_says_what_eplb_changes(open_page):
         r"EPLB changed (\d+) of this layer's (\d+) slots; in (\d+) of them", shown
     ).groups()
     expert, share = re.search(r"busiest expert \((\d+)\) takes ([\d.]+ ?%)", shown).groups()
+    alone = re.search(r"step by step, that rank computes ([\d.]+) times .*\*\*([\d.]+)\*\* times after", shown).groups()
+    whole = re.search(r"All 8 steps together: .* computes ([\d.]+) times .* with ([\d.]+) times", shown).groups()
     output = shown_code_output(at, PAGE)
+    assert f"each step by itself, slowest rank: {alone[0]} times the mean, {alone[1]} after EPLB" in output
+    assert f"all steps together, slowest rank: {whole[0]} times the mean, {whole[1]} after EPLB" in output
     assert f"{changed} of {slots} slots change, {arriving} experts come from another rank" in output
     assert f"busiest expert {expert}: {share} of all rows".replace(" %", "%") in output.replace(" %", "%")
 

@@ -376,8 +376,13 @@ def test_the_code_shown_gives_the_map_s_numbers(open_page, query):
 def test_the_code_shown_plans_for_all_kinds_of_text(open_page):
     plan = routing_parts.plans_of("all", 64, 512)[-1]
     came = routing_parts.log_of("all").holes_after()[512]
-    output = shown_code_output(open_page(PAGE, plan="all", part="planner"), PAGE)
+    at = open_page(PAGE, plan="all", part="planner")
+    output = shown_code_output(at, PAGE)
     assert f"{plan.low} to {plan.high} predicted after 512; came: {came}" in output
+    held, runs = re.search(r"The interval held in (\d+) of (\d+) held-out runs \(", texts(skipped(at, PLAN))).groups()
+    assert f"the interval held in {held} of {runs} held-out runs" in output
+    checks = [check for check in routing_parts.checks_of(64, 512) if check.text == "all"]
+    assert f"    all: {sum(check.held for check in checks)}\n" in output
 
 
 def test_downloads_open(open_page):

@@ -208,13 +208,23 @@ def test_own_input_is_computed(open_page, kind):
 
 
 @pytest.mark.parametrize(
-    "query", [{}, {"kind": "mxfp4"}, {"c": "nan"}, {"k": "256", "signs": "positive", "part": "difference"}], ids=str
+    "query",
+    [
+        {},
+        {"kind": "mxfp4"},
+        {"c": "nan"},
+        {"k": "256", "signs": "positive", "part": "difference"},
+        {"against": "exact", "signs": "positive", "part": "difference"},
+    ],
+    ids=str,
 )
 def test_the_code_shown_gives_the_page_s_numbers(open_page, query):
     output = shown_code_output(open_page(PAGE, **query), PAGE)
     if not query:
         assert "tensor core 43413.96484375 = 0x472995F7" in output
-        assert "1255 outputs nearer zero, 372 equal, 421 farther from zero" in output
+        assert "1255 outputs nearer zero than float32, 372 equal, 421 farther from zero" in output
+    if query.get("against") == "exact":
+        assert "2048 outputs nearer zero than exact, 0 equal, 0 farther from zero" in output
 
 
 def test_sources_and_downloads_open(open_page):

@@ -32,7 +32,9 @@ print(f"{len(changed)} of {len(new.slots)} slots get another expert and keep the
 # EPLB at half time
 steps = route_trace.traffic(trace, $before, $now)
 found = route_trace.balance(steps, $layer, experts=64, ranks=$ranks, extra=$extra, window=$window, strategy=$place)
-print(f"slowest rank: {found.before.ratio:.2f} times the mean as placed, {found.after.ratio:.2f} after EPLB")
+print(f"all steps together, slowest rank: {found.before.ratio:.2f} times the mean, {found.after.ratio:.2f} after EPLB")
+alone = [route_trace.step_ratio(rows) for rows in (found.without, found.rebalanced)]
+print(f"each step by itself, slowest rank: {alone[0]:.2f} times the mean, {alone[1]:.2f} after EPLB")
 placed, move = found.new[$layer], eplb.compare(found.old[$layer], found.new[$layer])
 print(f"{len(move.slots)} of {len(placed.slots)} slots change, {len(move.arriving)} experts come from another rank")
 print("experts with several slots:", {expert: int(placed.replicas[expert]) for expert in move.replicated})

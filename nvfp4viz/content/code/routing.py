@@ -1,7 +1,7 @@
 import numpy as np
 from nvfp4viz import serving
 from nvfp4viz.figures.routing import blind_routes
-from nvfp4viz.model.corpus import DEMO_PROMPTS
+from nvfp4viz.model.corpus import DEMO_PROMPTS, DOMAINS
 from nvfp4viz.model.planner import check_planner, plan_unseen
 from nvfp4viz.model.routing_log import RoutingLog, joined, record_routing
 from nvfp4viz.moe.router_comparison import compare_routers
@@ -30,8 +30,11 @@ print("slots without a token:", calibration.holes_after()[$documents], "after", 
 log = recorded($texts)
 (plan,) = plan_unseen(log.part(0, $pilot), [$target])
 print(f"{plan.unseen_now} unseen after $pilot documents; {plan.low} to {plan.high} predicted after $target; came: {log.holes_after()[$target]}")
-checks = check_planner({"this text": log}, $pilot, $target)
-print("the interval held in", sum(check.held for check in checks), "of", len(checks), "runs of this text")
+every = {kind: recorded([kind]) for kind in DOMAINS} | {"all": recorded(DOMAINS)}
+checks = check_planner(every, $pilot, $target)
+print("the interval held in", sum(check.held for check in checks), "of", len(checks), "held-out runs")
+for text in every:
+    print(f"    {text}: {sum(check.held for check in checks if check.text == text)}")
 
 # one token through every router
 picked = compare_routers($logits, $k, bias=$bias, token=$token, table=np.array($table), groups=$groups, top_groups=$kept, scaling=$scaling, image_sentinel_lo=$image)

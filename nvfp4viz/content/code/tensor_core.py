@@ -9,8 +9,8 @@ for term in seen.trace.terms:
 print(f"tensor core {seen.result} = 0x{seen.trace.result_bits:08X}")
 print(f"float32 after decoding {seen.dequantized}")
 
-# a whole GEMM, against float32 arithmetic
-gemm = sample_product($k, $spread, $signs)
-off = gemm.against_float32()
-print(f"{(off < 0).sum()} outputs nearer zero, {(off == 0).sum()} equal, {(off > 0).sum()} farther from zero")
+# a whole GEMM, against float32 arithmetic or the exact product
+gemm, against = sample_product($k, $spread, $signs), $against
+off = {"float32": gemm.against_float32(), "exact": gemm.against_exact(gemm.tensor_core)}[against]
+print(f"{(off < 0).sum()} outputs nearer zero than {against}, {(off == 0).sum()} equal, {(off > 0).sum()} farther from zero")
 print(f"{gemm.split_differs} have other bits when K is split in two")
