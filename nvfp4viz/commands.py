@@ -225,6 +225,9 @@ def repair(options: argparse.Namespace) -> int:
     counts = {"rewritten": len(copied.rewritten), "linked": len(copied.linked)}
     out = printable(os.path.basename(os.path.abspath(options.out)), 500)
     print(report_words(options.language, "repair.done", out=out, **counts), flush=True)
+    if checkpoint.beside:
+        print(report_words(options.language, "repair.part"))
+        return OK
     # What it is worth, its own audit says: a number by a rule may be far from what a server needs.
     done = run_audit(options.out).report
     worse = [item for item in done.backends if item.outcome not in ("safe", "ignored", "unsupported")]

@@ -185,12 +185,13 @@ def for_ranks(done: Audit, tp: int | None, ep: int | None) -> Audit:
 
 
 def backend_forecasts(facts: Facts, findings: Sequence[Finding]) -> tuple[BackendForecast, ...]:
-    """The forecasts, where some layer's experts have a scheme; none where files were not read, which may hold worse.
+    """The forecasts, where some layer's experts have a scheme.
 
-    Of experts that are gone from all layers the configuration says which scheme they had.
+    None where files were not read, which may hold worse, nor of one shard alone: each forecast is about the whole.  Of
+    experts that are gone from all layers the configuration says which scheme they had.
     """
     view = facts.view
-    if facts.checkpoint.unread:
+    if facts.checkpoint.unread or facts.checkpoint.beside:
         return ()
     algo = next((item.params["algo"] for item in findings if item.text == "expert.absent.all"), None)
     if algo is not None:
@@ -301,13 +302,12 @@ def describe(item: Finding | BackendForecast, language: str = "en") -> tuple[str
 
 
 def _one_shard(checkpoint: Checkpoint) -> list[Finding]:
-    """A shard that was asked for alone, of a model whose other shards its name counts."""
-    only = checkpoint.source.only
-    others = [file for file in checkpoint.blind_files if file != only]
-    if only is None or not others:
+    """A shard that was asked for alone: the others of its checkpoint were not looked at."""
+    others = len(checkpoint.beside)
+    if not others:
         return []
-    fill = {"file": printable(only, 200), "others": len(others)}
-    return [make("audit.partial", "info", text="audit.partial.one-shard", count=len(others), fill=fill)]
+    fill = {"file": printable(checkpoint.source.only or "", 200), "others": others}
+    return [make("audit.partial", "info", text="audit.partial.one-shard", count=others, fill=fill)]
 
 
 def _partial(view: CanonicalView, in_full: bool) -> list[Finding]:

@@ -8,7 +8,7 @@ is not exactly the shards' becomes a map, and then every difference is looked fo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -181,6 +181,34 @@ def _pieces(data: bytes, begin: int, end: int, shards: tuple[str, ...]) -> Itera
             raise msgspec.DecodeError
         yield piece
         at = cut + 1
+
+
+def other_shards(source: Source, files: Sequence[str], file: str) -> list[str]:
+    """The other shards of the checkpoint of which this file is one, by its number or by an index beside it.
+
+    An index is read only for a name without a number, and counts only where it names the file.
+
+    >>> from nvfp4viz.checkpoint import MemorySource
+    >>> other_shards(MemorySource({}), [], "model-00001-of-00002.safetensors")
+    ['model-00002-of-00002.safetensors']
+    """
+    if is_numbered(file):
+        return missing_by_number([file])
+    for index in (name for name in files if name.endswith(INDEX_SUFFIX) and file.endswith(".safetensors")):
+        stored = (read_side_file(source, index, "container.index-invalid").content or {}).get("weight_map")
+        shards = {shard for shard in stored.values() if isinstance(shard, str)} if isinstance(stored, dict) else set()
+        if file in shards:
+            return sorted(shard for shard in shards - {file} if is_confined(shard))
+    return []
+
+
+def is_numbered(file: str) -> bool:
+    """Does a name count the shards?
+
+    >>> is_numbered("model-00001-of-00002.safetensors"), is_numbered("model.safetensors")
+    (True, False)
+    """
+    return _NUMBERED.match(file) is not None
 
 
 _NUMBERED = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5,6})-of-(?P<count>\d{5,6})\.safetensors$")

@@ -10,8 +10,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from nvfp4viz.checkpoint.header import Header
-from nvfp4viz.checkpoint.index import Index, missing_by_number
+from nvfp4viz.checkpoint.index import Index, is_numbered, missing_by_number, other_shards
 from nvfp4viz.checkpoint.problems import printable, problem
+from nvfp4viz.checkpoint.source import LocalSource
 from nvfp4viz.checkpoint.table import Homes, TensorTable
 
 if TYPE_CHECKING:
@@ -49,13 +50,16 @@ def merge_shards(checkpoint: Checkpoint, shards: list[str], index: Index | None)
             severity = "warn" if "model.safetensors" in shards else "error"
             params = {"count": len(checkpoint.tensors)}
             checkpoint.problems.append(problem("container.index-mismatch.empty", index.file, params, severity=severity))
-        missing = missing_by_number(shards)
+        source, only = checkpoint.source, checkpoint.source.only
         # Of a shard that was asked for alone the others may lie beside it: not looked at, and not missing.
-        around = set(checkpoint.source.files()) if checkpoint.source.only is not None and missing else set()
-        elsewhere = hasattr(checkpoint.source, "received") and checkpoint.source.only is not None
-        for file in missing:
-            if not (file in around or elsewhere):
-                checkpoint.problems.append(problem("container.missing-shard.by-number", file))
+        around = source.files() if only is not None else []
+        missing = missing_by_number(shards) if only is None else other_shards(source, around, only)
+        # Of a folder on this machine it is known what lies there; an index beside one file may be of another time.
+        known = only is None or (isinstance(source, LocalSource) and is_numbered(only))
+        gone = set(missing) - set(around) if known else set()
+        for file in sorted(gone):
+            checkpoint.problems.append(problem("container.missing-shard.by-number", file))
+        checkpoint.beside = tuple(file for file in missing if only is not None and file not in gone)
         checkpoint.blind_files = (*missing, *(header.file for header in checkpoint.files if not header.readable))
 
 

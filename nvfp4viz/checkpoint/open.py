@@ -51,6 +51,8 @@ class Checkpoint:
         Shard by tensor name, or None where the checkpoint has no index.
     problems
         All that is wrong with the files.
+    beside
+        Of a shard that was asked for alone: the others of its checkpoint, which were not looked at.
     lost
         Files whose header was read and whose tensors cannot be (any more), with what stood in the way; see `lose`.
     opening_bytes
@@ -71,6 +73,7 @@ class Checkpoint:
         self.tensors: TensorTable = TensorTable.empty()
         self.unreadable: dict[str, str] = {}
         self.blind_files: tuple[str, ...] = ()
+        self.beside: tuple[str, ...] = ()
         self.problems: list[ContainerProblem] = []
         self.lost: dict[str, CheckpointError] = {}
         self.config: dict[str, Any] | None = None

@@ -18,6 +18,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 import msgspec
 
 from nvfp4viz.checkpoint.header import HEADER_LIMIT
+from nvfp4viz.checkpoint.index import is_numbered
 from nvfp4viz.checkpoint.problems import printable
 from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG, INDEX_SUFFIX, is_confined
 from nvfp4viz.checkpoint.transport import Answer, Transport, Wanted, host_of, reason_of
@@ -281,7 +282,9 @@ class HttpSource(RemoteSource):
     def _find_files(self) -> list[str]:
         if self.only is not None:
             self.size(self.only)
-            return sorted([self.only, *self._present([CONFIG, HF_QUANT_CONFIG])])
+            # A name without a number does not say whether it is all: an index may.
+            whole = [] if is_numbered(self.only) or not self.only.endswith(".safetensors") else [INDEX]
+            return sorted([self.only, *self._present([CONFIG, HF_QUANT_CONFIG, *whole])])
         index = self.index or INDEX
         if self.index is not None:
             self.size(self.index)

@@ -241,12 +241,14 @@ class MemorySource:
         Content by name.
     name
         What to call the whole.
+    only
+        The shard that stands for itself; the others of its checkpoint were not given.
     """
 
-    def __init__(self, files: Mapping[str, bytes], name: str = "upload") -> None:
+    def __init__(self, files: Mapping[str, bytes], name: str = "upload", only: str | None = None) -> None:
         self._files = dict(files)
         self.name = name
-        self.only: str | None = None
+        self.only = only
 
     def files(self) -> list[str]:
         return sorted(self._files)
@@ -277,9 +279,11 @@ class Overlay:
     def __init__(self, base: Source, kept: Iterable[str], new: Mapping[str, bytes]) -> None:
         self.new = dict(new)
         self.name = base.name
-        self.only: str | None = None
         self._base = base
         self._names = sorted({*kept, *self.new})
+        shards = [name for name in self._names if name.endswith(".safetensors")]
+        # What was one shard alone is two with the one that a repair adds.
+        self.only: str | None = base.only if shards == [base.only] else None
 
     def files(self) -> list[str]:
         return list(self._names)

@@ -59,6 +59,12 @@ def is_unread(opened: Opened, slot: Slot) -> bool:
     return states is not None and slot.expert < len(states) and states[slot.expert] == UNREADABLE
 
 
+def unread_word(opened: Opened, otherwise: str) -> str:
+    """``"beside"`` where what was not read lies, if anywhere, in shards that nobody gave."""
+    checkpoint = opened.audit.checkpoint
+    return "beside" if checkpoint.beside and not checkpoint.unreadable and not checkpoint.lost else otherwise
+
+
 def summary(page: Lesson, opened: Opened) -> None:
     """Verdict, scheme, shape, files, and how little was read."""
     report = opened.audit.report
@@ -234,7 +240,7 @@ def _tensor(page: Lesson, opened: Opened, role: str, slot: Slot) -> None:
     entry, table = slot.entry, opened.audit.facts.tables.get((role, slot.layer, slot.projection))
     needed = role == "weight" or _is_needed(opened, slot)
     unread = is_unread(opened, slot)
-    status = "unread" if unread else "present" if entry else "missing" if needed else "absent"
+    status = unread_word(opened, "unread") if unread else "present" if entry else "missing" if needed else "absent"
     parts = [f"**{role}**", page.t(f"anatomy.status.{status}")]
     name = slot.name.rpartition(".")[2]
     if name != role:
@@ -289,7 +295,8 @@ def backends(page: Lesson, opened: Opened) -> None:
     """The forecast for every backend, and what vLLM would pick on the chosen GPU."""
     report = opened.audit.report
     if not report.backends:
-        page.prose("backends.unread" if opened.audit.checkpoint.unread else "backends.none")
+        checkpoint = opened.audit.checkpoint
+        page.prose(f"backends.{'unread' if checkpoint.unread else 'part' if checkpoint.beside else 'none'}")
         return
     page.prose("backends.text")
     if page.view["gpu"] != "any":

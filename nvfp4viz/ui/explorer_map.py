@@ -14,7 +14,7 @@ from nvfp4viz.figures.coverage import CoverageGrid
 from nvfp4viz.figures.slots import SCALE_ROLES, coverage_grid, peers_of, roles_shown
 from nvfp4viz.ui import state
 from nvfp4viz.ui.coverage_map import coverage_map
-from nvfp4viz.ui.explorer import code_span, is_unread, readable, size_text
+from nvfp4viz.ui.explorer import code_span, is_unread, readable, size_text, unread_word
 from nvfp4viz.ui.i18n import lang, listed
 from nvfp4viz.ui.theme import theme
 
@@ -136,7 +136,7 @@ def map_and_slot(page: Lesson, opened: Opened) -> None:
     layer, expert, projection = (page.view[name] for name in CURSOR)
     with stage:
         coverage_map(grid, key=MAP_KEY, role=projection, selected=(layer, expert), on_pick=_picked, on_role=_switched)
-        _counts(page, report, role)
+        _counts(page, opened, role)
         strip = peers_of(facts, report, role, layer, projection, expert)
         if strip is not None and strip.shared:
             st.markdown(peer_figures.describe_peers(strip, lang()))
@@ -174,12 +174,12 @@ def _slot_without_map(page: Lesson, report: Report) -> None:
         _pick(page, layers, model.experts, model.projections, model.draft_layers)
 
 
-def _counts(page: Lesson, report: Report, role: str) -> None:
+def _counts(page: Lesson, opened: Opened, role: str) -> None:
     """How many slots there are, and what is wrong with them, as far as it was looked at."""
-    count = report.coverage[role]
+    count = opened.audit.report.coverage[role]
     kind = "finding" if role in SCALARS else "blocks"
     page.finding(
-        f"map.{kind}{'_unreadable' * bool(count.unreadable)}",
+        f"map.{kind}_{unread_word(opened, 'unreadable')}" if count.unreadable else f"map.{kind}",
         role=role,
         **{name: f"{getattr(count, name):,}" for name in ("missing", "invalid", "expected", "unreadable")},
     )
@@ -190,7 +190,8 @@ def _tensor_words(page: Lesson, opened: Opened, slot: Slot) -> None:
     place = {"layer": slot.layer, "expert": slot.expert, "projection": slot.projection, "role": slot.role}
     entry = slot.entry
     if entry is None:
-        page.prose("map.tensor_unreadable" if is_unread(opened, slot) else "map.tensor_missing", **place)
+        word = unread_word(opened, "unreadable") if is_unread(opened, slot) else "missing"
+        page.prose(f"map.tensor_{word}", **place)
         return
     page.prose(
         "map.tensor",

@@ -12,6 +12,7 @@ import streamlit as st
 
 from nvfp4viz.audit import Audit, NaiveCheck, for_gpu, for_ranks, naive_check, run_audit
 from nvfp4viz.checkpoint import LocalSource, MemorySource
+from nvfp4viz.checkpoint.index import other_shards
 from nvfp4viz.errors import CheckpointError
 from nvfp4viz.ui import caches
 from nvfp4viz.ui.i18n import t
@@ -100,7 +101,14 @@ def open_upload(files: Sequence[Any], place: str) -> Opened:
     for name in sorted(contents):
         digest.update(name.encode() + b"\0" + hashlib.sha256(contents[name]).digest())
     identity = digest.hexdigest()
-    return caches.kept(kept_upload(place), identity, lambda: _examine(MemorySource(contents, UPLOAD), identity, UPLOAD))
+    return caches.kept(kept_upload(place), identity, lambda: _examine(_given(contents), identity, UPLOAD))
+
+
+def _given(contents: dict[str, bytes]) -> MemorySource:
+    """What was given; one shard of several stands for itself, as its path or its address would."""
+    source, shards = MemorySource(contents, UPLOAD), [name for name in contents if name.endswith(".safetensors")]
+    one_of_several = len(shards) == 1 and other_shards(source, list(contents), shards[0])
+    return MemorySource(contents, UPLOAD, only=shards[0]) if one_of_several else source
 
 
 def kept_upload(place: str) -> str:

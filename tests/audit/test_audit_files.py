@@ -241,5 +241,55 @@ def test_one_shard_that_was_asked_for(folder, tmp_path):
             assert [item for item in codes(report) if item[1] != "info"] == [("container.missing-shard", "error")] * 2
 
 
+def test_one_shard_is_forecast_by_nobody(folder, tmp_path):
+    """A forecast is about the whole, whether a number in the name or an index beside it says that there is more."""
+    index = json.loads((folder / INDEX).read_text())
+    healthy = audit(folder)
+    assert {item.outcome for item in healthy.backends} == {"safe"}
+    other = tmp_path / "unnumbered"
+    other.mkdir()
+    for name in ("config.json", "hf_quant_config.json"):
+        shutil.copy(folder / name, other / name)
+    shards = sorted(set(index["weight_map"].values()))
+    new = {shard: f"part-{number}.safetensors" for number, shard in enumerate(shards)}
+    for shard in shards:
+        shutil.copy(folder / shard, other / new[shard])
+    renamed = {name: new[shard] for name, shard in index["weight_map"].items()}
+    (other / INDEX).write_text(json.dumps({"weight_map": renamed}))
+    assert {item.outcome for item in audit(other).backends} == {"safe"}
+    for place, names in ((folder, shards), (other, list(new.values()))):
+        for shard in names:
+            content = {path.name: path.read_bytes() for path in place.iterdir() if path.suffix == ".json"}
+            given = MemorySource(content | {shard: (place / shard).read_bytes()}, only=shard)
+            for report in (audit(place / shard), audit(given)):
+                assert report.backends == ()
+                assert {item.severity for item in report.findings} == {"info"}
+                [part] = [item for item in report.findings if item.text == "audit.partial.one-shard"]
+                assert part.count == len(shards) - 1
+                assert [row.missing for row in report.coverage.values()] == [0, 0, 0]
+    # A file that no index names is whole, and so is one without any.
+    (other / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(renamed, "x.safetensors")}))
+    assert "audit.partial.one-shard" not in {item.text for item in audit(other / "part-0.safetensors").findings}
+
+
+def test_a_file_that_is_all_is_forecast_alone(tmp_path):
+    write_checkpoint(tmp_path / "x", base(), config=CONFIG, hf_quant_config=QUANT)
+    [only] = (tmp_path / "x").glob("*.safetensors")
+    report = audit(only)
+    assert codes(report) == []
+    assert {item.outcome for item in report.backends} == {"safe"}
+
+
+def test_what_is_bad_in_one_shard_is_told(folder, tmp_path):
+    inject(folder, tmp_path / "out", "nan", layer=0, expert=2, projection="up")
+    index = json.loads((tmp_path / "out" / INDEX).read_text())["weight_map"]
+    home = next(file for name, file in index.items() if name.endswith("experts.2.up_proj.input_scale"))
+    for shard in sorted(set(index.values())):
+        report = audit(tmp_path / "out" / shard)
+        told = [item.code for item in report.findings if item.severity != "info"]
+        assert told == (["scale.nan"] if shard == home else [])
+        assert report.backends == ()
+
+
 def test_the_root_of_all_folders_has_a_name():
     assert LocalSource("/").name == "/"

@@ -19,6 +19,7 @@ CHOSEN = (
     "modelopt", "modelopt, shared expert", "compressed-tensors", "NVFP4_AWQ", "MIXED_PRECISION", "fused", "stacked",
     "Quark NVFP4", "W4A16", "DeepSeek V4, three formats", "gpt-oss",
 )  # fmt: skip
+INDEX = "model.safetensors.index.json"
 ATTENTION = "model.layers.0.self_attn"
 
 
@@ -213,6 +214,34 @@ def test_the_command_line_says_it_of_a_folder(tmp_path, capsys, monkeypatch):
         (folder / file).write_bytes(kept)
         assert main(["repair", str(folder), str(tmp_path / "out"), "--policy", policy]) == 64
         assert "container.unreadable" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("lists", [True, False])
+@pytest.mark.parametrize("numbered", [True, False])
+def test_the_address_of_one_shard_is_no_word_about_the_whole(numbered, lists, tmp_path, capsys):
+    """No backend is forecast, and nothing is wrong: exit code 0, as for all that was asked for and was read."""
+    layout = LAYOUTS["modelopt"]
+    files, _ = apart(written(layout, tmp_path / "x"))
+    shards = sorted(name for name in files if name.endswith(".safetensors"))
+    if not numbered:
+        new = {shard: f"part-{number}.safetensors" for number, shard in enumerate(shards)}
+        index = json.loads(files[INDEX])["weight_map"]
+        files = {new.get(name, name): data for name, data in files.items()}
+        files[INDEX] = json.dumps({"weight_map": {name: new[shard] for name, shard in index.items()}}).encode()
+        shards = sorted(new.values())
+    with serve(Site(files, lists=lists)) as site:
+        assert {item.outcome for item in run_audit(site.address).report.backends} == {"safe"}
+        for shard in shards:
+            before = len(site.asked)
+            assert main(["audit", f"{site.address}/{shard}", "--quiet", "--format", "json"]) == 0
+            report = json.loads(capsys.readouterr().out)
+            assert report["backends"] == []
+            assert report["verdict"] == "info"
+            assert any(f"{len(shards) - 1} other" in item["message"] for item in report["findings"])
+            asked = {path.rpartition("/")[2] for path, *_ in site.asked[before:]}
+            # A number says enough, and an index may be large.
+            assert (INDEX in asked) == (not numbered)
+            assert asked.isdisjoint(set(shards) - {shard})
 
 
 # ------------------------------------------------------------------------------------------------- --deep

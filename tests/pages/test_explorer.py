@@ -212,6 +212,25 @@ def test_a_shard_that_was_not_uploaded_is_named_and_its_slots_are_not_called_mis
     assert f"{count.missing} are missing" in texts(at)
 
 
+@pytest.mark.parametrize("indexed", [True, False])
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_one_shard_that_was_given_alone_is_a_part(open_page, files, shards, lang, indexed, monkeypatch):
+    """Nothing is unreadable and nothing lost: the others were not given, and no backend is forecast."""
+    monkeypatch.setattr(i18n, "lang", lambda: lang)  # AppTest formats the choices after the run, without a session
+    given = {name: data for name, data in files.items() if name not in shards or name == shards[1]}
+    if not indexed:
+        given = {name: data for name, data in given.items() if not name.endswith("index.json")}
+    at = upload(open_page("explorer", lang=lang), *given.items())
+    shown = texts(at)
+    assert {"en": "are not in this shard; the others were not given", "zh": "个不在这个分片里"}[lang] in shown
+    assert {"en": "cannot be read", "zh": "无法读"}[lang] not in shown
+    assert "container." not in shown
+    assert {"en": "is one shard of several", "zh": "是多个分片之一"}[lang] in shown
+    shown = texts(tab(at, "explorer", 2))
+    assert {"en": "this is one shard of several", "zh": "这里只有多个分片中的一个"}[lang] in shown
+    assert "vllm-humming" not in shown
+
+
 @pytest.mark.parametrize("lang", LANGUAGES)
 def test_backends_say_why_there_is_nothing_to_forecast(open_page, lang):
     at = tab(open_page("explorer", lang=lang, checkpoint="tiny-moe-bf16", gpu="sm_90"), "explorer", 2)

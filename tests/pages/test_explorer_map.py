@@ -50,12 +50,15 @@ def test_nothing_is_said_of_bytes_that_nobody_read(open_page, lang, sample, role
     assert {"en": "hold no usable number", "zh": "数值不可用"}[lang] in scalars
 
 
-@pytest.mark.parametrize("key", ["finding", "finding_unreadable", "blocks", "blocks_unreadable"])
-def test_one_slot_is_missing_and_holds_nothing(key):
+@pytest.mark.parametrize("kind", ["", "_unreadable", "_beside"])
+@pytest.mark.parametrize("what", ["finding", "blocks"])
+def test_one_slot_is_missing_and_holds_nothing(what, kind):
     """The sentence under the map, for one of each and for two of each."""
     counts = ("missing", "invalid", "unreadable")
     one, two = (
-        words("en", f"explorer.map.{key}", role="r", expected="24", **dict.fromkeys(counts, n)).split(" What ")[0]
+        words("en", f"explorer.map.{what}{kind}", role="r", expected="24", **dict.fromkeys(counts, n)).split(" What ")[
+            0
+        ]
         for n in ("1", "2")
     )
     assert not re.search(r"\b(are|hold|lie|files)\b", one)
