@@ -274,6 +274,8 @@ def _sentences(opened: Opened, slot: Slot) -> str:
         known = dialect is not None and (slot.entry is None or slot.entry.dtype in dialect.scale_types)
         block = opened.audit.facts.block(slot.layer)
         return f"weight_scale{'' if block == 'NVFP4' else '_mxfp4'}" if known else "weight_scale_other"
+    if role == "input_scale" and opened.audit.facts.block(slot.layer) == "MXFP4":
+        return "input_scale_mxfp4"  # in FP8: not the scales of which it was read who takes them
     # Gate and up are one matrix at run time, and gate's second-level scale serves both.
     up = "_up" * ((role, slot.projection) == ("weight_scale_2", "up"))
     divisor = "_divisor" * (role != "weight" and view.divisors_in(slot.layer))

@@ -147,6 +147,27 @@ def test_the_anatomy_of_mxfp4_speaks_of_mxfp4(open_page, lang, monkeypatch):
     assert {"en": "old memory", "zh": "旧内存"}[lang] not in said.partition("input_scale")[2]
 
 
+STATIC = [name for name, layout in LAYOUTS.items() if layout.block == "MXFP4" and layout.with_input]
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("lost", [True, False])
+@pytest.mark.parametrize("id", STATIC)
+def test_the_anatomy_says_no_more_of_fp8_inputs_than_was_read(open_page, tmp_path, monkeypatch, id, lost, lang):
+    monkeypatch.setattr(i18n, "lang", lambda: lang)
+    of = LAYOUTS[id]
+    tensors = of.tensors()
+    if lost:
+        del tensors[of.name(0, of.kinds[0], "input_scale")]
+    write_checkpoint(tmp_path / "own", tensors, config=of.config, hf_quant_config=of.quant)
+    files = [(path.name, path.read_bytes()) for path in sorted((tmp_path / "own").iterdir())]
+    at = upload(open_page("explorer", lang=lang, layer="0", expert="0", projection=of.kinds[0]), *files)
+    said = texts(tab(at, "explorer", 1)).rpartition("**input_scale**")[2]
+    assert said.count({"en": "we have not read", "zh": "我们没有读到"}[lang]) == 2
+    assert "KeyError" not in said
+    assert "TensorRT-LLM" not in said
+
+
 @pytest.mark.parametrize("lang", LANGUAGES)
 def test_the_anatomy_of_divisors_speaks_of_divisors(open_page, lang, monkeypatch):
     monkeypatch.setattr(i18n, "lang", lambda: lang)
