@@ -39,6 +39,8 @@ class Family:
         Activation functions that its class takes; None where it takes all, or no condition was read.
     clamps
         It applies ``swiglu_limit``.
+    keeps_sign
+        It divides by an activation scale and multiplies with it in software, where the sign of both cancels.
     mxfp4
         It also has a path for MXFP4 experts (``oracle/mxfp4.py`` for vLLM; others as their model lists say).
     """
@@ -51,6 +53,7 @@ class Family:
     mxfp4: bool = True
     activations: tuple[str, ...] | None = None
     clamps: bool = True
+    keeps_sign: bool = False
 
 
 BOTH = ("W4A4", "W4A16")
@@ -60,8 +63,9 @@ _MXFP4 = {row.id for row in MXFP4.values()}
 def _of_vllm(name: str) -> Family:
     row = next(row for row in MOE if row.id == name)
     return Family(
-        row.reach, "vllm", row.serves, row.reads_down, row.gate_rules, row.id in _MXFP4, row.activations, row.clamps
-    )
+        row.reach, "vllm", row.serves, row.reads_down, row.gate_rules, row.id in _MXFP4, row.activations, row.clamps,
+        keeps_sign=row.id == "vllm-emulation",
+    )  # fmt: skip
 
 
 _VLLM = (

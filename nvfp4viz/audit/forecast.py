@@ -18,6 +18,8 @@ from nvfp4viz.audit.findings import safe_words
 from nvfp4viz.audit.forecast_linears import of_linears
 from nvfp4viz.audit.forecast_scales import (
     MILD,
+    OUTCOMES,
+    STATIC_INPUT,
     WILD,
     Effect,
     LayerScales,
@@ -32,8 +34,6 @@ from nvfp4viz.audit.texts import id_list, words
 from nvfp4viz.checkpoint import printable
 from nvfp4viz.serving.selection import ACTIVATIONS
 
-# Worst first.  "ignored" is worse than "safe" only in that something is wrong that the backend does not read.
-OUTCOMES = ("load-error", "unsupported", "nan", "undefined", "zero", "degraded", "ignored", "safe")
 SCOPES = ("none", "experts", "layer", "model")
 
 
@@ -200,8 +200,11 @@ def _merged(effects: list[Effect], safe: str) -> Effect:
     tower = first.fill.get("tower")
     same = [
         effect for effect in effects
-        if effect.text == first.text and effect.outcome == first.outcome and effect.fill.get("tower") == tower
+        if effect.text == first.text and effect.fill.get("tower") == tower
+        and (effect.outcome == first.outcome or first.text == STATIC_INPUT)
     ]  # fmt: skip
+    # That sentence says nothing of an outcome: it counts all layers' slots, and begins with the first of them.
+    told = first if first.text != STATIC_INPUT else min(same, key=lambda effect: min(effect.layers))
     said = {cause for effect in same for cause in effect.causes}
     others = [effect for effect in effects if effect.outcome not in ("ignored", "safe")]
     # Where it is not served at all nothing else matters.
@@ -215,7 +218,7 @@ def _merged(effects: list[Effect], safe: str) -> Effect:
         {layer for effect in others for layer in effect.layers},
         first.text,
         {
-            **first.fill,
+            **told.fill,
             "slots": sum(effect.fill.get("slots", 0) for effect in same),
             **({"besides": besides} if besides else {}),
         },
@@ -223,9 +226,12 @@ def _merged(effects: list[Effect], safe: str) -> Effect:
 
 
 def _rank(effect: Effect) -> tuple[object, ...]:
-    """Worst first; of two alike the certain one, the wider one, and the model's own before another tower's."""
+    """Worst first; of two alike the certain one, the wider one, and the model's own before another tower's.
+
+    Of two that are safe the one that may not be has more to say.
+    """
     worst, wide = OUTCOMES.index(effect.outcome), SCOPES.index(effect.scope)
-    return worst, bool(effect.possible), -wide, "tower" in effect.fill
+    return worst, bool(effect.possible) == (effect.outcome != "safe"), -wide, "tower" in effect.fill
 
 
 def _possible(outcome: str, effects: list[Effect]) -> tuple[str, ...]:
@@ -234,7 +240,8 @@ def _possible(outcome: str, effects: list[Effect]) -> tuple[str, ...]:
         set(effect.possible or (effect.outcome,)) for effect in effects if effect.outcome not in ("ignored", "safe")
     ]
     if not ends:
-        return ()
+        # Safe, as far as anybody has read.
+        return next((effect.possible for effect in effects if effect.outcome == "safe" and effect.possible), ())
     # Better than the best of any one effect it cannot become.
     best = min(max(map(OUTCOMES.index, each)) for each in ends)
     found = {end for end in set().union(*ends) if OUTCOMES.index(end) <= best}
@@ -292,6 +299,11 @@ def _files(family: Family, findings: list[Finding]) -> Iterable[Effect]:
             elif layers:
                 # It knows no prefix but its own, and ``experts.*`` is no name of the experts as a whole.
                 yield Effect("load-error", ("load-error", "safe"), "model", layers, "why.excluded.perhaps")
+        elif _is_of_ordinary_lists(item) and family.engine in item.params.get("engines", (family.engine,)):
+            # What a load does with them was not read, of any server for all models: a forecast is no worse than its
+            # finding, and no more certain.
+            fill = {"tensor": item.tensors[0], "slots": item.count}
+            yield Effect("safe", ("load-error", "safe"), "none", set(), "why.lists-disagree", fill)
         elif item.text in CONFLICTS:
             if _stops(item, family):
                 yield Effect("load-error", (), "model", set(), "why.config-method")
@@ -316,6 +328,17 @@ def _files(family: Family, findings: list[Finding]) -> Iterable[Effect]:
             yield Effect("load-error", (), "model", set(), "why.config", {"file": _file(item)})
 
 
+def _is_of_ordinary_lists(item: Finding) -> bool:
+    """Ordinary modules that the configuration quantises and the file does not, or the reverse.
+
+    A draft layer may never be loaded, and experts that are named one by one are asked for as a layer.
+    """
+    if item.code == "config.unquantised-not-excluded":
+        return not item.text.endswith(".draft")
+    ordinary = item.code == "config.excluded-but-quantised" and item.severity == "warn"
+    return ordinary and not item.text.endswith(".experts")
+
+
 def _stops(item: Finding, family: Family) -> bool:
     """Is it wrong for everybody, or in the one of two files that this backend goes by?"""
     return item.severity == "error" or (item.severity == "backend" and family.engine in item.params.get("engines", ()))
@@ -338,7 +361,9 @@ def _structure(family: Family, findings: list[Finding]) -> Iterable[Effect]:
     """Whole experts that are absent, unquantised or of another format, and tensors of the weights that are missing."""
     for item in findings:
         layers = set(item.params.get("numbers", ())) if item.layer is None else {item.layer}
-        lost = (item.code in ("expert.absent", "expert.gap") and item.severity == "error") or (
+        # Where another layer alone says that there are more, all may be there.
+        perhaps = item.text == "expert.absent.other"
+        lost = (item.code in ("expert.absent", "expert.gap") and (item.severity == "error" or perhaps)) or (
             item.code == "scale.missing" and item.role != "input_scale"
         )
         refuses = family.engine == "tensorrt-llm"
@@ -350,9 +375,10 @@ def _structure(family: Family, findings: list[Finding]) -> Iterable[Effect]:
             ends = ("load-error", (), "model") if refuses else ("undefined", ("degraded", "nan", "zero"), "layer")
             yield Effect(*ends, layers, f"why.no-experts{'.key-error' if refuses else ''}")
         elif lost:
+            ends = ("load-error",) if refuses else ("degraded", "nan", "zero")
             yield Effect(
                 "load-error" if refuses else "undefined",
-                () if refuses else ("degraded", "nan", "zero"),
+                tuple(sorted((*ends, "safe"))) if perhaps else () if refuses else ends,
                 "model" if refuses else "layer" if item.experts is None else "experts",
                 layers,
                 "why.key-error" if refuses else "why.weights-missing",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nvfp4viz.audit.backends import FATES, Family, outcome_of_scales
-from nvfp4viz.audit.forecast_scales import MILD, Effect, weight_outcome
+from nvfp4viz.audit.forecast_scales import HARSH, MILD, WILD, Effect, weight_outcome
 from nvfp4viz.audit.report import Finding
 
 # One number of each class, where a healthy scale is 1e-3.
@@ -41,6 +41,12 @@ def of_linears(family: Family, findings: Iterable[Finding], *, weight_only: bool
             if family.engine != "transformers" and (item.params["fp8"] or not _ignores(family, weight_only)):
                 fill = _fill(item) | {"larger": item.params["larger"], "family": item.params["family"]}
                 yield Effect("degraded", MILD, _scope(item), _layers(item), "why.sibling.linear", fill)
+        elif item.text == "scale.pair-mismatch.linear":
+            # Transformers fuses nothing; all others multiply with this scale, weight-only or not.
+            if family.engine != "transformers":
+                possible = MILD if abs(np.log2(float(item.value))) < HARSH else WILD
+                fill = _fill(item) | {"family": item.params["family"], "ratio": item.params["ratio"]}
+                yield Effect("degraded", possible, _scope(item), _layers(item), "why.pair.linear", fill)
         elif item.text == "scale.filled.linear.float-max":
             yield _boundless(family, item, weight_only)
         elif item.text == "scale.missing.linear":

@@ -17,6 +17,9 @@ from nvfp4viz.audit.scales import has_wrong_convention, mismatched_pairs, outlie
 from nvfp4viz.audit.texts import id_list
 from nvfp4viz.checkpoint.numbers import CLASSES
 
+# Worst first.  "ignored" is worse than "safe" only in that something is wrong that the backend does not read.
+OUTCOMES = ("load-error", "unsupported", "nan", "undefined", "zero", "degraded", "ignored", "safe")
+STATIC_INPUT = "why.static-input"
 # Which of two scales is the right one, a file does not say; and a scale that is far off may be meant.  Where the
 # difference is large the products may also overflow or vanish.
 MILD, WILD, HARSH = ("degraded", "safe"), ("degraded", "nan", "safe", "zero"), 7.0
@@ -69,16 +72,18 @@ def of_static_inputs(family: Family, scales: LayerScales) -> Iterable[Effect]:
     ids = tuple(np.flatnonzero(np.logical_or.reduce(list(bad.values()))).tolist())
     fill = {"experts": "" if scales.shared else id_list(ids), "layer": layer, "slots": slots}
     scope = "layer" if scales.shared else "experts"
-    ends: dict[str, set[str]] = {}
+    outcomes, ends = set(), {"ignored"}
     for kind, mask in bad.items():
         healthy = scales.healthy[kind == "down"]
         for expert in np.flatnonzero(mask).tolist():
             absent = bool(scales.absent[kind][expert])
             for value in FATES if absent else (scales.values[kind][expert],):
                 outcome, possible = outcome_of_scales(value, healthy, (healthy, healthy))
-                ends.setdefault("undefined" if absent else outcome, {"ignored"}).update((outcome, *possible))
-    for outcome, possible in ends.items():
-        yield Effect(outcome, tuple(sorted(possible)), scope, {layer}, "why.static-input", fill)
+                outcomes.add("undefined" if absent else outcome)
+                ends.update((outcome, *possible))
+    # One sentence of all the layer's slots, whatever each of them does.
+    worst = min(outcomes, key=OUTCOMES.index)
+    yield Effect(worst, tuple(sorted(ends)), scope, {layer}, STATIC_INPUT, fill)
 
 
 class LayerScales:
@@ -197,7 +202,7 @@ def _one_maximum(scales: LayerScales, layer: int, family: Family) -> Effect:
     kinds = [*scales.first, "down"] if family.reads_down and "down" in scales.values else scales.first
     missing = bool(any(scales.absent[kind].any() for kind in kinds))
     outcomes: set[str] = set()
-    outcome = "safe"
+    outcome, turned = "safe", False
     for fate in FATES if missing else (0.0,):
         pair = []
         for group, good in ((scales.first, scales.healthy[0]), (["down"], scales.healthy[1])):
@@ -208,6 +213,8 @@ def _one_maximum(scales: LayerScales, layer: int, family: Family) -> Effect:
             values = np.concatenate(filled)
             # A NaN wins, as in ``torch.max``.
             pair.append(float(np.max(values)) if values.size else good)
+        turned = family.keeps_sign and min(pair) < 0
+        pair = [abs(value) if family.keeps_sign else value for value in pair]
         outcome, possible = outcome_of_scales(pair[0], pair[1], _layer_maxima(scales, kinds))
         outcomes |= {outcome, *possible}
     fill = {"layer": layer, "slots": scales.wrong, "classes": ", ".join(scales.classes)}
@@ -216,7 +223,7 @@ def _one_maximum(scales: LayerScales, layer: int, family: Family) -> Effect:
         return Effect("undefined", tuple(sorted(outcomes)), "layer", {layer}, "why.layer-missing", fill)
     if outcome == "safe":
         read = any(scales.bad[kind].any() for kind in kinds)
-        text = "why.masked" if read else "why.ignored"
+        text = "why.sign-cancels" if turned else "why.masked" if read else "why.ignored"
         return Effect("safe" if read else "ignored", (), "none", {layer}, text, fill)
     return Effect(
         outcome, tuple(sorted(outcomes - {outcome} and outcomes)), "layer", {layer}, f"why.layer-{outcome}", fill

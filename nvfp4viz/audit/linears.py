@@ -382,7 +382,10 @@ def _siblings(
             worst = max(worst, float(numbers.max() / numbers.min()))
             names += [name for name, _ in there]
         if names:
-            fill = {"family": "/".join(family), "ratio": in_full(worst), "modules": parents}
+            fill = {
+                "family": "/".join(family), "ratio": in_full(worst), "modules": parents,
+                "numbers": layers_of(names, view),
+            }  # fmt: skip
             yield make(
                 "scale.pair-mismatch", "warn", text="scale.pair-mismatch.linear", role="weight_scale_2",
                 layer=layer_of(names, view), tensors=names, count=parents, value=json_number(worst), fill=fill,

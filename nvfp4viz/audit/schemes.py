@@ -14,8 +14,10 @@ import numpy.typing as npt
 from nvfp4viz.audit.facts import CLAIMS, MISSING, OK, UNREADABLE, Facts
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding
+from nvfp4viz.audit.routers import router_names
 from nvfp4viz.audit.two_files import of_each_file
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig
+from nvfp4viz.checkpoint.canonical import config_experts
 from nvfp4viz.checkpoint.dialects.per_expert import ROLES
 from nvfp4viz.errors import ServingError
 
@@ -120,17 +122,33 @@ def absent_or_gap(facts: Facts, layer: int, projection: str | None, lost: Mask) 
         ids = tuple(np.flatnonzero(mask).tolist())
         if ids:
             text = f"{code}.projection" if projection else code
-            pruned = layer in facts.pruned and projection is None
+            severity, pruned = "error", layer in facts.pruned and projection is None
             if pruned:
-                text = "expert.gap.pruned"
+                severity, text = "info", "expert.gap.pruned"
+            elif code == "expert.absent" and projection is None:
+                text, severity = _word_for(facts, layer, len(lost))
             kinds = [projection] if projection else facts.view.projections_in[layer]
             names = [facts.view.module(layer, expert, kind).name for expert in ids for kind in kinds]
             fill = {"expected": len(lost)}
             yield make(
-                code, "info" if pruned else "error", text=text, layer=layer, projection=projection, experts=ids,
+                code, severity, text=text, layer=layer, projection=projection, experts=ids,
                 tensors=names,
                 count=len(ids), fill=fill,
             )  # fmt: skip
+
+
+def _word_for(facts: Facts, layer: int, expected: int) -> tuple[str, str]:
+    """Whose word it is that a layer has so many experts, as text and severity of what is said of its last ones.
+
+    Only another layer's is no proof: layers may be pruned one by one.
+    """
+    config = facts.checkpoint.config or {}
+    if not facts.tower and config_experts(config, layer) is not None:
+        return "expert.absent", "error"
+    entries = (facts.checkpoint.tensors.get(name) for name in router_names(facts.view.blocks[layer]))
+    if any(entry is not None and len(entry.shape) == 2 and entry.shape[0] == expected for entry in entries):
+        return "expert.absent.router", "error"
+    return "expert.absent.other", "warn"
 
 
 def _unquantised(facts: Facts, quant: QuantConfig) -> Iterator[Finding]:

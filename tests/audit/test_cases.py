@@ -10,7 +10,7 @@ import pytest
 
 from nvfp4viz.audit import audit, describe
 from nvfp4viz.checkpoint import memory_checkpoint, tensor
-from tests.audit.layouts import HALF, LAYOUTS, bf16, in_type
+from tests.audit.layouts import EXPERTS, HALF, HIDDEN, LAYOUTS, bf16, in_type
 from tests.audit.reading import found, outcomes
 from tests.checkpoint.checkpoint_fixtures import CONFIG, CT_QUANT, FLAT, QUANT, base, ct_base, opened, scalar, without
 
@@ -605,6 +605,45 @@ def test_absent_experts_and_gaps_are_one_finding_each():
     assert found(report) == [("expert.absent", "error", 0, "up", (1,))]
     both = audit(opened(without(base(experts=6), f"{E}.1.", f"{E}.5."), {**CONFIG, "num_experts": 6}))
     assert found(both) == [("expert.absent", "error", 0, None, (5,)), ("expert.gap", "error", 0, None, (1,))]
+
+
+@pytest.mark.parametrize("name", [name for name, layout in LAYOUTS.items() if layout.arrangement == "expert"])
+def test_whose_word_it_is_that_a_layer_has_more_experts(name):
+    """The configuration's or the router's, which is proof; or another layer's, which is a suspicion."""
+    layout, last = LAYOUTS[name], EXPERTS - 1
+    one = {key: item for key, item in layout.tensors().items() if key.startswith(layout.prefix)}
+    second = layout.prefix.replace("layers.0.", "layers.1.")
+    short = {key.replace(layout.prefix, second): item for key, item in one.items() if expert_of(layout, key) != last}
+    whole = {key.replace(layout.prefix, second): item for key, item in one.items()}
+    block = second.rpartition(".")[0]
+    router = {f"{block}.gate.weight": bf16(EXPERTS, HIDDEN)}
+    config = {**(layout.config or {}), "num_hidden_layers": 2}
+    seen = {}
+    for text, more, changed in (
+        ("expert.absent", {}, config),
+        ("expert.absent.router", router, None),
+        ("expert.absent.other", {}, None),
+    ):
+        quant = layout.quant if changed else None
+        report = audit(opened({**one, **short, **more}, changed, quant))
+        [item] = [item for item in report.findings if item.code == "expert.absent"]
+        assert (item.text, item.layer, item.experts) == (text, 1, (last,))
+        assert item.severity == ("warn" if text.endswith("other") else "error")
+        for language in ("en", "zh"):
+            said = describe(item, language)
+            assert any(word in said[0] for word in ("onfiguration says", "配置说共")) == (text == "expert.absent")
+        seen[text] = {item.name: item for item in report.backends}
+        sound = audit(opened({**one, **whole, **more}, changed, quant))
+        assert not [item for item in sound.findings if item.code == "expert.absent"]
+    for backend, found_here in seen["expert.absent.other"].items():
+        proven = seen["expert.absent.router"][backend]
+        assert found_here.outcome == proven.outcome
+        assert proven.outcome == "unsupported" or ("safe" in found_here.possible and "safe" not in proven.possible)
+
+
+def expert_of(layout, name):
+    return next((e for e in range(EXPERTS) for kind in layout.kinds for role in layout.roles
+                 if layout.name(e, kind, role) == name), None)  # fmt: skip
 
 
 def test_a_pruned_model_that_kept_its_numbers():

@@ -148,6 +148,33 @@ def test_healthy_mxfp4_says_what_it_has(id):
     assert {"block scales only" in text for text in why} == {not layout.with_input}
 
 
+@pytest.mark.parametrize("value", [np.nan, 0.0, np.inf, -1e-3])
+@pytest.mark.parametrize("id", [id for id, one in LAYOUTS.items() if one.block == "MXFP4" and one.with_input])
+def test_static_scales_of_all_layers_are_counted(id, value):
+    """Missing ones and unusable ones, whatever each of them does; the sentence begins with the first layer."""
+    layout = LAYOUTS[id]
+    tensors = layout.tensors()
+    healthy = {name.replace("layers.0.", f"layers.{k}."): item for k in (0, 1, 2) for name, item in tensors.items()}
+    config = {**layout.config, "num_hidden_layers": 3}
+    lost = [layout.name(expert, kind, "input_scale") for kind in layout.kinds for expert in (2, 5)]
+    lost = [name.replace("layers.0.", "layers.1.") for name in lost]
+    bad = dict(tensors)
+    layout.put(bad, 3, "down", "input_scale", value)
+    files = {name: item for name, item in healthy.items() if name not in lost}
+    files |= {name.replace("layers.0.", "layers.2."): bad[name] for name in layout.names("down", "input_scale")}
+    assert found(audit(layout.open(healthy, config=config))) == []
+    report = audit(layout.open(files, config=config))
+    row = report.coverage["input_scale"]
+    number = row.missing + row.invalid
+    assert row.missing
+    assert row.invalid
+    said = [item for item in report.backends if item.text == "why.static-input"]
+    assert said
+    for item in said:
+        assert (item.params["slots"], item.params["layer"], item.layers) == (number, 1, (1, 2))
+    assert {item.params["slots"] for item in report.backends if item.text == "why.ignored"} <= {number}
+
+
 def test_a_static_scale_far_from_its_peers_is_a_warning_alone():
     """How far one may be off was measured for NVFP4's blocks, not for FP8."""
     layout = LAYOUTS[STATIC]

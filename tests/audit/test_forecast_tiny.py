@@ -171,6 +171,25 @@ def test_scales_that_are_too_small(halves, power):
         assert (seen, forecast.outcome, forecast.possible) == ("degraded", "degraded", ())
 
 
+@pytest.mark.parametrize("halves", [("gate", "up"), ("down",), ("gate", "up", "down"), ("gate",)], ids="+".join)
+def test_a_layer_of_negative_scales(halves):
+    """No sound expert hides them; as it is where all experts have one scale together.  Software keeps the sign."""
+    healthy = layer()[0]
+    prefix = canonical(opened(healthy)).blocks[LAYER]
+    own = {
+        name.removeprefix(f"{prefix}."): -np.frombuffer(item.tobytes(), np.float32)[0]
+        for name, item in healthy.items() if name.endswith(tuple(f"{kind}_proj.input_scale" for kind in halves))
+    }  # fmt: skip
+    tensors = changed(own)
+    loaded = parameters_of(tensors)
+    for forecast in audit(opened(tensors)).backends:
+        if forecast.name in BACKENDS:
+            seen = outcome(run(loaded, forecast.name, BAD), BAD)
+            assert agrees(forecast, seen), (forecast.name, forecast.outcome, forecast.possible, seen)
+            if forecast.name == "vllm-emulation":
+                assert (seen, "sign" in forecast.why) == ("safe", len(halves) != 1 or "down" in halves)
+
+
 @pytest.mark.parametrize(
     "values",
     [

@@ -82,6 +82,25 @@ def test_shared_experts_and_dense_layers(make, last):
     assert texts(opened(times(sound, f"{at}.down_proj", 1000), config=config)) == []
 
 
+@pytest.mark.parametrize("factor", [1 + 1e-7, 1.25, 100, 0.01])
+@pytest.mark.parametrize("id", ["modelopt", "compressed-tensors"])
+def test_weight_scales_that_a_server_makes_one(id, factor):
+    """Every token passes what is over-scaled then, on every kernel; Transformers fuses nothing."""
+    suffix = {"modelopt": "weight_scale_2", "compressed-tensors": "weight_global_scale"}[id]
+    sound = attention(id)
+    report = opened(times(sound, f"{ATTENTION}.k_proj", factor, suffix), id)
+    apart = abs(factor - 1) > 1e-3
+    assert [row[0] for row in found(report)] == ["scale.pair-mismatch"] * apart
+    for one in report.backends:
+        fused = apart and one.name != "transformers"
+        assert one.outcome == ("degraded" if fused else "safe")
+        assert ("safe" in one.possible) == fused
+        assert (one.layers, one.scope) == (((0,), "layer") if fused else ((), "none"))
+        assert ("q_proj/k_proj/v_proj" in one.why) == fused
+    # What stands alone is nobody's sibling.
+    assert found(opened(times(sound, f"{ATTENTION}.o_proj", factor, suffix), id)) == []
+
+
 def test_every_layer_is_one_finding():
     at = [f"model.layers.{layer}.self_attn" for layer in range(3)]
     sound = {}

@@ -205,6 +205,37 @@ def test_experts_that_are_excluded_and_packed():
     head = audit(layout.open({**layout.tensors(), **linear("lm_head")}))
     assert found(head) == [("config.excluded-but-quantised", "warn", None, None, None)]
     assert set(outcomes(head).values()) == {"safe"}
+    # What a load does with it was not read, and so the table does not say that it is known.
+    assert {one.possible for one in head.backends} == {("load-error", "safe")}
+    assert all("lm_head" in one.why for one in head.backends)
+    assert {one.possible for one in audit(layout.open()).backends} == {()}
+
+
+@pytest.mark.parametrize("id", ["modelopt", "compressed-tensors", "W4A16"])
+def test_a_warning_about_ordinary_modules_leaves_the_forecast_open(id):
+    """Attention in BF16 that nothing leaves out: its code may build it so, or as the configuration says."""
+    layout, name = LAYOUTS[id], "model.layers.0.self_attn.q_proj"
+    healthy = audit(layout.open())
+    report = audit(layout.open({**layout.tensors(), f"{name}.weight": bf16(64, 64)}))
+    assert [(item.code, item.severity) for item in report.findings if item.severity != "info"] == [
+        ("config.unquantised-not-excluded", "warn")
+    ]
+    for one, before in zip(report.backends, healthy.backends, strict=True):
+        assert one.outcome == before.outcome
+        if one.outcome == "safe":
+            assert (one.possible, before.possible) == (("load-error", "safe"), ())
+            assert name in one.why
+            for language in ("en", "zh"):
+                assert "{" not in describe(one, language)[0]
+    # A finding that is worse speaks alone.
+    lost = layout.name(3, "down", "weight_scale_2")
+    tensors = {each: item for each, item in layout.tensors().items() if each != lost}
+    worse, alone = (
+        audit(layout.open({**tensors, **more})) for more in ({f"{name}.weight": bf16(64, 64)}, {})
+    )  # fmt: skip
+    assert [(one.outcome, one.possible) for one in worse.backends] == [
+        (one.outcome, one.possible) for one in alone.backends
+    ]
 
 
 def test_other_methods_lists_know_no_parts():
