@@ -108,3 +108,15 @@ def test_a_repair_gives_no_slot_of_the_model_another_towers_number():
     assert name(OTHER) in str(caught.value)
     plan = plan_repair(towers(lost=[name(MAIN)]), "peer-max")
     assert [slot.tensor for slot in plan.record.slots] == [name(MAIN)]
+
+
+def test_the_configuration_says_nothing_of_another_towers_experts():
+    out = {name: item for family, layer in ((MAIN, 0), (MAIN, 1), (MAIN, 2), (OTHER, 0), (OTHER, 1))
+           for name, item in experts(f"{family}.layers.{layer}.mlp.experts").items()}  # fmt: skip
+    last = max(int(key.split(".experts.")[1].partition(".")[0]) for key in out)
+    for family, text in ((MAIN, "expert.absent"), (OTHER, "expert.absent.other")):
+        lost = f"{family}.layers.1.mlp.experts.{last}."
+        short = {key: item for key, item in out.items() if not key.startswith(lost)}
+        report = audit(memory_checkpoint(short, config=config(3), hf_quant_config=sidecar("NVFP4", ["lm_head"])))
+        [item] = [one for one in report.findings if one.code == "expert.absent"]
+        assert (item.text.removesuffix(".tower"), item.layer) == (text, 1)
