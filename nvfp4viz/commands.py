@@ -195,7 +195,8 @@ def inject(options: argparse.Namespace) -> int:
         codes = cli_words(lang, "inject.or").join(done.findings)
         # A number of one's own, or random bits, may be as plausible as what they replace.
         chosen = (options.value is not None or options.fault == "random-bits") and "scale.outlier" in done.findings
-        print(cli_words(lang, "inject.deep" if fault.deep else "inject.may" if chosen else "inject.finds", codes=codes))
+        deep = fault.deep or done.findings == ("weight.duplicate-expert",)
+        print(cli_words(lang, "inject.deep" if deep else "inject.may" if chosen else "inject.finds", codes=codes))
     return OK
 
 

@@ -139,7 +139,9 @@ def outcome_of_scales(
     if ratios[0] < CLIPS_BELOW and above >= NOTHING_ABOVE:
         return "zero", ("degraded", "zero")
     if (scales < 0).any() or min(ratios) < CLIPS_BELOW:
-        return "degraded", ("degraded", "zero") if above > FADES_ABOVE else ()
+        # One that is too small does not make up for another that is too large.
+        vanishes = above > FADES_ABOVE or max(ratios) > LOSES_ABOVE
+        return "degraded", ("degraded", "zero") if vanishes else ()
     # Whether too large a scale hurts depends on how much smaller than the largest block the others are.
     return ("degraded", ("degraded", "safe", "zero")) if max(ratios) > LOSES_ABOVE else ("safe", ())
 

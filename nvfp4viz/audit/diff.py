@@ -1,7 +1,7 @@
 """What two checkpoints do not share: tensors, types and shapes, scale values, the quantisation configuration.
 
-Headers and scales are compared, weights are not read.  Numbers are equal where their bits are: a NaN equals the same
-NaN, and 0.0 is not -0.0.
+Headers and scales of one number each are compared; weights and their block scales are not read.  Numbers are equal
+where their bits are: a NaN equals the same NaN, and 0.0 is not -0.0.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ class Diff(msgspec.Struct, frozen=True):
     Attributes
     ----------
     same
-        Nothing differs, and everything was read.
+        Nothing that is compared differs, and all of it was read.
+    not_compared
+        Roles whose bytes nobody read: packed codes and block scales.
     only_a, only_b
         Names of tensors that one of the two has.
     unread_a, unread_b
@@ -101,6 +103,7 @@ class Diff(msgspec.Struct, frozen=True):
     config: tuple[ChangedSetting, ...]
     unread_a: tuple[str, ...] = ()
     unread_b: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ("weight", "weight_scale")
 
     @property
     def differs(self) -> bool:

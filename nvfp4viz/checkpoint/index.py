@@ -37,6 +37,8 @@ class Index:
         It was asked for by name: files that it does not name do not belong to the checkpoint.
     agreed
         It names exactly the tensors of the shards, each in its shard: the headers say all that it says.
+    outside
+        Tensors of the entries that are left out.
     """
 
     file: str
@@ -45,6 +47,7 @@ class Index:
     problems: tuple[ContainerProblem, ...] = ()
     alone: bool = False
     agreed: bool = False
+    outside: frozenset[str] = frozenset()
 
     def agrees_with(self, tables: dict[str, TensorTable]) -> bool:
         """Does it name exactly the tensors of these shards, each in its shard?  Then no name occurs in two of them."""
@@ -92,8 +95,10 @@ def read_index(source: Source, files: list[str], tables: Mapping[str, TensorTabl
     if outside:
         params = {"shard": printable(outside[0]), "count": len(outside)}
         problems.append(problem("container.index-invalid.outside-folder", file, params))
-        weight_map = {name: shard for name, shard in weight_map.items() if shard not in outside}
-    return Index(file, side.nbytes, weight_map, tuple(problems), alone=asked is not None)
+    away = frozenset(name for name, shard in weight_map.items() if shard in outside) if outside else frozenset()
+    if away:
+        weight_map = {name: shard for name, shard in weight_map.items() if name not in away}
+    return Index(file, side.nbytes, weight_map, tuple(problems), alone=asked is not None, outside=away)
 
 
 class _Decoded(dict[str, Any]):

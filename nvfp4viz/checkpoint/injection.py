@@ -93,6 +93,9 @@ def promised(
     if fault == "missing" and (dialect is None or role not in dialect.certain):
         # Where nothing has a scale, a weight is all that an expert has; a name that is not public is not missed.
         return ("expert.absent",) if dialect is None else ()
+    if fault == "neighbour" and role == "weight":
+        # Of codes, unlike scales, two equal matrices are no chance.
+        return ("weight.duplicate-expert",)
     shared = view.is_whole(layer) and view.slot(layer, expert, projection, role).index is None
     if role not in SCALARS:
         return spec.findings

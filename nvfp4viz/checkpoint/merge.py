@@ -43,7 +43,8 @@ def merge_shards(checkpoint: Checkpoint, shards: list[str], index: Index | None)
     if len(checkpoint.tensors) != sum(len(header.entries) for header in used):
         _settle_duplicates(checkpoint, used)
     if weight_map:
-        _compare_with_index(checkpoint, weight_map, set(shards), extra, foreign)
+        assert index is not None
+        _compare_with_index(checkpoint, index, set(shards), extra, foreign)
     else:
         if index and not index.problems and len(checkpoint.tensors):
             # Transformers goes by a file of this name before it looks for an index.
@@ -73,9 +74,9 @@ def _settle_duplicates(checkpoint: Checkpoint, headers: list[Header]) -> None:
 
 
 def _compare_with_index(
-    checkpoint: Checkpoint, index: dict[str, str], shards: set[str], extra: list[Header], foreign: bool
+    checkpoint: Checkpoint, index: Index, shards: set[str], extra: list[Header], foreign: bool
 ) -> None:
-    found = checkpoint.tensors
+    found, weight_map = checkpoint.tensors, index.weight_map
     if not foreign:
         for header in extra:
             new = sum(name not in found for name in header.entries)
@@ -83,7 +84,7 @@ def _compare_with_index(
             severity = "warn" if new else "info"
             checkpoint.problems.append(problem("container.unindexed-shard", header.file, params, severity=severity))
     by_shard: dict[str, list[str]] = {}
-    for name, file in index.items():
+    for name, file in weight_map.items():
         by_shard.setdefault(file, []).append(name)
     _report_absent(checkpoint, {file: names for file, names in by_shard.items() if file not in shards})
     for header in checkpoint.files:
@@ -97,7 +98,7 @@ def _compare_with_index(
                 problem("container.index-mismatch.absent", header.file, params, severity=severity, tensors=tuple(gone))
             )
         checkpoint.unreadable.update({name: header.file for name in gone if name not in found})
-    unlisted = () if foreign else tuple(name for name in found if name not in index)
+    unlisted = () if foreign else tuple(name for name in found if name not in weight_map and name not in index.outside)
     if unlisted:
         params = {"tensor": printable(unlisted[0]), "count": len(unlisted)}
         file = found[unlisted[0]].file

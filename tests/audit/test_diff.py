@@ -109,7 +109,15 @@ def test_the_command(tmp_path, capsys):
     write_checkpoint(good, base(), config=CONFIG, hf_quant_config=QUANT)
     inject(good, bad, "nan", layer=0, expert=1, projection="down")
     assert cli.main(["diff", good, good]) == 0
-    assert "no difference" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "no difference" in out
+    # A byte among the block scales is not looked at, and nobody says that it is.
+    inject(good, tmp_path / "deep", "block-nan", layer=0, expert=0, projection="up")
+    assert "block scales were not compared" in out
+    assert cli.main(["diff", good, str(tmp_path / "deep"), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["not_compared"] == ["weight", "weight_scale"]
+    assert cli.main(["diff", good, good, "--language", "zh"]) == 0
+    assert "块缩放因子没有比较" in capsys.readouterr().out
     assert cli.main(["diff", good, bad]) == 1
     out = capsys.readouterr().out
     assert "layer 0, expert 1, down, input_scale: 0.00" in out

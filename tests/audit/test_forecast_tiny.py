@@ -171,6 +171,19 @@ def test_scales_that_are_too_small(halves, power):
         assert (seen, forecast.outcome, forecast.possible) == ("degraded", "degraded", ())
 
 
+@pytest.mark.parametrize(("first", "second"), [(20, -15), (14, -10), (-10, 10), (-7, 9), (-12, -12), (18, 18)])
+def test_scales_that_are_off_both_ways(first, second):
+    healthy = layer()[0]
+    prefix = canonical(opened(healthy)).blocks[LAYER]
+    off = {f"{BAD}.{kind}_proj.input_scale": power for kind, power in
+           (("gate", first), ("up", first), ("down", second))}  # fmt: skip
+    own = {name: np.frombuffer(healthy[f"{prefix}.{name}"].tobytes(), np.float32)[0] for name in off}
+    tensors = changed({name: own[name] * np.float32(2.0) ** power for name, power in off.items()})
+    [forecast] = [item for item in audit(opened(tensors)).backends if item.name == "vllm-cutlass"]
+    seen = outcome(run(parameters_of(tensors), "vllm-cutlass", BAD), BAD)
+    assert agrees(forecast, seen), (forecast.outcome, forecast.possible, seen)
+
+
 @pytest.mark.parametrize("halves", [("gate", "up"), ("down",), ("gate", "up", "down"), ("gate",)], ids="+".join)
 def test_a_layer_of_negative_scales(halves):
     """No sound expert hides them; as it is where all experts have one scale together.  Software keeps the sign."""

@@ -85,6 +85,18 @@ def test_faults_that_no_scalar_shows_raise_no_alarm(layout, fault):
     assert findings == []
 
 
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_a_neighbours_codes_are_what_deep_finds(layout, tmp_path):
+    """Two equal numbers prove nothing; two equal matrices do."""
+    write_checkpoint(tmp_path / "a", layout.tensors(), config=layout.config, hf_quant_config=layout.quant)
+    layer = canonical(layout.open()).moe_layers[0]
+    for role in ("weight", *(["input_scale"] if layout.with_input and layout.arrangement != "fused" else [])):
+        place = {"layer": layer, "expert": BAD, "projection": layout.kinds[-1], "role": role}
+        done = inject(tmp_path / "a", tmp_path / role, "neighbour", **place)
+        found = {item.code for item in deepen(run_audit(tmp_path / role)).report.findings} - set(layout.notes)
+        assert set(done.findings) == found == ({"weight.duplicate-expert"} if role == "weight" else set())
+
+
 @pytest.mark.parametrize("id", [id for id, layout in LAYOUTS.items() if layout.block == "MXFP4"])
 def test_a_nan_among_exponents_is_what_deep_finds(id):
     """0xFF is E8M0's NaN, whether the file calls the type F8_E8M0 or U8; a sign it does not have."""

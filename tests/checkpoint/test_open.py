@@ -403,6 +403,17 @@ def test_an_index_cannot_name_files_outside_the_folder(sharded, shard):
     (sharded / INDEX).write_text(json.dumps(index))
     checkpoint = open_checkpoint(sharded)
     assert [item.text for item in checkpoint.problems] == ["container.index-invalid.outside-folder"]
+    # A tensor that is in a shard all the same is in the index: its place is wrong, and that is said.
+    stored = next(iter(checkpoint.tensors))
+    index["weight_map"][stored] = shard
+    (sharded / INDEX).write_text(json.dumps(index))
+    again = open_checkpoint(sharded)
+    assert [item.text for item in again.problems] == ["container.index-invalid.outside-folder"]
+    assert again.problems[0].params["count"] == 1
+    assert stored in again.tensors
+    del index["weight_map"][stored]
+    (sharded / INDEX).write_text(json.dumps(index))
+    assert "container.index-mismatch.unlisted" in [item.text for item in open_checkpoint(sharded).problems]
     assert "secret" not in checkpoint.tensors
     assert str(sharded.parent) not in str(checkpoint.problems[0].error())
 
