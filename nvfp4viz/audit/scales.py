@@ -150,7 +150,7 @@ def _report(
     shown = [str(json_value(value)) for value in stored[:4]]
     fill["values"] = ", ".join(dict.fromkeys(shown)) + (", …" if len(stored) > 4 and not alike else "")
     if place["experts"] is None:
-        fill["experts"] = id_list(ids)
+        fill["of_all"] = True
     yield make(
         code, severity, text=text, role=table.role, layer=table.layer, projection=table.projection, **place,
         value=stored[0] if alike else None, fill=fill,
@@ -292,7 +292,7 @@ def _shapes(facts: Facts) -> Iterator[Finding]:
             yield make(
                 "scale.shape", "error", role=role, layer=layer, projection=projection, experts=None if whole else wrong,
                 tensors=dict.fromkeys(entry.name for entry in entries if entry),
-                fill={"shape": ", ".join(shapes[:3]), "experts": id_list(wrong)},
+                fill={"shape": ", ".join(shapes[:3]), "experts": "" if whole else id_list(wrong)},
             )  # fmt: skip
     unusual: dict[tuple[int, ...], list[str]] = {}
     halves: dict[str, dict[str, None]] = {}
@@ -375,7 +375,7 @@ def block_findings(facts: Facts) -> Iterator[Finding]:
         yield make(
             "block-scale.group", "error", text=text, role="weight_scale", layer=layer, projection=projection, **place,
             fill={
-                "shape": shape, "width": block, "experts": id_list(ids),
+                "shape": shape, "width": block, "experts": id_list(place["experts"] or ()),
                 "format": dialect.block if dialect else "NVFP4", "group": dialect.group if dialect else 16,
             },
         )  # fmt: skip

@@ -78,6 +78,20 @@ _THESE = re.compile(rf"\bthese experts\b(?: ({'|'.join(_VERBS)})\b)?")
 _LAYERS = re.compile(r"\b([Ll])ayers? \{(layers|unseen)\}")
 
 
+# Words about experts that have a number of their own, and about those of a layer that has one for all.
+_OF_ALL = {
+    "en": (
+        (", experts {experts}", " (one for all experts)"), ("the expert computes", "the layer's experts compute"),
+        ("the expert returns", "the layer's experts return"), (" so that every expert sees tokens", ""),
+        ("these experts", "the layer's experts"),
+    ),
+    "zh": (
+        ("，专家 {experts}", "（全部专家共用）"), ("该专家", "这一层各专家"), ("，让每个专家都见到 token", ""),
+        ("这些专家", "这一层的专家"), ("会让专家的输出", "会让这一层各专家的输出"),
+    ),
+}  # fmt: skip
+
+
 def _inflected(template: str, params: Mapping[str, Any], language: str) -> str:
     """A template for what its lists hold: one expert or layer, several, or none where all are meant; draft layers.
 
@@ -85,6 +99,9 @@ def _inflected(template: str, params: Mapping[str, Any], language: str) -> str:
     'Layers {layers}: expert {experts} is absent.'
     """
     experts, draft = params.get("experts"), bool(params.get("draft"))
+    if params.get("of_all"):
+        for own, of_all in _OF_ALL[language]:
+            template = template.replace(own, of_all)
     if experts == "":
         # All of a layer, in tensors that they share.
         for part in (", experts {experts}", "experts {experts}; ", "，专家 {experts}", "专家 {experts}；"):

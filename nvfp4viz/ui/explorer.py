@@ -174,6 +174,8 @@ def _alike(items: Sequence[Finding], key: str) -> None:
     roles = dict.fromkeys(item.role for item in items if item.role)
     projections = dict.fromkeys(item.projection for item in items if item.projection)
     kind = "group" if layers and roles and projections else "group_layers" if layers else "group_plain"
+    if kind == "group" and all(item.experts is None and item.projection is not None for item in items):
+        kind = "group_tensors"
     st.markdown(
         t(
             f"explorer.findings.{kind}",

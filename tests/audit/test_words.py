@@ -145,3 +145,28 @@ def test_how_far_gate_and_up_differ_has_no_exponent(factor, larger, times, langu
     assert times in message
     assert not re.search(r"\de[+-]\d", message)
     assert (item.params["larger"], item.params["smaller"]) == (larger, "gate" if larger == "up" else "up")
+
+
+ONE_FOR_ALL = [name for name, one in LAYOUTS.items() if one.arrangement == "fused"]
+OWN = {
+    "en": r"experts? \d|the expert\b|every expert sees|these experts",
+    "zh": r"专家 \d|该专家|每个专家都见到|这些专家",
+}
+
+
+@pytest.mark.parametrize("value", [0.0, np.nan, np.inf, -1e-3, 1e-40, 6 / 2688])
+@pytest.mark.parametrize("role", ["input_scale", "weight_scale_2"])
+@pytest.mark.parametrize("name", [*ONE_FOR_ALL, "modelopt"])
+def test_one_number_for_all_experts_is_no_experts_own(name, role, value):
+    layout = LAYOUTS[name]
+    if role not in layout.roles:
+        return
+    tensors = layout.tensors()
+    layout.put(tensors, 3, "down", role, layout.stored(value))
+    found_here = [item for item in audit(layout.open(tensors)).findings if item.role == role and item.layer == 0]
+    assert found_here or value == 6 / 2688
+    for item in found_here:
+        for language, own in OWN.items():
+            said = " ".join(describe(item, language))
+            assert bool(re.search(own, said)) == (layout.arrangement == "expert"), said
+        assert (item.experts is None) == (layout.arrangement == "fused")

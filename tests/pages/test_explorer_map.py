@@ -147,6 +147,22 @@ def test_the_anatomy_of_mxfp4_speaks_of_mxfp4(open_page, lang, monkeypatch):
     assert {"en": "old memory", "zh": "旧内存"}[lang] not in said.partition("input_scale")[2]
 
 
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize(("id", "shared"), [("fused", True), ("modelopt", False)])
+def test_a_card_counts_tensors_where_one_is_of_all_experts(open_page, tmp_path, monkeypatch, id, shared, lang):
+    monkeypatch.setattr(i18n, "lang", lambda: lang)
+    of = LAYOUTS[id]
+    tensors = {name.replace("layers.0.", f"layers.{k}."): item for k in (0, 1) for name, item in of.tensors().items()}
+    for kind in of.kinds:
+        tensors.pop(of.name(0, kind, "input_scale"))
+    config = {**of.config, "num_hidden_layers": 2}
+    write_checkpoint(tmp_path / "own", tensors, config=config, hf_quant_config=of.quant)
+    files = [(path.name, path.read_bytes()) for path in sorted((tmp_path / "own").iterdir())]
+    shown = texts(upload(open_page("explorer", lang=lang), *files))
+    assert ({"en": "2 tensors, each for all experts", "zh": "共 2 个张量"}[lang] in shown) == shared
+    assert ({"en": "3 slots in 3 findings", "zh": "共 3 个槽位"}[lang] in shown) != shared
+
+
 STATIC = [name for name, layout in LAYOUTS.items() if layout.block == "MXFP4" and layout.with_input]
 
 
