@@ -38,12 +38,16 @@ def of_linears(family: Family, findings: Iterable[Finding], *, weight_only: bool
                 yield _effect(item, _weight(family, item), "weight")
         elif item.text.startswith("scale.outlier.sibling.linear"):
             # Transformers fuses nothing, and a weight-only kernel reads none of a four-bit module.
-            if family.engine != "transformers" and (item.params["fp8"] or not _ignores(family, weight_only)):
+            if family.engine == "tensorrt-llm" and not item.params["fp8"] and not weight_only:
+                yield _unequal(item)
+            elif family.engine != "transformers" and (item.params["fp8"] or not _ignores(family, weight_only)):
                 fill = _fill(item) | {"larger": item.params["larger"], "family": item.params["family"]}
                 yield Effect("degraded", MILD, _scope(item), _layers(item), "why.sibling.linear", fill)
         elif item.text == "scale.pair-mismatch.linear":
-            # Transformers fuses nothing; all others multiply with this scale, weight-only or not.
-            if family.engine != "transformers":
+            # Transformers fuses nothing; vLLM and SGLang multiply with the largest, weight-only or not.
+            if family.engine == "tensorrt-llm":
+                yield _unequal(item)
+            elif family.engine != "transformers":
                 possible = MILD if abs(np.log2(float(item.value))) < HARSH else WILD
                 fill = _fill(item) | {"family": item.params["family"], "ratio": item.params["ratio"]}
                 yield Effect("degraded", possible, _scope(item), _layers(item), "why.pair.linear", fill)
@@ -60,6 +64,15 @@ def of_linears(family: Family, findings: Iterable[Finding], *, weight_only: bool
         elif item.code == "kv.invalid":
             # No number, and so of another shape than the parameter that it is copied into.
             yield Effect("load-error", (), "model", _layers(item), "why.layout", _fill(item))
+
+
+def _unequal(item: Finding) -> Effect:
+    """TensorRT-LLM asserts that modules in NVFP4 that it fuses share one scale (``modules/linear.py``, 00bbf71).
+
+    Another version may take the largest, and a model's code may fuse nothing.
+    """
+    fill = _fill(item) | {"family": item.params["family"]}
+    return Effect("load-error", ("degraded", "load-error", "safe"), "model", _layers(item), "why.unequal.linear", fill)
 
 
 def _weight(family: Family, item: Finding) -> _Outcome:

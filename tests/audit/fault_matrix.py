@@ -15,6 +15,7 @@ from nvfp4viz.audit import Report
 from nvfp4viz.checkpoint import Tensor, tensor
 from tests.audit.config_faults import CONFIG_FAULTS, Built, Case, Expected
 from tests.audit.layouts import EXPERTS, HIDDEN, LAYOUTS, SIZES, Layout, bf16, typed
+from tests.audit.linear_faults import LINEAR_FAULTS
 
 BAD = 3
 ALL = tuple(range(EXPERTS))
@@ -394,6 +395,7 @@ FAULTS: dict[str, Callable[[Layout], Built]] = {
     "KV scale NaN": kv(float("nan"), "kv.invalid"),
     "KV scale 1": kv(1.0, "kv.identity"),
     **CONFIG_FAULTS,
+    **LINEAR_FAULTS,
 }  # fmt: skip
 
 
@@ -408,6 +410,7 @@ CASES = {
     "pre_quant_scale on some": "6", "pre_quant_scale all ones": "6", "no quantisation config": "36",
     "another quant_method": "17, 36", "experts excluded": "35", "draft layer in BF16, not excluded": "34",
     "KV scale zero": "48", "KV scale NaN": "48", "KV scale 1": "48",
+    "fused attention's weight_scale_2 differ": "22", "attention in BF16, not excluded": "23",
 }  # fmt: skip
 
 

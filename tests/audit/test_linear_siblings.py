@@ -13,6 +13,8 @@ from tests.audit.test_linear_forecast import ATTENTION, SHARED, attention, numbe
 
 READS = {name for name, family in FAMILIES.items() if family.reach != "none"}
 WARN = [("scale.outlier", "warn", 0, None, None)]
+# It asserts that what it fuses has equal scales.
+REFUSED = ("load-error", ("degraded", "load-error", "safe"))
 
 
 def dense():
@@ -47,6 +49,8 @@ def test_attention(last, factor):
         assert f"{ATTENTION}.{last}" in describe(item, language)[0] or factor < 1
     for one in report.backends:
         wanted = ("degraded", ("degraded", "safe")) if one.name in READS else ("safe", ())
+        if one.name == "tensorrt-llm":
+            wanted = REFUSED
         assert (one.outcome, one.possible) == wanted
         assert one.name not in READS or "q_proj/k_proj/v_proj" in one.why
     # Not as far as an outlier is.
@@ -65,7 +69,9 @@ def test_a_divisor_is_the_other_way_up():
     assert item.params["low"] / item.params["high"] == pytest.approx(150, rel=1e-3)
     assert item.params["high"] > 1
     said = {one.name: one.outcome for one in report.backends}
-    assert {said[name] for name in READS} == {"degraded"}
+    assert {name: said[name] for name in READS} == {
+        name: "load-error" if name == "tensorrt-llm" else "degraded" for name in READS
+    }
 
 
 @pytest.mark.parametrize("make", [shared, dense])
@@ -93,9 +99,11 @@ def test_weight_scales_that_a_server_makes_one(id, factor):
     assert [row[0] for row in found(report)] == ["scale.pair-mismatch"] * apart
     for one in report.backends:
         fused = apart and one.name != "transformers"
-        assert one.outcome == ("degraded" if fused else "safe")
+        refused = fused and one.name == "tensorrt-llm"
+        assert one.outcome == ("load-error" if refused else "degraded" if fused else "safe")
         assert ("safe" in one.possible) == fused
-        assert (one.layers, one.scope) == (((0,), "layer") if fused else ((), "none"))
+        assert ("load-error" in one.possible) == refused
+        assert (one.layers, one.scope) == (((0,), "model" if refused else "layer") if fused else ((), "none"))
         assert ("q_proj/k_proj/v_proj" in one.why) == fused
     # What stands alone is nobody's sibling.
     assert found(opened(times(sound, f"{ATTENTION}.o_proj", factor, suffix), id)) == []

@@ -7,6 +7,7 @@ import pytest
 from nvfp4viz.audit import audit, run_audit
 from tests.audit.fault_matrix import FAULTS, Case, found, markdown
 from tests.audit.layouts import LAYOUTS, twin
+from tests.audit.linear_faults import LINEAR_FAULTS
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -45,6 +46,17 @@ def test_a_fault_is_found_and_nothing_else(layout, case):
         # Each reason names what it speaks of.
         assert "()" not in one.why
         assert "  " not in one.why
+
+
+@pytest.mark.parametrize("fault", LINEAR_FAULTS)
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_what_ordinary_modules_are_warned_of_is_not_safe_for_certain(layout, fault):
+    case = LINEAR_FAULTS[fault](layout)
+    if isinstance(case, Case):
+        for one in case.report(layout).backends:
+            # Transformers fuses nothing.
+            certain = one.name == "transformers" and fault == "fused attention's weight_scale_2 differ"
+            assert one.outcome != "safe" or bool(one.possible) != certain
 
 
 # As many clean files as broken ones, each with numbers of its own.
