@@ -303,7 +303,8 @@ def promotion(facts: Facts) -> tuple[bool, str, str]:
         The configuration says that activations are quantised too.
     text
         ``"promoted"``, or why the rule cannot fire: ``"no-groups"``, ``"sidecar"``, ``"empty-groups"``,
-        ``"group-with-activations"``, ``"other-algorithm"``, ``"other-method"``, ``"refused"``.
+        ``"group-with-activations"``, ``"other-algorithm"``, ``"other-algorithm.listed"``, ``"other-method"``,
+        ``"other-method.groups"``, ``"refused"``.
     detail
         What was found, short.
     """
@@ -318,14 +319,16 @@ def promotion(facts: Facts) -> tuple[bool, str, str]:
     try:
         resolved = resolve_quantization(checkpoint.config, checkpoint.hf_quant_config)
     except ServingError as error:
-        return True, "refused", error.what
+        what = next((str(error.params[key]) for key in ("algo", "fields", "found") if key in error.params), "")
+        return True, "refused", f"{error.params.get('file', '')}: {what}"
     if resolved.method != "modelopt":
-        return True, "other-method", str(resolved.method)
+        return True, f"other-method{'.groups' * bool(used.config_groups)}", str(resolved.method)
     if resolved.promoted:
         return True, "promoted", str(resolved.source)
     step = next((step for step in resolved.steps if step.holds is False), None)
     if step is None or step.id == "algo-exactly-nvfp4":
-        return True, "other-algorithm", algo
+        # An allow-list gives the experts another algorithm than the one that the rule looks at.
+        return True, f"other-algorithm{'.listed' * (algo != used.algo)}", str(used.algo)
     if step.id == "no-input-activations":
         return True, "group-with-activations", step.found
     if step.id == "groups-are-objects" or used.config_groups not in (None, {}):

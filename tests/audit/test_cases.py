@@ -4,6 +4,8 @@ Numbers are those of the specification's case list.  ``codes`` says which findin
 above ``info`` may stand beside them: one cause, one finding.
 """
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -109,6 +111,29 @@ def test_03_one_activation_scale_makes_it_a_hole_instead():
     tensors = {**without(base(), "input_scale"), f"{E}.0.gate_proj.input_scale": scalar(2e-3)}
     codes = {code for code, *_ in found(audit(opened(tensors)))}
     assert codes == {"scale.missing"}
+
+
+RULED_OUT = {
+    "MIXED_PRECISION": "other-algorithm.listed", "compressed-tensors": "other-method.groups",
+    "Quark NVFP4": "other-method", "DeepSeek V4, three formats": "other-method", "W4A8": "refused",
+    "NVFP4_AWQ": "refused", "modelopt": "sidecar", "stacked": "sidecar", "fused": "sidecar",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in RULED_OUT if name in LAYOUTS])
+def test_03_why_the_rule_cannot_fire_is_said_of_the_file_at_hand(name):
+    """The value that stops the rule, the entry that would have to change, and no English in the Chinese."""
+    layout = LAYOUTS[name]
+    tensors = {key: item for key, item in layout.tensors().items() if not key.startswith(layout.prefix)}
+    inputs = {layout.name(e, kind, "input_scale") for e in range(EXPERTS) for kind in layout.kinds}
+    tensors |= {key: item for key, item in layout.tensors().items() if key not in inputs}
+    [item] = [item for item in audit(layout.open(tensors)).findings if item.code == "scheme.mislabelled"]
+    assert item.text == f"scheme.mislabelled.{RULED_OUT[name]}"
+    message, advice = describe(item)
+    assert "found NVFP4" not in message
+    # Only where the file has this key for the experts may it be corrected.
+    assert ("Set quant_algo" in advice) == (RULED_OUT[name] == "sidecar")
+    assert not re.search(r"[a-z]{3,} [a-z]{3,} [a-z]{3,}", describe(item, "zh")[0])
 
 
 # 4. vllm#42601: each stored class on its own.
