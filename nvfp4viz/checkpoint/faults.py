@@ -178,7 +178,8 @@ def changes(
     InputError
         ``fault.unknown``, ``fault.layout``, ``fault.no-such-slot``, ``fault.pair``, ``fault.role``, ``fault.never``
         where the layout has no such tensor, ``fault.absent`` where it is missing already, ``fault.value``,
-        ``fault.format``; ``fault.rounded`` where the tensor's type does not have the fault's number.
+        ``fault.format``; ``fault.no-neighbour`` where nothing of another expert could take the place;
+        ``fault.rounded`` where the tensor's type does not have the fault's number.
     """
     spec = _spec(fault, role, value)
     if not view.complete or not view.modules:
@@ -386,6 +387,10 @@ def _bytes(at: _At, old: U8, fault: str) -> U8:
 
 def _copied(at: _At, fault: str) -> Changes:
     """Whole tensors, or rows of them, that stand where another's should."""
+    slot = at.slot(at.role)
+    shared = fault == "neighbour" and at.view.is_whole(at.layer) and slot.index is None
+    if fault != "gate-up-swap" and (shared or at.neighbour == at.expert):
+        raise InputError("fault.no-neighbour", tensor=printable(slot.name))
     if fault == "neighbour":
         return at.copied(at.role, at.neighbour, at.projection, at.projection)
     out: Changes = {}

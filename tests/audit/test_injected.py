@@ -79,10 +79,26 @@ def test_faults_that_no_scalar_shows_raise_no_alarm(layout, fault):
             injected(layout, fault, projection="down")
         assert error.value.code == "fault.pair"
         return
-    role = "input_scale" if fault == "neighbour" and layout.with_input else "weight"
+    shared = layout.arrangement == "fused"
+    role = "input_scale" if fault == "neighbour" and layout.with_input and not shared else "weight"
     broken = injected(layout, fault, projection="up" if "up" in layout.kinds else "down", role=role)
     findings = [item for item in audit(layout.open(broken)).findings if item.code not in layout.notes]
     assert findings == []
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("role", ["input_scale", "weight_scale_2"])
+def test_a_number_that_all_experts_share_has_no_neighbour(layout, role):
+    if role not in layout.roles:
+        return
+    if layout.arrangement == "fused":
+        with pytest.raises(InputError) as error:
+            injected(layout, "neighbour", projection=layout.kinds[-1], role=role)
+        assert error.value.code == "fault.no-neighbour"
+    else:
+        name = layout.name(BAD, layout.kinds[-1], role)
+        broken = injected(layout, "neighbour", projection=layout.kinds[-1], role=role)
+        assert broken[name].tobytes() != layout.tensors()[name].tobytes()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
