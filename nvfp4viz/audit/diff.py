@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,6 +23,8 @@ from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG
 Floats = npt.NDArray[np.float32]
 SCHEMA = "nvfp4viz.diff/1"
 SCALARS = ("input_scale", "weight_scale_2")
+# What is compared by its header alone.
+UNREAD = ("weights", "block-scales", "vectors")
 _SECTIONS = ("quantization_config", "compression_config")
 
 
@@ -84,8 +86,12 @@ class Diff(msgspec.Struct, frozen=True):
     ----------
     same
         Nothing that is compared differs, and all of it was read.
+    by_value
+        How many tensors that both have were compared number by number: scales of one number, or of one an expert.
+    by_header
+        Of how many others only name, type and shape were compared.
     not_compared
-        Roles whose bytes nobody read: packed codes and block scales.
+        What those hold, whose bytes nobody read; empty where there are none.
     only_a, only_b
         Names of tensors that one of the two has.
     unread_a, unread_b
@@ -103,7 +109,9 @@ class Diff(msgspec.Struct, frozen=True):
     config: tuple[ChangedSetting, ...]
     unread_a: tuple[str, ...] = ()
     unread_b: tuple[str, ...] = ()
-    not_compared: tuple[str, ...] = ("weight", "weight_scale")
+    by_value: int = 0
+    by_header: int = 0
+    not_compared: tuple[str, ...] = ()
 
     @property
     def differs(self) -> bool:
@@ -132,7 +140,10 @@ def diff(
     only_a, only_b = _only(first, second), _only(second, first)
     types = tuple(_types(first, second))
     with np.errstate(all="ignore"):
-        values = tuple(_values(first, second, views))
+        numbers, vectors = _scalar_values(first, second, views[0]), _vector_values(first, second, views)
+        values = (*numbers.changed, *vectors.changed)
+    by_value = numbers.compared + vectors.compared
+    by_header = sum(map(second.tensors.rows.__contains__, first.tensors.names)) - by_value
     config = tuple(_config(first, second))
     unread = tuple(tuple(map(printable, side.unread)) for side in (first, second))
     return Diff(
@@ -147,6 +158,9 @@ def diff(
         config=config,
         unread_a=unread[0],
         unread_b=unread[1],
+        by_value=by_value,
+        by_header=by_header,
+        not_compared=UNREAD if by_header else (),
     )
 
 
@@ -177,25 +191,40 @@ def _types(a: Checkpoint, b: Checkpoint) -> Iterator[Retyped]:
             yield Retyped(name, (old[0], tuple(old[1])), (new[0], tuple(new[1])))
 
 
-def _values(a: Checkpoint, b: Checkpoint, views: tuple[CanonicalView, CanonicalView]) -> Iterator[ChangedValue]:
-    """Numbers of their own by name, then those of vectors that hold one for each expert."""
+class _Compared(NamedTuple):
+    """Numbers that differ, and how many tensors were compared."""
+
+    changed: tuple[ChangedValue, ...]
+    compared: int
+
+
+def _scalar_values(a: Checkpoint, b: Checkpoint, view: CanonicalView) -> _Compared:
+    """Numbers of their own, by name."""
     names = _scalar_names(a)
     there = set(_scalar_names(b))
     shared = [name for name in names if name in there]
     old, new = a.scalars(shared, partly=True), b.scalars(shared, partly=True)
-    changed = np.flatnonzero((old.view(np.uint32) != new.view(np.uint32)) & _read(a, shared) & _read(b, shared))
+    read = _read(a, shared) & _read(b, shared)
+    changed = np.flatnonzero((old.view(np.uint32) != new.view(np.uint32)) & read)
+    out = []
     for at, numbers in zip(changed.tolist(), _numbers(old[changed], new[changed]), strict=True):
-        slot = views[0].locate(shared[at])
+        slot = view.locate(shared[at])
         if slot is None:
-            yield ChangedValue(shared[at], None, None, None, None, *numbers)
+            out.append(ChangedValue(shared[at], None, None, None, None, *numbers))
             continue
-        expert = None if views[0].is_whole(slot.layer) else slot.expert
+        expert = None if view.is_whole(slot.layer) else slot.expert
         where = (slot.layer, expert, slot.projection, slot.role)
-        yield ChangedValue(shared[at], *where, *numbers, draft=views[0].is_draft(slot.layer))
+        out.append(ChangedValue(shared[at], *where, *numbers, draft=view.is_draft(slot.layer)))
+    return _Compared(tuple(out), int(read.sum()))
+
+
+def _vector_values(a: Checkpoint, b: Checkpoint, views: tuple[CanonicalView, CanonicalView]) -> _Compared:
+    """Numbers of vectors that hold one for each expert."""
     vectors, others = _vectors(views[0]), _vectors(views[1])
     both = [name for name in vectors if name in others and a.tensors[name].shape == b.tensors[name].shape]
     numbers_of = (a.vectors(both, partly=True), b.vectors(both, partly=True))
     read = _read(a, both) & _read(b, both)
+    out = []
     for name, before, after, known in zip(both, *numbers_of, read.tolist(), strict=True):
         if not known:
             continue
@@ -203,7 +232,8 @@ def _values(a: Checkpoint, b: Checkpoint, views: tuple[CanonicalView, CanonicalV
         layer, projection, role = vectors[name]
         for expert, numbers in zip(changed.tolist(), _numbers(before[changed], after[changed]), strict=True):
             draft = views[0].is_draft(layer)
-            yield ChangedValue(name, layer, expert, projection, role, *numbers, draft=draft)
+            out.append(ChangedValue(name, layer, expert, projection, role, *numbers, draft=draft))
+    return _Compared(tuple(out), int(read.sum()))
 
 
 def _read(checkpoint: Checkpoint, names: list[str]) -> npt.NDArray[np.bool_]:

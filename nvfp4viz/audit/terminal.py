@@ -135,8 +135,11 @@ def diff_to_text(found: Diff, language: str = "en") -> str:
         f"{side} {one.source}  {one.dialect} {one.scheme}, {word('diff.tensors', count=one.tensors)}"
         for side, one in (("a", found.a), ("b", found.b))
     ]
+    seen = []
+    if found.by_header:
+        seen.append(word("diff.by_header", values=f"{found.by_value:,}", others=f"{found.by_header:,}"))
     if found.same:
-        return "\n".join([*lines, word("diff.same")]) + "\n"
+        return "\n".join([*lines, word("diff.same"), *seen]) + "\n"
     unread = (("a", found.unread_a), ("b", found.unread_b))
     if not found.differs:
         lines.append(word("diff.same_so_far"))
@@ -159,7 +162,7 @@ def diff_to_text(found: Diff, language: str = "en") -> str:
     said = [[absent if value is None else as_written(value) for value in (i.a, i.b)] for i in found.config]
     settings = [f"{i.file} {i.field}: {old} → {new}" for i, (old, new) in zip(found.config, said, strict=True)]
     section(word("diff.config", count=len(settings)), settings)
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *seen]) + "\n"
 
 
 def _value_line(item: ChangedValue, word: Callable[..., str]) -> str:

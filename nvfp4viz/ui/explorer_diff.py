@@ -60,6 +60,8 @@ def compare(page: Lesson, opened: Opened) -> None:
         named = [page.t(f"compare.count.{kind}", count=f"{counts[kind]:,}") for kind in KINDS if counts[kind]]
         page.finding("compare.differ", what=listed(named))
         _table(page, _rows(opened, other), counts)
+    if found.by_header:
+        page.prose("compare.by_header", values=f"{found.by_value:,}", others=f"{found.by_header:,}")
     st.download_button(
         page.t("compare.json"),
         data=lambda: diff_to_json(found),

@@ -1,16 +1,18 @@
 """Two checkpoints: what differs is named to the slot, and nothing else is."""
 
 import json
+import math
 
 import numpy as np
 import pytest
 
 from nvfp4viz import cli
 from nvfp4viz.audit import audit
-from nvfp4viz.audit.diff import diff, diff_to_json
+from nvfp4viz.audit.diff import SCALARS, diff, diff_to_json
 from nvfp4viz.audit.report import json_value, json_values
 from nvfp4viz.audit.terminal import diff_to_text
 from nvfp4viz.checkpoint import FAULTS, inject_tensors, inspect, tensor, write_checkpoint
+from nvfp4viz.checkpoint.dtypes import SCALE_BYTES
 from nvfp4viz.ui.explorer_diff import said
 from tests.audit.layouts import LAYOUTS, bf16
 from tests.audit.test_drafts import TWO, drafted
@@ -57,6 +59,27 @@ def test_a_fault_is_the_difference(name, role, fault):
         assert np.float32(value.b).tobytes() == new.tobytes()
     if value.ratio is not None:
         assert np.float32(value.ratio) == new / old
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_what_was_compared_is_counted(name):
+    """A number, or a vector of one an expert, is compared by its value; another tensor by its header alone."""
+    layout = LAYOUTS[name]
+    checkpoint = layout.open()
+    whole = set() if layout.arrangement == "expert" else {
+        layout.name(0, kind, role) for kind in layout.kinds for role in SCALARS if role in layout.roles
+    }  # fmt: skip
+    numbers = {
+        key for key, item in checkpoint.tensors.items() if item.dtype in SCALE_BYTES and math.prod(item.shape) == 1
+    }
+    found = diff(checkpoint, layout.open())
+    assert (found.by_value, found.by_value + found.by_header) == (len(whole | numbers), len(checkpoint.tensors))
+    assert found.not_compared == ("weights", "block-scales", "vectors")
+    # Where numbers are all there is, all was compared.
+    bare = diff(opened({"a": scalar(1), "b": scalar(2)}), opened({"a": scalar(1), "c": scalar(2)}))
+    assert (bare.by_value, bare.by_header, bare.not_compared) == (1, 0, ())
+    assert "compared by value" in diff_to_text(found)
+    assert "compared by value" not in diff_to_text(bare)
 
 
 def test_bits_count():
@@ -113,11 +136,15 @@ def test_the_command(tmp_path, capsys):
     assert "no difference" in out
     # A byte among the block scales is not looked at, and nobody says that it is.
     inject(good, tmp_path / "deep", "block-nan", layer=0, expert=0, projection="up")
-    assert "block scales were not compared" in out
+    numbers = sum(item.dtype == "F32" for item in base().values())
+    seen = f"compared by value: {numbers}; of {len(base()) - numbers} more (weights, block scales, vectors) only name"
+    assert seen in out
     assert cli.main(["diff", good, str(tmp_path / "deep"), "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["not_compared"] == ["weight", "weight_scale"]
+    said = json.loads(capsys.readouterr().out)
+    assert (said["same"], said["by_value"], said["by_header"]) == (True, numbers, len(base()) - numbers)
+    assert said["not_compared"] == ["weights", "block-scales", "vectors"]
     assert cli.main(["diff", good, good, "--language", "zh"]) == 0
-    assert "块缩放因子没有比较" in capsys.readouterr().out
+    assert f"{numbers} 个；另有 {len(base()) - numbers} 个（权重、块缩放因子、向量）只比较了" in capsys.readouterr().out
     assert cli.main(["diff", good, bad]) == 1
     out = capsys.readouterr().out
     assert "layer 0, expert 1, down, input_scale: 0.00" in out

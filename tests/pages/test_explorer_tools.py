@@ -157,6 +157,9 @@ def test_a_checkpoint_does_not_differ_from_itself(open_page, lang):
     at = tab(open_page("explorer", lang=lang, other=HOLES), "explorer", COMPARE)
     assert i18n.t("explorer.compare.same") in plain(at)
     assert not at.dataframe
+    found = diff(ensure(HOLES), ensure(HOLES))
+    numbers = {"values": f"{found.by_value:,}", "others": f"{found.by_header:,}"}
+    assert i18n.t("explorer.compare.by_header", **numbers) in plain(at)
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
