@@ -100,7 +100,7 @@ def summary(page: Lesson, opened: Opened) -> None:
         more = ", …" if len(unread) > MOST_NAMES else ""
         page.finding("summary.unread", count=len(unread), names=names + more)
     if report.format.scheme == "UNQUANTISED":
-        page.finding("summary.plain")
+        page.finding("summary.plain" if layers else "summary.no_experts")
         return
     sources = listed(code_span(name) for name in report.format.config_sources)
     page.finding(

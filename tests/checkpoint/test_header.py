@@ -227,6 +227,25 @@ def test_what_the_format_forbids_and_the_reference_takes_is_reported(name, text)
     assert problem.severity == "warn"
 
 
+@pytest.mark.parametrize(
+    ("tensors", "data", "wrong"),
+    [
+        ({}, b"", False),
+        ({"a": entry("U8", (3,), (0, 3))}, b"\0" * 3, False),
+        ({"a": entry("F32", (0,), (0, 0))}, b"", False),
+        ({"a": entry()}, FOUR, True),
+    ],
+)
+def test_only_tensors_can_lie_badly(tensors, data, wrong):
+    """A header of any length is followed by them; padded to 8 bytes it puts none of them astray."""
+    text = json.dumps(tensors).encode()
+    for spaces in range(8):
+        raw = struct.pack("<Q", len(text) + spaces) + text + b" " * spaces + data
+        found = {item.text for item in read(raw).problems}
+        size = 4 if wrong else 1
+        assert ("container.misaligned" in found) == bool((len(text) + spaces) % size)
+
+
 def test_a_healthy_file_has_no_problem_at_all():
     header = read(file_bytes(base(), {"format": "pt"}))
     assert header.problems == ()

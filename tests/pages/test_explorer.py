@@ -323,6 +323,18 @@ def test_a_truncated_upload_is_named_and_what_is_there_is_still_drawn(open_page,
     assert at.get("plotly_chart")
 
 
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_of_a_file_without_experts_none_are_called_unquantised(open_page, lang):
+    none = {"en": "No routed experts are stored here", "zh": "这里没有存储路由专家"}[lang]
+    plain = {"en": "The experts are not quantised", "zh": "专家没有量化"}[lang]
+    shown = texts(upload(open_page("explorer", lang=lang), ("model.safetensors", b"\2" + b"\0" * 7 + b"{}")))
+    assert none in shown
+    assert plain not in shown
+    shown = texts(open_page("explorer", lang=lang, checkpoint="tiny-moe-bf16"))
+    assert none not in shown
+    assert plain in shown
+
+
 def test_markup_in_a_file_name_stays_text(open_page):
     at = upload(open_page("explorer"), ("[x](evil)<b>.safetensors", b"<html>"))
     assert "[x](evil)" not in re.sub(r"`[^`]*`", "", texts(at))
