@@ -109,6 +109,7 @@ def forecast(
             effects += _functions(family, config, set(facts.layers))
         effects += _caused(causes, "input_scale", by_block["MXFP4"], lambda each: of_static_inputs(family, each))
         effects += _caused(causes, "weight_scale_2", weights, lambda each: of_weights(family, each))
+        effects += _each(found, lambda items: _groups_of_weights(family, items))
         effects += _each(found, lambda items: of_linears(family, items, weight_only=as_w4a16))
         return _forecast(facts, name, _merged(effects, _why_safe(facts, only_mxfp4, as_w4a16)))
 
@@ -150,6 +151,25 @@ def _siblings(family: Family, findings: list[Finding]) -> Iterator[Effect]:
         elif text == "scale.outlier.layer" and item.layer is not None and family.reach != "none":
             fill = {"layer": item.layer, "ratio": item.params["ratio"], "slots": item.count}
             yield Effect("degraded", WILD, "layer", {item.layer}, "why.layer-apart", fill)
+        elif text == "scale.outlier.groups" and item.role == "input_scale" and family.reach != "none":
+            # By one maximum the larger ones decide for all.
+            scope = "layer" if family.reach == "layer" else "experts"
+            fill = {"layer": item.layer, "ratio": item.params["ratio"], "slots": item.count}
+            yield Effect("degraded", WILD, scope, {item.layer or 0}, "why.groups", fill)
+        elif text == "scale.convention.inputs" and family.reach != "none":
+            # Which of the two it is the file does not say.
+            ends = ("degraded", "safe", "zero")
+            yield Effect("safe", ends, "none", set(item.params["numbers"]), "why.inputs-large", dict(item.params))
+
+
+def _groups_of_weights(family: Family, findings: list[Finding]) -> Iterator[Effect]:
+    """Second-level weight scales of a layer in two groups; up's alone is not read where gate's stands for both."""
+    for item in findings:
+        if item.text != "scale.outlier.groups" or item.role != "weight_scale_2":
+            continue
+        if item.params["kinds"] != "up" or not family.gate_rules:
+            fill = {"layer": item.layer, "ratio": item.params["ratio"], "slots": item.count}
+            yield Effect("degraded", WILD, "experts", {item.layer or 0}, "why.groups.weight", fill)
 
 
 def _each(findings: Iterable[Finding], of: Callable[[list[Finding]], Iterable[Effect]]) -> Iterator[Effect]:
@@ -300,9 +320,13 @@ def _files(family: Family, findings: list[Finding]) -> Iterable[Effect]:
                 # It knows no prefix but its own, and ``experts.*`` is no name of the experts as a whole.
                 yield Effect("load-error", ("load-error", "safe"), "model", layers, "why.excluded.perhaps")
         elif _is_of_ordinary_lists(item) and family.engine in item.params.get("engines", (family.engine,)):
-            # What a load does with them was not read, of any server for all models: a forecast is no worse than its
-            # finding, and no more certain.
             fill = {"tensor": item.tensors[0], "slots": item.count}
+            if family.engine == "vllm" and item.code == "config.unquantised-not-excluded":
+                # Read of vLLM: it builds all that is not excluded as quantised, where a model's code asks for that.
+                yield Effect("load-error", ("load-error", "safe"), "model", set(), "why.not-excluded", fill)
+                continue
+            # What a load does with them was not read, of other servers or the reverse: a forecast is no worse than its
+            # finding, and no more certain.
             yield Effect("safe", ("load-error", "safe"), "none", set(), "why.lists-disagree", fill)
         elif item.text in CONFLICTS:
             if _stops(item, family):
@@ -393,7 +417,7 @@ def _structure(family: Family, findings: list[Finding]) -> Iterable[Effect]:
         elif item.code in _REFUSED_LAYOUTS and item.text not in _SINGLED_OUT and _stops(item, family):
             fill = {"tensor": "".join(item.tensors[:1])}
             yield Effect("load-error", (), "model", layers, "why.layout", fill)
-        elif item.code == "scale.convention":
+        elif item.code == "scale.convention" and item.severity == "error":
             yield Effect("degraded", (), "layer", layers, "why.convention")
 
 

@@ -321,7 +321,7 @@ class _Places:
             return
         if item.layer is None and item.code != "scheme.mislabelled":
             return
-        if item.text.startswith(("scale.outlier.sibling", "scale.outlier.layer")):
+        if item.text.startswith(("scale.outlier.sibling", "scale.outlier.layer", "scale.outlier.groups")):
             # Which of the two projections is wrong, or what a whole layer should have, nobody knows.
             return
         for layer in self.facts.layers if item.layer is None else (item.layer,):

@@ -66,6 +66,7 @@ from nvfp4viz.audit.schemes import (
 from nvfp4viz.audit.shapes import shape_findings
 from nvfp4viz.audit.siblings import layer_findings_of_inputs, sibling_findings
 from nvfp4viz.audit.sisters import sister_findings
+from nvfp4viz.audit.spread import spread_findings
 from nvfp4viz.audit.texts import words
 from nvfp4viz.audit.weightless import weightless_findings
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, Source, canonical, canonical_of, inspect, printable
@@ -271,6 +272,7 @@ def _expert_findings(facts: Facts, scheme: _Scheme, config: Mapping[str, Any]) -
     yield from scale_findings(facts, activations=scheme.activations, rank_holes=holes)
     yield from sibling_findings(facts) if scheme.activations else ()
     yield from layer_findings_of_inputs(facts) if scheme.activations else ()
+    yield from spread_findings(facts, activations=scheme.activations)
     yield from convention_findings(facts)
     yield from pair_findings(facts)
     yield from block_findings(facts)

@@ -1,0 +1,132 @@
+"""Two halves of a layer that lie far apart, and a file whose activation scales are all the other way up."""
+
+import numpy as np
+import pytest
+
+from nvfp4viz.audit import audit, describe
+from nvfp4viz.audit.backends import FAMILIES
+from nvfp4viz.audit.repair import plan_repair
+from tests.audit.layouts import EXPERTS, LAYOUTS, twin
+from tests.audit.reading import found
+from tests.audit.test_forecast_tiny import BACKENDS, BAD, agrees, changed, layer, opened, outcome, parameters_of, run
+
+FOUR_BIT = {
+    id: layout for id, layout in LAYOUTS.items()
+    if layout.block == "NVFP4" and layout.with_input and layout.arrangement != "fused" and "W4A8" not in id
+}  # fmt: skip
+HALF = range(EXPERTS // 2, EXPERTS)
+
+
+def scaled(layout, factor, kinds=None, experts=HALF, role="input_scale", tensors=None):
+    """Effective scales times ``factor``; their reciprocals where it is None."""
+    tensors = dict(tensors or layout.tensors())
+    for kind in kinds or layout.kinds:
+        for expert in experts:
+            stored = layout.get(tensors, expert, kind, role)
+            if factor is None:
+                new = np.float32(1) / stored
+            else:
+                new = stored * np.float32(1 / factor if layout.divisors else factor)
+            layout.put(tensors, expert, kind, role, new)
+    return tensors
+
+
+@pytest.mark.parametrize("id", FOUR_BIT)
+@pytest.mark.parametrize("factor", [None, 2.0**17, 2.0**-12])
+def test_half_of_the_experts_far_from_the_others(id, factor):
+    layout = FOUR_BIT[id]
+    report = audit(layout.open(scaled(layout, factor)))
+    [item] = [one for one in report.findings if one.severity != "info"]
+    assert (item.code, item.severity, item.text) == ("scale.outlier", "warn", "scale.outlier.groups")
+    assert (item.layer, item.role, item.experts) == (0, "input_scale", tuple(HALF)) or item.experts == tuple(
+        range(EXPERTS // 2)
+    )
+    for one, before in zip(report.backends, audit(layout.open()).backends, strict=True):
+        if before.outcome == "safe":
+            reads = FAMILIES[one.name].reach != "none"
+            assert one.outcome == ("degraded" if reads else "safe")
+            assert ("zero" in one.possible) == reads
+            assert one.scope == {"layer": "layer", "expert": "experts", "none": "none"}[FAMILIES[one.name].reach]
+    for language in ("en", "zh"):
+        assert "{" not in describe(item, language)[0]
+    # Nobody knows what should stand there.
+    assert plan_repair(layout.open(scaled(layout, factor)), "peer-max", suspects=True).is_empty
+
+
+@pytest.mark.parametrize("id", FOUR_BIT)
+def test_healthy_twins_have_no_groups(id):
+    layout = FOUR_BIT[id]
+    for tensors in (layout.tensors(), *(twin(layout, seed) for seed in range(6))):
+        assert found(audit(layout.open(tensors))) == found(audit(layout.open()))
+    # As far apart as measured experts are, or one by itself, which is an outlier.
+    assert found(audit(layout.open(scaled(layout, 30)))) == found(audit(layout.open()))
+    for experts in ([3], [1, 4]):
+        texts = {one.text for one in audit(layout.open(scaled(layout, 2.0**17, experts=experts))).findings}
+        assert "scale.outlier.groups" not in texts
+        assert any(text.startswith("scale.outlier") for text in texts)
+
+
+@pytest.mark.parametrize("id", ["modelopt", "compressed-tensors", "non-gated"])
+def test_weight_scales_in_two_groups(id):
+    layout = LAYOUTS[id]
+    report = audit(layout.open(scaled(layout, 2.0**-12, kinds=["down"], role="weight_scale_2")))
+    [item] = [one for one in report.findings if one.severity != "info"]
+    assert (item.text, item.role, item.params["kinds"]) == ("scale.outlier.groups", "weight_scale_2", "down")
+    assert {one.outcome for one in report.backends} <= {"degraded", "unsupported"}
+    # Gate and up that differ have their own finding.
+    texts = [one.text for one in audit(layout.open(scaled(layout, 2.0**-12, ["up"], role="weight_scale_2"))).findings]
+    assert ("scale.outlier.groups" in texts) == (id == "non-gated")
+
+
+@pytest.mark.parametrize("id", FOUR_BIT)
+@pytest.mark.parametrize("factor", [None, 1e5])
+def test_a_whole_file_of_large_activation_scales_is_noted(id, factor):
+    """It may be meant (case 10), so that it is a note, and the forecast is open."""
+    layout = FOUR_BIT[id]
+    report = audit(layout.open(scaled(layout, factor, experts=range(EXPERTS))))
+    assert found(report) == found(audit(layout.open()))
+    [item] = [one for one in report.findings if one.code == "scale.convention"]
+    assert (item.severity, item.role, item.layer) == ("info", "input_scale", None)
+    assert (item.params["median"] < 1) == layout.divisors
+    for one, before in zip(report.backends, audit(layout.open()).backends, strict=True):
+        assert one.outcome == before.outcome
+        if before.outcome == "safe":
+            reads = FAMILIES[one.name].reach != "none"
+            assert one.possible == (("degraded", "safe", "zero") if reads else ())
+            assert ("median" in one.why) == reads
+    for language in ("en", "zh"):
+        assert "{" not in describe(item, language)[0]
+    # One layer's number below one is enough to say nothing.
+    for tensors in (layout.tensors(), scaled(layout, 30, experts=range(EXPERTS))):
+        assert not [one for one in audit(layout.open(tensors)).findings if one.code == "scale.convention"]
+
+
+# Run as the servers do.
+
+
+def own_scales(kinds=("gate", "up", "down")):
+    tensors = layer()[0]
+    return {
+        ".".join(name.split(".")[-3:]): np.frombuffer(item.tobytes(), np.float32)[0]
+        for name, item in tensors.items() if name.endswith(tuple(f"{kind}_proj.input_scale" for kind in kinds))
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("which", "change"), [("half", "reciprocal"), ("half", 2.0**24), ("half", 2.0**-14), ("all", "reciprocal")]
+)
+def test_many_slots_at_once_come_out_as_one_of_the_possible(which, change):
+    own = own_scales()
+    experts = sorted({int(name.split(".")[0]) for name in own})
+    hit = experts[len(experts) // 2 :] if which == "half" else experts
+    new = {
+        name: 1 / value if change == "reciprocal" else value * np.float32(change)
+        for name, value in own.items() if int(name.split(".")[0]) in hit
+    }  # fmt: skip
+    tensors = changed(new)
+    loaded = parameters_of(tensors)
+    for forecast in audit(opened(tensors)).backends:
+        if forecast.name in BACKENDS:
+            for expert in (BAD, experts[-1]):
+                seen = outcome(run(loaded, forecast.name, expert), expert)
+                assert agrees(forecast, seen), (forecast.name, forecast.outcome, forecast.possible, seen)
