@@ -221,16 +221,18 @@ def anatomy(page: Lesson, opened: Opened) -> None:
         return
     module = view.module(layer, expert, projection)
     where = module.name
+    slots = [view.slot(layer, expert, projection, role) for role in TENSOR_ROLES]
+    # That none is stored would be said of files that were read.
+    gone = module.state == "absent" and any(is_unread(opened, slot) for slot in slots)
     page.prose(
         "anatomy.text",
         layer=layer,
         expert=expert,
         projection=projection,
         where=code_span(where),
-        state=page.t(f"anatomy.state.{module.state}"),
+        state=page.t(f"anatomy.status.{unread_word(opened, 'unread')}" if gone else f"anatomy.state.{module.state}"),
     )
-    for role in TENSOR_ROLES:
-        slot = view.slot(layer, expert, projection, role)
+    for role, slot in zip(TENSOR_ROLES, slots, strict=True):
         plain = module.extras.get("") if role == "weight" else None
         if slot.entry is None and plain is not None:  # a fused weight that is not quantised has its module's name
             slot = dataclasses.replace(slot, name=plain.name, entry=plain)

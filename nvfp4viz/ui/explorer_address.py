@@ -176,6 +176,8 @@ def as_address(typed: str) -> str:
         return f"hf://{text}"
     # Without a scheme it may still be an address with a password in front or a signature behind.
     public = re.split("[?#]", text)[0].rpartition("@")[2]
+    if _HUB_ID.fullmatch(text.removesuffix("@")):
+        public = text  # a repository whose revision is missing
     raise CheckpointError("source.not-an-address", name=printable(public, 100) or "…")
 
 

@@ -93,5 +93,7 @@ def roots_source(page: Lesson, place: str) -> Opened | None:
     if not choices:
         page.prose("roots.none")
         return None
+    if len(choices) >= MOST:
+        page.prose("roots.more", most=MOST)
     chosen = st.selectbox(page.t("roots.label"), list(choices), key=f"{place}.root", persist_state="session")
     return None if chosen is None else explorer_open.open_folder(choices[chosen])

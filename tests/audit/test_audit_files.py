@@ -8,6 +8,7 @@ import pytest
 
 from nvfp4viz.audit import audit, naive_check, run_audit
 from nvfp4viz.checkpoint import FAULTS, LocalSource, MemorySource, inject, open_checkpoint, write_checkpoint
+from tests.audit.layouts import LAYOUTS
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, opened, without
 
 INDEX = "model.safetensors.index.json"
@@ -199,6 +200,16 @@ def test_the_naive_check_passes_the_broken_file(folder, tmp_path):
         ("shapes", 12, 12),
     ]
     assert audit(tmp_path / "out").verdict == "backend"
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_naive_check_fails_nothing_that_it_cannot_compare(name):
+    layout = LAYOUTS[name]
+    bare = naive_check(layout.open(config=None))
+    assert bare.passed
+    [shapes] = [step for step in bare.steps if step.id == "shapes"]
+    assert bool(shapes.expected) == (layout.arrangement == "expert")
+    assert naive_check(layout.open()).passed
 
 
 def test_the_naive_check_does_fail_where_it_can(folder):

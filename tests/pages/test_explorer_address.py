@@ -299,6 +299,7 @@ def test_a_password_and_a_signature_are_sent_and_shown_nowhere(open_page, files,
         ("https://me:hunter2@/a?k=s3cret", "source.not-an-address", {"name": "/a"}),
         ("hf://me:hunter2@owner/name?k=s3cret", "source.hub-name", {"name": "me"}),
         ("hf://owner?k=s3cret", "source.hub-name", {"name": "owner"}),
+        ("owner/name@", "source.not-an-address", {"name": "owner/name@"}),
     ],
 )
 def test_what_is_no_address_is_refused_and_no_path_is_opened(open_page, lang, typed, code, params, monkeypatch):

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from nvfp4viz.checkpoint import file_bytes, write_checkpoint
+from nvfp4viz.checkpoint import MemorySource, file_bytes, open_checkpoint, write_checkpoint
 from nvfp4viz.figures.words import words
 from nvfp4viz.ui import i18n
 from sample_checkpoints import ensure
@@ -91,6 +91,31 @@ def test_a_tensor_in_a_truncated_file_is_not_called_absent(open_page, lang, monk
     shown = texts(tab(at, "explorer", 1))
     assert {"en": "stored, not read", "zh": "已存储，未能读取"}[lang] in shown
     assert {"en": "· missing", "zh": "· 缺失"}[lang] not in shown
+    assert i18n.t("explorer.anatomy.state.absent") not in shown
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_an_expert_in_a_lost_shard_is_not_called_unstored(open_page, lang, monkeypatch):
+    """Its index has the names, and nothing of it is here; of an expert that no file has it is said."""
+    monkeypatch.setattr(i18n, "lang", lambda: lang)
+    files = pack("tiny-moe-nvfp4-full")
+    index = json.loads(files["model.safetensors.index.json"])
+    gone = [name for name in index["weight_map"] if ".layers.1." in name and ".experts.5." in name]
+    parts = {
+        name: open_checkpoint(MemorySource({"x.safetensors": data})).read_tensors()
+        for name, data in files.items()
+        if name.endswith(".safetensors")
+    }
+    kept = {name: {key: item for key, item in part.items() if key not in gone} for name, part in parts.items()}
+    given = files | {name: file_bytes(part) for name, part in kept.items()}
+    at = {"layer": "1", "expert": "5", "projection": "up", "lang": lang}
+    lost = json.dumps({**index, "weight_map": index["weight_map"] | dict.fromkeys(gone, "lost.safetensors")})
+    bare = json.dumps({**index, "weight_map": {k: v for k, v in index["weight_map"].items() if k not in gone}})
+    for text, stored in ((lost, False), (bare, True)):
+        found = given | {"model.safetensors.index.json": text.encode()}
+        said = texts(tab(upload(open_page("explorer", **at), *found.items()), "explorer", 1))
+        assert (i18n.t("explorer.anatomy.state.absent") in said) == stored
+        assert (i18n.t("explorer.anatomy.status.unread") in said) != stored
 
 
 def test_the_page_s_own_choice_of_scale_ends_with_its_checkpoint(open_page):

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from nvfp4viz.audit import audit
-from nvfp4viz.ui import i18n
+from nvfp4viz.ui import explorer_roots, i18n
 from nvfp4viz.ui.explorer_open import open_folder
 from nvfp4viz.ui.explorer_report import MIMES, report_text
 from nvfp4viz.ui.explorer_roots import VARIABLE, offered
@@ -65,6 +65,15 @@ def test_a_checkpoint_below_a_root_opens_and_its_path_is_shown_nowhere(open_page
     for text in [*shown, *(report_text(done, kind, lang) for kind in MIMES)]:
         assert str(root.parent) not in text
         assert "shared" not in text.replace("shared_expert", "")
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_list_that_ends_early_says_so(open_page, lang, root, monkeypatch, most):
+    monkeypatch.setattr(explorer_roots, "MOST", most)
+    at = open_page("explorer", lang=lang)
+    clean(at.button_group(key="explorer.source").set_value("server").run())
+    assert (i18n.t("explorer.roots.more", most=most) in texts(at)) == (most == 1)
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
