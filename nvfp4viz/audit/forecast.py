@@ -225,11 +225,12 @@ def _merged(effects: list[Effect], safe: str) -> Effect:
     ]  # fmt: skip
     # That sentence says nothing of an outcome: it counts all layers' slots, and begins with the first of them.
     told = first if first.text != STATIC_INPUT else min(same, key=lambda effect: min(effect.layers))
-    said = {cause for effect in same for cause in effect.causes}
+    said = {cause for effect in same for cause in _told(effect)}
     others = [effect for effect in effects if effect.outcome not in ("ignored", "safe")]
     # Where it is not served at all nothing else matters.
     left = [] if first.outcome == "unsupported" else [cause for each in others for cause in each.causes]
     besides = [cause for cause in dict.fromkeys(left) if cause not in said]
+    alike = len({effect.fill.get("layer") for effect in same}) - 1
     return Effect(
         first.outcome,
         _possible(first.outcome, effects),
@@ -240,9 +241,32 @@ def _merged(effects: list[Effect], safe: str) -> Effect:
         {
             **told.fill,
             "slots": sum(effect.fill.get("slots", 0) for effect in same),
+            **({"alike": alike} if alike else {}),
             **({"besides": besides} if besides else {}),
         },
     )
+
+
+_ABSENT = ("scale.missing", "expert.rank-hole", "scheme.mislabelled")
+_ODD = ("scale.outlier", "scale.filled", "scale.identity")
+# Which findings of a role's in a layer a sentence tells of; the others stand beside it.
+_TELLS = {
+    "why.expert-missing": _ABSENT, "why.key-error": _ABSENT, "why.weight-nan": ("scale.nan", "scale.inf"),
+    "why.weight-zero": ("scale.zero", "scale.subnormal"), "why.weight-degraded": ("scale.negative",),
+    "why.weight-outlier": _ODD, "why.pair": ("scale.pair-mismatch",), "why.pair.maximum": ("scale.pair-mismatch",),
+}  # fmt: skip
+
+
+def _told(effect: Effect) -> set[str]:
+    """Those of its causes of which an effect's own sentence tells: all, where it names none of them apart."""
+    codes = {cause: cause.partition(" (")[0] for cause in effect.causes}
+    known: tuple[str, ...] = _TELLS.get(effect.text, ())
+    if not known and effect.text.startswith("why.expert-"):
+        classes = str(effect.fill.get("classes", ""))
+        known = tuple(f"scale.{name}" for name in classes.split(", ")) if classes else _ODD
+    elif effect.text in ("why.layer-nan", "why.layer-zero", "why.layer-degraded"):
+        known = tuple(code for code in codes.values() if code not in _ABSENT)
+    return {cause for cause, code in codes.items() if code in known} or set(codes)
 
 
 def _rank(effect: Effect) -> tuple[object, ...]:

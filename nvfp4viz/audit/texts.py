@@ -40,7 +40,10 @@ def words(text: str, params: Mapping[str, Any], language: str = "en") -> tuple[s
     own = finding_texts(language).get(text)
     if own is not None:
         message, advice = (_inflected(own.get(part, ""), params, language) for part in ("message", "advice"))
-        ends = _readers(params, language) + _tower(params, language) + _besides(params, language)
+        # A sentence of one layer, of which the same holds in others.
+        alike = params.get("alike") and "{layers}" not in own["message"] and "{layer}" in own["message"]
+        also = report_words(language, "alike", count=params["alike"]) if alike else ""
+        ends = _readers(params, language) + also + _tower(params, language) + _besides(params, language)
         return fill(message, params, language) + ends, fill(advice, params, language)
     shared = error_texts(language)[text]
     message = f"{shared['what']} {shared['why']}" if language == "en" else shared["what"] + shared["why"]

@@ -338,3 +338,40 @@ def test_no_more_than_a_few_others_are_named():
         assert chinese.endswith(f"，以及另外 {more} 项。")
         assert chinese.partition("此外还有：")[2].count("、") == 2
         assert "…" not in item.why + chinese
+
+
+@pytest.mark.parametrize("id", ["modelopt", "compressed-tensors", "stacked", "projection-major"])
+def test_one_slot_is_not_called_the_whole_cause(id):
+    """A NaN speaks before a slot that is missing in its layer, and names it, and other layers like its own."""
+    layout = LAYOUTS[id]
+    one = layout.tensors()
+    kind = layout.kinds[0]
+    layout.put(one, 1, kind, "input_scale", layout.stored(np.nan))
+    nan = {name.replace("layers.0.", f"layers.{k}."): item for k in range(3) for name, item in one.items()}
+    config = {**layout.config, "num_hidden_layers": 3}
+    alone = {item.name: item for item in audit(layout.open(nan, config=config)).backends}
+    name = layout.name(5, "down", "input_scale")
+    both = {key: item for key, item in nan.items() if key != name}
+    for item in audit(layout.open(both, config=config)).backends:
+        before = alone[item.name]
+        assert "besides" not in before.params
+        if before.outcome == "nan":
+            assert before.params["alike"] == 2
+            assert "The same in 2 other layers." in describe(before)[0]
+            assert "另有 2 层也是如此" in describe(before, "zh")[0]
+        if item.outcome in ("nan", "load-error"):
+            said = describe(item)[0]
+            assert ("scale.missing (input_scale)" in said) == (item.outcome == "nan")
+            assert ("scale.nan (input_scale)" in said) == (item.outcome == "load-error")
+
+
+def test_one_layer_alone_is_like_no_other():
+    layout = LAYOUTS["modelopt"]
+    tensors = layout.tensors()
+    layout.put(tensors, 1, "down", "input_scale", np.nan)
+    assert not any("alike" in item.params for item in audit(layout.open(tensors)).backends)
+    layout.put(tensors, 5, "down", "weight_scale_2", 0.0)
+    layout.put(tensors, 6, "down", "weight_scale_2", np.nan)
+    said = {item.name: describe(item)[0] for item in audit(layout.open(tensors)).backends}
+    # The NaN of a weight is told, and the zero of another stands beside it.
+    assert all("scale.zero (weight_scale_2)" in text for text in said.values())
