@@ -197,6 +197,7 @@ def test_what_inject_promises_is_what_the_copys_audit_says(layout, role, tmp_pat
     if role not in layout.roles:
         return
     write_checkpoint(tmp_path / "a", layout.tensors(), config=layout.config, hf_quant_config=layout.quant)
+    view = canonical(layout.open())
     for number, (fault, value) in enumerate(NUMBERS):
         for kind in layout.kinds:
             paired = role == "weight_scale_2" and kind in ("gate", "up") and "gate" in layout.kinds
@@ -204,6 +205,13 @@ def test_what_inject_promises_is_what_the_copys_audit_says(layout, role, tmp_pat
                 continue
             out = tmp_path / f"{number}-{kind}"
             place = {"layer": 0, "expert": BAD, "projection": kind, "role": role, "value": value, "seed": number}
+            slot = view.slot(0, BAD, kind, role)
+            if fault == "neighbour" and view.is_whole(0) and slot.index is None:
+                # One number for all experts.
+                with pytest.raises(InputError) as error:
+                    inject(tmp_path / "a", out, fault, **place)
+                assert error.value.code == "fault.no-neighbour"
+                continue
             done = inject(tmp_path / "a", out, fault, **place)
             codes = [item.code for item in audit(out).findings if item.code not in layout.notes]
             # Gate and up share a scale of weights, and not one of activations.
