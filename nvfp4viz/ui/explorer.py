@@ -280,8 +280,9 @@ def _sentences(opened: Opened, slot: Slot) -> str:
         return f"weight_scale{'' if block == 'NVFP4' else '_mxfp4'}" if known else "weight_scale_other"
     if role == "input_scale" and opened.audit.facts.block(slot.layer) == "MXFP4":
         return "input_scale_mxfp4"  # in FP8: not the scales of which it was read who takes them
-    # Gate and up are one matrix at run time, and gate's second-level scale serves both.
-    up = "_up" * ((role, slot.projection) == ("weight_scale_2", "up"))
+    # Gate and up, where both are there, are one matrix at run time, and gate's second-level scale serves both.
+    gated = "gate" in view.projections_in[slot.layer]
+    up = "_up" * (gated and (role, slot.projection) == ("weight_scale_2", "up"))
     divisor = "_divisor" * (role != "weight" and view.divisors_in(slot.layer))
     return role + up + divisor
 

@@ -188,6 +188,23 @@ def test_a_card_counts_tensors_where_one_is_of_all_experts(open_page, tmp_path, 
     assert ({"en": "3 slots in 3 findings", "zh": "共 3 个槽位"}[lang] in shown) != shared
 
 
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("lost", [True, False])
+@pytest.mark.parametrize(("id", "gated"), [("non-gated", False), ("modelopt", True), ("compressed-tensors", True)])
+def test_only_where_there_is_a_gate_its_scale_serves_up(open_page, tmp_path, monkeypatch, id, gated, lost, lang):
+    monkeypatch.setattr(i18n, "lang", lambda: lang)
+    of = LAYOUTS[id]
+    tensors = of.tensors()
+    if lost:
+        del tensors[of.name(0, "up", "weight_scale_2")]
+    write_checkpoint(tmp_path / "own", tensors, config=of.config, hf_quant_config=of.quant)
+    files = [(path.name, path.read_bytes()) for path in sorted((tmp_path / "own").iterdir())]
+    at = tab(upload(open_page("explorer", lang=lang, layer="0", expert="0", projection="up"), *files), "explorer", 1)
+    said = texts(at)
+    assert ("gate" in said.partition("weight_scale_2")[2]) == gated
+    assert (i18n.t("explorer.roles.weight_scale_2.absent") in said) != gated
+
+
 STATIC = [name for name, layout in LAYOUTS.items() if layout.block == "MXFP4" and layout.with_input]
 
 
