@@ -98,11 +98,21 @@ class Repair:
     files: dict[str, bytes]
     suspected: int = 0
     """Activation scales of routed experts that only look wrong, and are left as they are."""
+    shared: frozenset[str] = frozenset()
+    """Tensors with one number for all experts of a layer, of which the record has a slot for each expert."""
 
     @property
     def is_empty(self) -> bool:
         """Nothing to mend."""
         return not (self.changes or self.record.config)
+
+    @property
+    def numbers(self) -> list[MendedSlot]:
+        """A slot for each number that is set: of one that all experts share, the first."""
+        first: dict[tuple[str, int | None], MendedSlot] = {}
+        for slot in self.record.slots:
+            first.setdefault((slot.tensor, None if slot.tensor in self.shared else slot.expert), slot)
+        return list(first.values())
 
     @property
     def rewritten(self) -> tuple[int, int]:
@@ -195,7 +205,8 @@ def plan_repair(
     places = _Places(done)
     named = {place for item in left if places.has(item) for place in places.of(item)}
     suspected = named - {(slot.layer, slot.expert, slot.projection) for slot in slots}
-    return Repair(record, checkpoint, new, files, len(suspected))
+    shared = {slot.tensor for slot in slots if done.facts.is_one_for_all(slot.layer, (slot.projection,), "input_scale")}
+    return Repair(record, checkpoint, new, files, len(suspected), frozenset(shared))
 
 
 GUESSED = "These scales were set by a rule, not measured on data. Recalibrating is the cure; see the policy."

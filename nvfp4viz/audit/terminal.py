@@ -102,17 +102,19 @@ def repair_to_text(plan: Repair, language: str = "en") -> str:
     """A plan for repair, for a terminal."""
     word, record = partial(report_words, language), plan.record
     lines = [record.source, word("repair.policy", policy=record.policy)]
-    if record.slots:
-        lines.append(word("repair.slots", count=len(record.slots)))
-    for slot in record.slots[:_SHOWN]:
+    numbers = plan.numbers
+    if numbers:
+        lines.append(word(f"repair.slots{'_shared' * bool(plan.shared)}", count=len(numbers), slots=len(record.slots)))
+    for slot in numbers[:_SHOWN]:
         old = word("repair.missing")
         if slot.old is not None:
             old = word("repair.was", old=slot.old, state=slot.old_state)
         layer = f"{'D' * slot.draft}{slot.layer}"
         place = {"layer": layer, "expert": slot.expert, "projection": slot.projection}
-        lines.append(word("repair.slot", **place, old=old, new=slot.new, tensor=printable(slot.tensor)))
-    if len(record.slots) > _SHOWN:
-        lines.append(word("repair.more", count=len(record.slots) - _SHOWN))
+        key = f"repair.slot{'_shared' * (slot.tensor in plan.shared)}"
+        lines.append(word(key, **place, old=old, new=slot.new, tensor=printable(slot.tensor)))
+    if len(numbers) > _SHOWN:
+        lines.append(word("repair.more", count=len(numbers) - _SHOWN))
     if record.dropped:
         lines.append(word("repair.dropped", count=len(record.dropped)))
     if record.config:

@@ -23,7 +23,7 @@ from nvfp4viz.errors import CheckpointError, InputError, NvError
 from nvfp4viz.figures.coverage import status_key
 from nvfp4viz.ui import caches, errors, explorer_roots
 from nvfp4viz.ui.explorer import code_span, size_text
-from nvfp4viz.ui.explorer_diff import said_apart
+from nvfp4viz.ui.explorer_diff import said_apart, setting_name
 from nvfp4viz.ui.explorer_repair_cost import cost
 from nvfp4viz.ui.i18n import has, lang, listed, t
 
@@ -89,7 +89,8 @@ def _show(page: Lesson, opened: Opened, plan: Repair) -> None:
         return
     parts = []
     if record.slots:
-        parts.append(report_words(words, "repair.slots", count=f"{len(record.slots):,}"))
+        key = f"repair.slots{'_shared' * bool(plan.shared)}"
+        parts.append(report_words(words, key, count=f"{len(plan.numbers):,}", slots=f"{len(record.slots):,}"))
     if record.dropped:
         parts.append(report_words(words, "repair.dropped", count=f"{len(record.dropped):,}"))
     if record.config:
@@ -116,17 +117,18 @@ def plan_rows(opened: Opened, plan: Repair, removed: str) -> list[dict[str, Any]
     """One row for each number, each activation scale taken away, and each setting; ``from`` and ``to`` are text."""
     divides = opened.audit.view.divisors_in
     rows = [
-        {"tensor": slot.tensor, "layer": slot.layer, "expert": slot.expert, "projection": slot.projection,
+        {"tensor": slot.tensor, "layer": slot.layer, "projection": slot.projection,
+         "expert": None if slot.tensor in plan.shared else slot.expert,
          "state": _state(slot.old_state, divides(slot.layer)), "from": "∅" if slot.old is None else str(slot.old),
          "to": str(slot.new)}
-        for slot in plan.record.slots
+        for slot in plan.numbers
     ]  # fmt: skip
     checkpoint = plan.checkpoint
     before = {CONFIG: checkpoint.config}
     for file, data in plan.files.items():
         old = before.get(file, checkpoint.hf_quant_config)
         for item in changed_settings(file, old, msgspec.json.decode(data)):
-            rows.append(_plain(f"{file}: {item.field}", *said_apart(item.a, item.b)))
+            rows.append(_plain(setting_name(file, item.field), *said_apart(item.a, item.b)))
     if plan.record.dropped:
         known = {row.tensor: row for row in opened.audit.rows() if row.role == "input_scale"}
         for name in plan.record.dropped:

@@ -18,7 +18,7 @@ from nvfp4viz.errors import CheckpointError, InputError
 from nvfp4viz.model.corpus import sample
 from nvfp4viz.serving.remedies import MARGIN
 from sample_checkpoints import ensure
-from tests.audit.layouts import LAYOUTS
+from tests.audit.layouts import EXPERTS, LAYOUTS
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, scalar, snapshot, without
 
 BAD, KIND = 3, "down"
@@ -326,6 +326,44 @@ def test_a_plan_names_no_file_that_does_not_exist(tmp_path):
         said = repair_to_text(plan_repair(tmp_path / "bad", "constant", value=0.002), language)
         assert word in said
         assert RECORD not in said
+
+
+@pytest.mark.parametrize("how", ["missing", "nan"])
+@pytest.mark.parametrize("name", ["fused", "stacked", "modelopt"])
+def test_a_plan_names_one_number_of_all_experts_once(name, how, tmp_path):
+    layout = LAYOUTS[name]
+    one = {key.replace("layers.0.", f"layers.{k}."): item for k in (0, 1) for key, item in layout.tensors().items()}
+    if how == "missing":
+        del one[layout.name(3, "down", "input_scale")]
+    else:
+        layout.put(one, 3, "down", "input_scale", np.nan)
+    folder = tmp_path / "bad"
+    config = {**layout.config, "num_hidden_layers": 2}
+    write_checkpoint(folder, one, config=config, hf_quant_config=layout.quant)
+    plan = mended(folder, tmp_path / "out", "constant", value=0.002)
+    slots = EXPERTS if name == "fused" or (name, how) == ("stacked", "missing") else 1
+    assert len(plan.record.slots) == slots
+    numbers = 1 if name == "fused" else slots
+    assert len(plan.numbers) == numbers
+    assert bool(plan.shared) == (name == "fused")
+    for language, every in (("en", "all experts"), ("zh", "全部专家")):
+        said = repair_to_text(plan, language)
+        assert said.count("input_scale") == numbers
+        assert (every in said) == (name == "fused")
+
+
+@pytest.mark.parametrize(("name", "label"), [("modelopt", True), ("compressed-tensors", False), ("Gemma 4, CT", False)])
+def test_a_weight_only_plan_names_no_label_that_it_does_not_write(name, label, tmp_path):
+    layout = LAYOUTS[name]
+    tensors = layout.tensors()
+    layout.put(tensors, 3, "down", "input_scale", np.nan)
+    folder = written(layout, tmp_path / "bad", tensors)
+    plan = mended(folder, tmp_path / "out", "weight-only")
+    written_there = "".join((tmp_path / "out" / file).read_text() for file in plan.record.config)
+    assert ("W4A16_NVFP4" in written_there) == label
+    for language in ("en", "zh"):
+        assert "W4A16_NVFP4" not in repair_to_text(plan, language)
+        assert "W4A16" in repair_to_text(plan, language)
 
 
 def test_a_mislabelled_checkpoint_becomes_weight_only(tmp_path):
