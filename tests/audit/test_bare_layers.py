@@ -253,10 +253,12 @@ def quants():
     entry = {"model.layers.0.mlp.experts": {"quant_algo": "NVFP4", "group_size": 16}}
     single = {f"model.layers.0.mlp.experts.{k}.gate_proj": {"quant_algo": "NVFP4"} for k in range(EXPERTS)}
     fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    plain = ("lm_head", "*mlp.gate", "*self_attn*")
+    ignoring = {**packed(), "ignore": ["lm_head", "re:.*mlp.gate$", "re:.*self_attn.*"]}
     return {
-        "NVFP4": ({}, modelopt(exclude=("lm_head", "*mlp.gate")), "W4A4"),
-        "W4A16_NVFP4": ({}, modelopt("W4A16_NVFP4", exclude=("lm_head", "*mlp.gate")), "W4A16"),
-        "compressed-tensors": ({"quantization_config": packed()}, None, "W4A4"),
+        "NVFP4": ({}, modelopt(exclude=plain), "W4A4"),
+        "W4A16_NVFP4": ({}, modelopt("W4A16_NVFP4", exclude=plain), "W4A16"),
+        "compressed-tensors": ({"quantization_config": ignoring}, None, "W4A4"),
         "gpt-oss": ({"quantization_config": {"quant_method": "mxfp4"}}, None, "MXFP4"),
         "DeepSeek V4": ({"expert_dtype": "fp4", "quantization_config": fp8}, None, "MXFP4"),
         "MIXED_PRECISION": ({}, modelopt("MIXED_PRECISION", quantized_layers=entry), "W4A4"),

@@ -249,7 +249,9 @@ def test_an_ordinary_layer_that_one_list_leaves_out(of_config):
         report = listing({**base(), **more}, *lists, layers=1)
         assert found(report) == [(code, "warn", None, None, None)]
         assert who in report.findings[0].message
-        assert stopped(report) == []
+        # Of vLLM it is known that it builds what its list does not leave out as quantised.
+        known = tensors is not None and not of_config
+        assert stopped(report) == [name for name in outcomes(report) if name.startswith("vllm-")] * known
     # FP8 under a four-bit label, where no list leaves it alone.
     report = listing({**base(), **fp8(Q)}, *lists, layers=1)
     [item] = [one for one in report.findings if one.code == "config.conflict"]
