@@ -83,7 +83,7 @@ if opened is not None:
     explorer_report.report_buttons(page, opened)
 
 page.foot(
-    **explorer_code.shown(opened, page.view["checkpoint"]),
+    **explorer_code.shown(opened, page.view),
     data={} if opened is None else {"slots": lambda: explorer.slot_rows(opened)},
     left_out=explorer_open.left_out_of_links(),
 )

@@ -50,7 +50,7 @@ page.foot(
         "attention": figures.ATTENTION[view["attn"]],
         "intermediate": figures.INTERMEDIATE[view["ffn"]],
         "deltanet": figures.DELTANET[view["gdn"]],
-        "rank": view["rank"],
+        "rank": min(view["rank"], view["tp"] - 1),  # parts without a row to follow do not bound it
         "row": view["row"],
         "layer": scales.ASKED_LAYER,
         "experts": scales.MEASURED_EXPERTS,

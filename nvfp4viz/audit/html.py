@@ -84,8 +84,10 @@ def _maps(maps: list[SlotMap], whole: int, language: str) -> list[str]:
         'height="4" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><line class="hatch" x1="0" y1="0" '
         'x2="0" y2="4"/></pattern></defs></svg>'
     )
-    axes = word("page.axes") + (word("page.axes_drafts") if any(found.drafts for found in maps) else "")
-    lines = [hatch, f'<p class="muted">{escape(axes)}</p>', '<p class="key">']
+    # Nobody points at paper.
+    point = f'<span class="screen">{escape(word("page.axes_point"))}</span>'
+    drafts = escape(word("page.axes_drafts")) if any(found.drafts for found in maps) else ""
+    lines = [hatch, f'<p class="muted">{escape(word("page.axes"))}{point}{drafts}</p>', '<p class="key">']
     seen = set().union(*(found.statuses for found in maps))
     for status, sign in MARKS.items():
         if status in seen:

@@ -309,14 +309,14 @@ def timeline_figure(bars: Sequence[Bar], *, theme: Theme, lang: str, after: floa
         )
     layout = base_layout(
         theme,
-        height=120 + 44 * len(shown),
+        height=120 + 44 * len(shown) + (0 if after is None else 22),
         margin={"l": 46, "t": 42},
         barmode="overlay",
         xaxis={"title": words(lang, "figures.expert_parallel.time_axis"), "rangemode": "tozero"} | room,
         yaxis={
             "tickvals": list(range(len(shown))),
             "ticktext": [rank_name(rank, lang) for rank in shown],
-            "autorange": "reversed",
+            "range": [len(shown) - (0.5 if after is None else 0.0), -0.5],
             "showgrid": False,
             "zeroline": False,
             "ticks": "",
@@ -328,13 +328,13 @@ def timeline_figure(bars: Sequence[Bar], *, theme: Theme, lang: str, after: floa
 
 
 def _end_mark(bars: Sequence[Bar], after: float, theme: Theme, lang: str) -> dict[str, Any]:
-    """For the layout: a dotted line, and its words on the first rank's upper line, free while all compute."""
+    """For the layout: a dotted line, and its words below the last rank, where no bar can be under them."""
     ink, whole = surface(theme).ink, max(bar.end for bar in bars)
     at, right = 1e6 * after, after > whole / 2
     line = {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1}
     said = {
         "x": at,
-        "y": -0.2,
+        "y": len(lanes(bars)) - 0.3,
         "text": words(lang, "figures.expert_parallel.after"),
         "showarrow": False,
         "xanchor": "right" if right else "left",

@@ -175,9 +175,9 @@ def _percent(share: float) -> str:
 
 
 def layers_rows(effect: FaultEffect) -> list[dict[str, Any]]:
-    """One row a layer: layer, relative error, share of NaN positions."""
+    """One row a layer: the relative error where both sides are finite, and the share of positions that are not."""
     return [
-        {"layer": layer, "relative_error": float(error), "nan_positions": float(share)}
+        {"layer": layer, "relative_error_where_finite": float(error), "nan_positions": float(share)}
         for layer, (error, share) in enumerate(zip(effect.layer_error, effect.layer_nan, strict=True))
     ]
 
@@ -243,7 +243,7 @@ def sweep_rows(points: Sequence[SweepPoint]) -> list[dict[str, Any]]:
     return [
         {
             "factor": point.factor,
-            "relative_error": point.error,
+            "relative_error_where_finite": point.error,
             "nan_positions": point.nan,
             "loss": point.loss,
             "changed_tokens": point.changed,

@@ -105,14 +105,7 @@ def rows_figure(
         # The legend looks as the first strip does: as one with a label, if there is one.
         mine.sort(key=lambda each: each[1].rows / totals[each[0]] * room < LEAST_STRIP)
         shade, pattern = _style(part.name, theme)
-        labels = [
-            ""
-            if run.rows / totals[at] * room < LEAST_STRIP
-            else _label(part, run)
-            if len(columns) <= WRITTEN
-            else part.name
-            for at, run in mine
-        ]
+        labels = [_written(part, run, run.rows / totals[at] * room, len(columns)) for at, run in mine]
         # A pattern would strike a label through: it tells apart the strips that have none.
         pattern["shape"] = ["" if label else pattern["shape"] for label in labels]
         figure.add_trace(
@@ -170,6 +163,16 @@ def _style(part: str, theme: Theme) -> tuple[Shade, dict[str, Any]]:
     name, shape = STYLES[part]
     shade = role(name, theme)
     return shade, {"shape": shape, "fgcolor": shade.on_fill, "size": 7, "solidity": 0.1, "fillmode": "overlay"}
+
+
+def _written(part: Part, run: Run, high: float, columns: int) -> str:
+    """What is written on a strip so many pixels high; on two lines where they have room: a phone's are narrow."""
+    if high < LEAST_STRIP:
+        return ""
+    if columns > WRITTEN:
+        return part.name
+    label = _label(part, run)
+    return label.replace(" ", "<br>", 1) if high >= 3 * LEAST_STRIP else label
 
 
 def _label(part: Part, run: Run) -> str:

@@ -207,7 +207,7 @@ def fate_rows(fates: Sequence[Fate]) -> list[dict[str, object]]:
             "allocator": fate.allocator,
             "backend": fate.backend,
             "layer": layer,
-            "relative_error": float(error),
+            "relative_error_where_finite": float(error),
             "nan_share": float(share),
             "first_broken_layer": fate.first_broken,
             "answer": fate.text,

@@ -202,7 +202,7 @@ def error_part(page: Lesson) -> None:
     if revealed:
         stage, side = page.stage()
         with side:
-            pick_one(page, "data", DATA, label="error.data", texts="error.of")
+            pick_one(page, "data", DATA, label="error.data", texts="error.of", wrap=True)
             if view["data"] == "outliers":
                 st.select_slider(
                     page.t("error.size"), figures.SIZES, format_func=lambda v: f"× {exact(v)}", **view.widget("size")

@@ -23,7 +23,7 @@ def show(error: NvError, *, key: str | None = None) -> None:
     with st.container(border=True, key=f"error_{key or error.code.replace('.', '_')}"):
         st.markdown(f"**{escape(text['what'])}**")
         st.markdown(escape(text["why"]))
-        st.markdown(f"{t('ui.error.next')} {escape(text['next'])}")
+        st.markdown(t("ui.error.next", next=escape(text["next"])))
         st.caption(t("ui.error.code", code=error.code))
 
 
@@ -51,7 +51,7 @@ def boundary() -> Iterator[None]:
         with st.container(border=True, key="error_unexpected"):
             st.markdown(f"**{t('ui.error.unexpected_what')}**")
             st.markdown(t("ui.error.unexpected_why", ticket=ticket))
-            st.markdown(f"{t('ui.error.next')} {t('ui.error.unexpected_next')}")
+            st.markdown(t("ui.error.next", next=t("ui.error.unexpected_next")))
 
 
 @contextmanager

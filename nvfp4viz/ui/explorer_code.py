@@ -11,17 +11,20 @@ from nvfp4viz.ui.i18n import lang
 
 if TYPE_CHECKING:
     from nvfp4viz.ui.explorer_open import Opened
+    from nvfp4viz.ui.state import View
 
 
-def shown(opened: Opened | None, sample: str) -> dict[str, Any]:
-    """What `Lesson.foot` needs: the snippet's values, its name, and how it is run.
+def shown(opened: Opened | None, view: View) -> dict[str, Any]:
+    """What `Lesson.foot` needs: the snippet's values, its name, and how it is run; for the GPU and ranks of ``view``.
 
     The snippet for files that were uploaded or that lie on the server names a folder, because the page knows no path
     that would help its reader; it is run on the checkpoint that is open.
     """
+    served = {"gpu": None if view["gpu"] == "any" else view["gpu"], "tp": view["tp"], "ep": view["ep"]}
     if opened is None or opened.kind == "sample":
-        return {"code": {"sample": sample}}
-    return {"code": {"source": source_of(opened)}, "snippet": "explorer_given", "run": lambda text: _run(text, opened)}
+        return {"code": {"sample": view["checkpoint"], **served}}
+    code = {"source": source_of(opened), **served}
+    return {"code": code, "snippet": "explorer_given", "run": lambda text: _run(text, opened)}
 
 
 def source_of(opened: Opened) -> str:

@@ -78,4 +78,4 @@ def _loss(value: float) -> str:
 
 
 def _signed(value: float) -> str:
-    return "NaN" if value != value else f"{value:+.4f}".replace("-", "−")
+    return "NaN" if value != value else f"{round(value, 4) + 0.0:+.4f}".replace("-", "−")

@@ -132,7 +132,7 @@ def text() -> Param:
     def parse(written: str) -> str:
         return written if len(written) <= MOST_TEXT else _refuse(written)
 
-    return Param(None, parse, "abc")
+    return Param(None, parse, ("ui.allowed.text", {"count": f"{MOST_TEXT:,}"}))
 
 
 def slug(default: str | None = None) -> Param:

@@ -112,6 +112,9 @@ class TestFigures:
         for after in (0.5 * overlap.total(bars), 2 * overlap.total(bars)):
             marked = figures.timeline_figure(bars, theme=theme, lang=lang, after=after).to_dict()["layout"]
             assert marked["shapes"][0]["x0"] == marked["annotations"][0]["x"] == 1e6 * after
+            # Below all ranks, where it hides no bar.
+            low, _ = marked["yaxis"]["range"]
+            assert len(figures.lanes(bars)) - 0.5 < marked["annotations"][0]["y"] < low
             assert marked["xaxis"]["range"][1] > 1e6 * max(after, overlap.total(bars))
             assert f"{1e6 * after:,.1f}" in figures.describe_timeline(bars, lang, after)
 

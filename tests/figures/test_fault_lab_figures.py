@@ -134,7 +134,7 @@ def test_the_table_has_a_row_a_layer():
     rows = layers_rows(CASES["some NaN"])
     assert [row["layer"] for row in rows] == [0, 1, 2, 3]
     assert [row["nan_positions"] for row in rows] == [np.float32(x) for x in (0, 0.2, 0.4, 0.4)]
-    assert rows[3]["relative_error"] == np.float32(0.7)
+    assert rows[3]["relative_error_where_finite"] == np.float32(0.7)
 
 
 # ------------------------------------------------------------------------------------------------------------ sweep

@@ -61,7 +61,11 @@ class TestRows:
             # The legend shows the first strip.
             assert bar["text"][0] or not any(bar["text"])
             for text, shape in zip(bar["text"], bar["marker"]["pattern"]["shape"], strict=True):
-                assert (text.split()[0], shape) == (bar["name"], "") if text else shape == shapes[bar["name"]]
+                assert (
+                    (text.replace("<br>", " ").split()[0], shape) == (bar["name"], "")
+                    if text
+                    else shape == shapes[bar["name"]]
+                )
             assert all(bar["name"] in text for text in bar["hovertext"])
 
     def test_the_followed_row_is_drawn_on_every_rank_that_has_it(self, layout, theme, lang):
@@ -109,7 +113,8 @@ def test_a_label_taller_than_its_strip_is_left_out():
 
 def test_few_columns_name_heads_and_many_only_parts():
     few, many = (fusion.rows_figure(fusion.attention_of("qwen3_30b", tp), theme="light", lang="en") for tp in (4, 8))
-    assert few.data[0].text[1] == "q 0–7"
+    assert few.data[0].text[1] == "q<br>0–7", "two lines fit a phone's narrow columns"
+    assert few.data[1].text[1] == "k 0", "a low strip has room for one"
     assert set(many.data[0].text) == {"q"}
 
 

@@ -274,6 +274,8 @@ def test_the_code_shown_gives_the_page_s_numbers(open_page, query):
         found = parts.balance_of("code", "code", 1, 4, 1)
         assert f"slowest {found.before.ratio:.2f} times the mean" in output
         assert f"{found.after.ratio:.2f} after EPLB" in output
+    idle = re.search(r"the ranks would wait \*\*([\d.]+) ?%\*\*", texts(at)).group(1)
+    assert f"{idle}% waits" in output
 
 
 @pytest.mark.parametrize("query", [{}, {"ranks": "16", "size": "tiny_moe", "link": "50"}], ids=str)

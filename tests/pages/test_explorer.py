@@ -225,6 +225,7 @@ def test_one_shard_that_was_given_alone_is_a_part(open_page, files, shards, lang
     assert {"en": "are not in this shard; the others were not given", "zh": "个不在这个分片里"}[lang] in shown
     assert {"en": "cannot be read", "zh": "无法读"}[lang] not in shown
     assert "container." not in shown
+    assert {"en": "A check that counts names", "zh": "只数名字"}[lang] not in shown
     assert {"en": "is one shard of several", "zh": "是多个分片之一"}[lang] in shown
     shown = texts(tab(at, "explorer", 2))
     assert {"en": "this is one shard of several", "zh": "这里只有多个分片中的一个"}[lang] in shown
@@ -355,7 +356,7 @@ def test_the_slots_can_be_downloaded_and_agree_with_the_report(open_page):
 def test_the_code_gives_the_page_s_numbers():
     count = audit(ensure(HOLES)).coverage["input_scale"]
     expected = f"input_scale expected {count.expected} missing {count.missing}"
-    assert expected in run(fill("explorer", {"sample": HOLES}))
+    assert expected in run(fill("explorer", {"sample": HOLES, "gpu": None, "tp": None, "ep": None}))
 
 
 # ---------------------------------------------------------------------------------------------------------- reports

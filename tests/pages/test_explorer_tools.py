@@ -336,6 +336,12 @@ def test_what_a_policy_costs_is_measured(open_page, lang):
     assert f"{more:+.4f}" in shown
 
 
+def test_a_difference_that_rounds_to_nothing_has_no_minus():
+    from nvfp4viz.ui.explorer_repair_cost import _signed
+
+    assert [_signed(value) for value in (-1e-6, 1e-6, -0.0001, 0.5)] == ["+0.0000", "+0.0000", "−0.0001", "+0.5000"]
+
+
 def test_each_policy_s_cost_is_that_of_the_story_s_remedy():
     asked = cost_texts()
     given = {"broken": ensure(HOLES), "calibrated": ensure(SOUND), "texts": dict(asked)}
@@ -542,6 +548,18 @@ def test_the_code_for_an_upload_runs_on_the_upload(open_page, lang):
     assert output == run(source.replace("FOLDER", ensure(HOLES).as_posix()))
     count = audit(ensure(HOLES)).coverage["input_scale"]
     assert f"input_scale expected {count.expected} missing {count.missing}" in output
+
+
+def test_the_code_audits_for_the_gpu_and_the_ranks_that_are_set(open_page):
+    at = open_page("explorer", gpu="sm_100", tp="8", ep="3")
+    at.session_state["explorer.open.code"] = True
+    at = clean(at.run())
+    output = at.code[1].value
+    report = audit(ensure(HOLES), gpu="sm_100", tp=8, ep=3)
+    first, backend = report.findings[0], report.backends[0]
+    assert first.code.startswith("parallel.")
+    assert f"{first.code} {first.severity}" in output
+    assert f"{backend.name} {backend.outcome} {backend.scope}" in output
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

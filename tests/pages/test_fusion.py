@@ -213,7 +213,17 @@ def test_what_stays_counts_the_channels(open_page):
 
 
 @pytest.mark.parametrize(
-    "query", [{}, {"tp": "16", "attn": "tiny_moe"}, {"tp": "1", "row": "900", "layer": "0"}], ids=str
+    "query",
+    [
+        {},
+        {"tp": "16", "attn": "tiny_moe"},
+        {"tp": "1", "row": "900", "layer": "0"},
+        # No layout has the rank that another part or a link has left behind.
+        {"part": "unchanged", "tp": "1"},
+        {"part": "unchanged", "rank": "12"},
+        {"tp": "8", "attn": "tiny_moe", "rank": "15"},
+    ],
+    ids=str,
 )
 def test_the_code_shown_gives_the_page_s_numbers(open_page, query):
     output = shown_code_output(open_page(PAGE, **query), PAGE)

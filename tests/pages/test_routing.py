@@ -56,6 +56,8 @@ def test_a_bad_link_is_named_and_leaves_the_page_usable(open_page, lang, query):
     assert at.title[0].value == TITLES[lang]
     (name,) = query
     assert f"`{name}=" in texts(at)
+    if name == "ask":
+        assert "500" in texts(at)
 
 
 def test_it_opens_on_a_prompt_that_calibration_did_not_foresee(open_page):

@@ -1,7 +1,7 @@
 from nvfp4viz.audit import audit
 from sample_checkpoints import ensure
 
-report = audit(ensure($sample))
+report = audit(ensure($sample), gpu=$gpu, tp=$tp, ep=$ep)
 
 print(report.verdict, report.format.dialect, report.format.scheme)
 for role, count in report.coverage.items():

@@ -2,7 +2,7 @@ from nvfp4viz.audit import audit
 
 # A folder, a file, an index, https://… or hf://owner/name@revision
 source = $source
-report = audit(source)
+report = audit(source, gpu=$gpu, tp=$tp, ep=$ep)
 
 print(report.verdict, report.format.dialect, report.format.scheme)
 for role, count in report.coverage.items():
