@@ -114,8 +114,8 @@ def summary(page: Lesson, opened: Opened) -> None:
 
 def findings(page: Lesson, opened: Opened) -> None:
     """What the audit found, worst first, and what a naive check would have said."""
-    # A check that has nothing to count would pass.
-    steps = [step for step in opened.naive.steps if step.expected]
+    # A check that has nothing to count would pass, and one that counts the whole would fail a part.
+    steps = [step for step in opened.naive.steps if step.expected and not opened.audit.checkpoint.beside]
     if steps:
         page.prose(
             "findings.naive",
@@ -309,19 +309,20 @@ def backends(page: Lesson, opened: Opened) -> None:
     if page.view["gpu"] != "any":
         found = report.auto if isinstance(report.auto, str) else None
         page.finding("backends.auto" if found else "backends.auto_none", backend=found or "–")
-    page.table(
-        ("backend", "outcome", "possible", "scope", "why"),
-        [
-            (
-                code_span(item.name),
-                f"**{page.t(f'outcomes.{item.outcome}')}**",
-                listed(page.t(f"outcomes.{name}") for name in item.possible if name != item.outcome) or "–",
-                page.t(f"scopes.{item.scope}"),
-                escape(describe(item, lang())[0]),
-            )
-            for item in report.backends
-        ],
-    )
+    with st.container(key="explorer_backends"):
+        page.table(
+            ("backend", "outcome", "possible", "scope", "why"),
+            [
+                (
+                    code_span(item.name),
+                    f"**{page.t(f'outcomes.{item.outcome}')}**",
+                    listed(page.t(f"outcomes.{name}") for name in item.possible if name != item.outcome) or "–",
+                    page.t(f"scopes.{item.scope}"),
+                    escape(describe(item, lang())[0]),
+                )
+                for item in report.backends
+            ],
+        )
 
 
 def files(page: Lesson, opened: Opened) -> None:

@@ -56,10 +56,11 @@ def test_no_tool_scrolls_a_phone_sideways(visit, lang, name):
     assert overflow(page) <= 0
 
 
+@pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("lang", LANGUAGES)
-def test_the_reasons_of_backends_are_not_cut(visit, lang):
-    """A tensor's name is longer than their column."""
-    page = visit(f"/explorer?lang={lang}")
+def test_the_reasons_of_backends_are_not_cut(visit, lang, width):
+    """A tensor's name is longer than their column; on a phone a reason stands below its outcome."""
+    page = visit(f"/explorer?lang={lang}", width=width)
     open_tab(page, lang, "backends")
     frame = page.locator("[class*=st-key-table_explorer]:visible").first
     frame.get_by_text("KeyError").wait_for()
