@@ -226,7 +226,8 @@ def apply_repair(plan: Repair, out: str | Path, progress: Callable[[str, int, in
     """
     _refuse_empty(plan)
     with changed_copy(plan.checkpoint, out, plan.changes, _side_files(plan), EXTRA, progress) as (folder, copied):
-        _refuse_broken(folder)
+        # Of one shard alone the others are not in the copy either.
+        _refuse_broken(folder, () if not plan.checkpoint.beside else ("container.missing-shard",))
     return copied
 
 
@@ -265,8 +266,9 @@ def _refuse_empty(plan: Repair) -> None:
         raise InputError("repair.nothing", name=plan.checkpoint.name, policy=plan.record.policy)
 
 
-def _refuse_broken(copy: Path | Overlay) -> None:
-    left = [item for item in run_audit(copy).report.findings if item.severity in ("backend", "error")]
+def _refuse_broken(copy: Path | Overlay, expected: tuple[str, ...] = ()) -> None:
+    found = [item for item in run_audit(copy).report.findings if item.code not in expected]
+    left = [item for item in found if item.severity in ("backend", "error")]
     if left:
         raise CheckpointError("repair.still-broken", findings=_listed(left))
 

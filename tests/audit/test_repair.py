@@ -14,6 +14,7 @@ from nvfp4viz.audit.repair import POLICIES, RECORD, apply_repair, plan_repair
 from nvfp4viz.audit.terminal import repair_to_text
 from nvfp4viz.checkpoint import FAULTS, copies, inject, inject_tensors, open_checkpoint, tensor, write_checkpoint
 from nvfp4viz.checkpoint.weight_only import activation_scales
+from nvfp4viz.cli import main
 from nvfp4viz.errors import CheckpointError, InputError
 from nvfp4viz.model.corpus import sample
 from nvfp4viz.serving.remedies import MARGIN
@@ -326,6 +327,27 @@ def test_a_plan_names_no_file_that_does_not_exist(tmp_path):
         said = repair_to_text(plan_repair(tmp_path / "bad", "constant", value=0.002), language)
         assert word in said
         assert RECORD not in said
+
+
+@pytest.mark.parametrize("policy", ["layer-max", "weight-only"])
+def test_one_shard_is_mended_alone(policy, tmp_path, capsys):
+    """Its copy has no other shards, as its source had none beside it that were asked for."""
+    tensors = base()
+    name = "model.layers.0.mlp.experts.2.up_proj.input_scale"
+    tensors[name] = scalar(np.nan)
+    write_checkpoint(tmp_path / "bad", tensors, config=CONFIG, hf_quant_config=QUANT, max_shard_bytes=1400)
+    index = json.loads((tmp_path / "bad" / "model.safetensors.index.json").read_text())["weight_map"]
+    shard = index[name]
+    assert main(["repair", str(tmp_path / "bad" / shard), str(tmp_path / "out"), "--policy", policy, "--apply"]) == 0
+    assert "one shard of several" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "out").glob("*.safetensors")] == [shard]
+    codes = {item.code for item in audit(tmp_path / "out" / shard).findings if item.severity != "info"}
+    assert codes == {"container.missing-shard"}
+    # Laid over a copy of the whole, it mends that.
+    for path in (tmp_path / "out").iterdir():
+        (tmp_path / "bad" / path.name).write_bytes(path.read_bytes())
+    if policy == "layer-max":
+        assert audit(tmp_path / "bad").verdict in ("ok", "info")
 
 
 @pytest.mark.parametrize("how", ["missing", "nan"])
