@@ -12,7 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from nvfp4viz.audit.backends import DEEP_CODES, FAMILIES, Family, activation_of, is_clamped, outcome_of_bytes
+from nvfp4viz.audit.backends import (
+    DEEP_CODES,
+    FADES_ABOVE,
+    FAMILIES,
+    Family,
+    activation_of,
+    is_clamped,
+    outcome_of_bytes,
+)
 from nvfp4viz.audit.facts import Facts
 from nvfp4viz.audit.findings import safe_words
 from nvfp4viz.audit.forecast_linears import of_linears
@@ -147,7 +155,9 @@ def _siblings(family: Family, findings: list[Finding]) -> Iterator[Effect]:
         text = item.text.removesuffix(".divisor")
         if text == "scale.outlier.sibling" and item.layer is not None and family.reach != "none":
             fill = {"layer": item.layer, "larger": item.params["larger"], "slots": item.count}
-            yield Effect("degraded", MILD, "layer", {item.layer}, "why.sibling", fill)
+            # Where they lie so far apart, the larger leaves nothing of what belongs to the smaller.
+            possible = MILD if item.params["widest"] < FADES_ABOVE else ("degraded", "safe", "zero")
+            yield Effect("degraded", possible, "layer", {item.layer}, "why.sibling", fill)
         elif text == "scale.outlier.layer" and item.layer is not None and family.reach != "none":
             fill = {"layer": item.layer, "ratio": item.params["ratio"], "slots": item.count}
             yield Effect("degraded", WILD, "layer", {item.layer}, "why.layer-apart", fill)
@@ -288,7 +298,9 @@ def _possible(outcome: str, effects: list[Effect]) -> tuple[str, ...]:
         return next((effect.possible for effect in effects if effect.outcome == "safe" and effect.possible), ())
     # Better than the best of any one effect it cannot become.
     best = min(max(map(OUTCOMES.index, each)) for each in ends)
-    found = {end for end in set().union(*ends) if OUTCOMES.index(end) <= best}
+    # What may be wrong beside it counts too; that a load may stop says nothing of what is computed.
+    perhaps = {end for effect in effects if effect.outcome == "safe" for end in effect.possible} - {"load-error"}
+    found = {end for end in set().union(*ends, perhaps) if OUTCOMES.index(end) <= best}
     return () if found == {outcome} else tuple(sorted(found))
 
 

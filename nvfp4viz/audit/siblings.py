@@ -30,11 +30,14 @@ class Siblings(NamedTuple):
         Those whose own two differ by so much.
     gate, up
         Medians of the effective scales, in log space.
+    widest
+        The largest ratio of one expert's two.
     """
 
     experts: tuple[int, ...]
     gate: float
     up: float
+    widest: float
 
 
 def sibling_findings(facts: Facts) -> Iterator[Finding]:
@@ -55,7 +58,8 @@ def sibling_findings(facts: Facts) -> Iterator[Finding]:
             yield make(
                 "scale.outlier", "warn", text=f"scale.outlier.sibling{'.divisor' if divisors else ''}",
                 role="input_scale", layer=layer, **place,
-                fill={"ratio": ratio, "larger": larger, "pairs": len(found.experts), **medians},
+                fill={"ratio": ratio, "larger": larger, "pairs": len(found.experts), **medians,
+                      "widest": json_number(found.widest)},
             )  # fmt: skip
 
 
@@ -85,7 +89,7 @@ def apart(facts: Facts, layer: int) -> Siblings | None:
     own[both] = np.log2(gate.values[both].astype(np.float64)) - np.log2(up.values[both].astype(np.float64))
     ids = np.flatnonzero(own * direction > OUTLIER_FLOOR).tolist()
     middle = [float(np.exp2(median_of(np.log2(table.values[both].astype(np.float64))))) for table in (gate, up)]
-    return Siblings(tuple(ids), *middle)
+    return Siblings(tuple(ids), *middle, float(np.exp2(np.abs(own[both]).max())))
 
 
 # Powers of two by which a layer must be off the others, and may be off their reciprocal.

@@ -7,7 +7,7 @@ first is a warning, the second a note.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -115,42 +115,46 @@ def _middle(values: F32, mask: Mask) -> float:
     return float(np.exp2(median_of(np.log2(values[mask].astype(np.float64)))))
 
 
-# Powers of two between which the median of activation scales is the other convention's: multipliers are amax/2688, and
-# an amax above 2688 in the median of every layer was never measured.
-_WRONG_SIDE = (0.0, 20.0)
-
-
 def _large_inputs(facts: Facts) -> Iterator[Finding]:
-    """All layers' experts have a median above one: stored the other way up, or meant (FLUX.2 has 146 to 171)."""
+    """Projections of which all layers have a median above one: the other way up, or meant (FLUX.2 has 146 to 171)."""
     layers = [at for at in facts.view.moe_layers if "input_scale" in facts.needs[at] and facts.block(at) == "NVFP4"]
-    tables = [
-        table for at in layers for kind in facts.view.projections_in[at]
-        if (table := facts.tables.get(("input_scale", at, kind))) is not None
-    ]  # fmt: skip
     if facts.view.scheme == "W4A8" or any(
         has_wrong_convention(table) for table in facts.scalars("weight_scale_2") if table.layer in layers
     ):
         return
-    kept: Mapping[int, list[F32]] = {at: [] for at in layers}
-    stored = []
-    for table in tables:
-        # One number is enough to see that there is nothing to see.
-        if not table.values.size or _is_small(table.values[0]):
-            return
-        good = _ordinary(facts, table)
-        kept[table.layer].append(table.values[good])
-        stored.append(table.stored[good])
-    numbers = {at: np.concatenate(found) for at, found in kept.items() if found}
-    middles = [float(np.log2(median_of(found))) for found in numbers.values() if found.size]
-    count = sum(found.size for found in numbers.values())
-    if count < 3 or not middles or not all(_WRONG_SIDE[0] < middle < _WRONG_SIDE[1] for middle in middles):
+    by_kind: dict[str, list[ScaleTable]] = {}
+    for table in facts.scalars("input_scale"):
+        if table.layer in layers:
+            by_kind.setdefault(table.projection, []).append(table)
+    found = {kind: large for kind, tables in by_kind.items() if (large := _large(facts, tables)) is not None}
+    if found.keys() & {"gate", "up"} and any(apart(facts, at) is not None for at in layers):
+        # Which of the two is off is another finding's question.
+        found = {kind: large for kind, large in found.items() if kind not in ("gate", "up")}
+    if not found:
         return
-    divisors = facts.view.divisors_in(layers[0])
-    names = [facts.view.slot(table.layer, 0, table.projection, "input_scale").name for table in tables]
-    fill = {"median": json_number(float(median_of(np.concatenate(stored)))), "numbers": layers}
-    text = f"scale.convention.inputs{'.divisor' if divisors else ''}"
+    names = [facts.view.slot(at, 0, kind, "input_scale").name for kind in found for at in layers if kind in
+             facts.view.projections_in[at]]  # fmt: skip
+    fill = {
+        "median": json_number(float(median_of(np.concatenate(list(found.values()))))), "numbers": layers,
+        "kinds": ", ".join(found),
+    }  # fmt: skip
+    text = f"scale.convention.inputs{'.divisor' if facts.view.divisors_in(layers[0]) else ''}"
+    count = sum(map(len, found.values()))
     yield make("scale.convention", "info", text=text, role="input_scale", tensors=names, count=count, fill=fill)
 
 
-def _is_small(value: np.float32) -> bool:
-    return bool(0 < value < 1)
+def _large(facts: Facts, tables: list[ScaleTable]) -> F32 | None:
+    """The stored numbers of one projection, where each layer's median is one that was hardly measured."""
+    # One number is enough to see that there is nothing to see.
+    if not tables[0].values.size or 0 < tables[0].values[0] < 1:
+        return None
+    goods = [_ordinary(facts, table) for table in tables]
+    kept = [table.values[good] for table, good in zip(tables, goods, strict=True) if good.any()]
+    # One number for all experts is one.
+    if sum(1 if table.shared else int(good.sum()) for table, good in zip(tables, goods, strict=True)) < 3:
+        return None
+    # Multipliers are amax/2688, and an amax above that in the median of every layer was hardly ever measured.
+    if not all(median_of(values) > 1 for values in kept):
+        return None
+    stored: F32 = np.concatenate([table.stored[good] for table, good in zip(tables, goods, strict=True)])
+    return stored

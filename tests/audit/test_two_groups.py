@@ -96,7 +96,10 @@ def test_a_whole_file_of_large_activation_scales_is_noted(id, factor):
             assert ("median" in one.why) == reads
     for language in ("en", "zh"):
         assert "{" not in describe(item, language)[0]
-    # One layer's number below one is enough to say nothing.
+    # One projection is enough; one layer's number below one is enough to say nothing.
+    last = layout.kinds[-1]
+    one = audit(layout.open(scaled(layout, factor, kinds=[last], experts=range(EXPERTS))))
+    assert [each.params["kinds"] for each in one.findings if each.code == "scale.convention"] == [last]
     for tensors in (layout.tensors(), scaled(layout, 30, experts=range(EXPERTS))):
         assert not [one for one in audit(layout.open(tensors)).findings if one.code == "scale.convention"]
 
@@ -112,11 +115,18 @@ def own_scales(kinds=("gate", "up", "down")):
     }  # fmt: skip
 
 
+GATED = ("gate", "up", "down")
+
+
 @pytest.mark.parametrize(
-    ("which", "change"), [("half", "reciprocal"), ("half", 2.0**24), ("half", 2.0**-14), ("all", "reciprocal")]
-)
-def test_many_slots_at_once_come_out_as_one_of_the_possible(which, change):
-    own = own_scales()
+    ("which", "change", "kinds"),
+    [
+        ("half", "reciprocal", GATED), ("half", 2.0**24, GATED), ("half", 2.0**-14, GATED), ("half", 2.0**23, ["gate"]),
+        ("all", "reciprocal", GATED), ("all", 2.0**19, ["down"]), ("all", "reciprocal", ["up"]),
+    ],
+)  # fmt: skip
+def test_many_slots_at_once_come_out_as_one_of_the_possible(which, change, kinds):
+    own = own_scales(kinds)
     experts = sorted({int(name.split(".")[0]) for name in own})
     hit = experts[len(experts) // 2 :] if which == "half" else experts
     new = {
