@@ -117,7 +117,7 @@ def _no_shared(
 
     In families that always have one, and count none, its width says as much of layers that have their router.
     """
-    key = next((key for key in _SHARED_COUNTS if is_size(config.get(key))), None)
+    key = next((key for key in _SHARED_COUNTS if _shared_count(config, key) is not None), None)
     end = ""
     if key is None:
         key, end = _always_shared(checkpoint, view, config), ".width"
@@ -129,9 +129,16 @@ def _no_shared(
         return
     if not any(_SHARED_NAME.search(name) for name in (*checkpoint.tensors, *checkpoint.unreadable)):
         layers = list(view.moe_layers)
-        fill = {"key": key, "claimed": config[key], **layer_list(layers)}
+        fill = {"key": key, "claimed": _shared_count(config, key) or config[key], **layer_list(layers)}
         tensors = [view.blocks[layer].rpartition(".")[0] for layer in layers]
         yield make("expert.absent", "error", text=f"expert.absent.shared{end}", tensors=tensors, fill=fill)
+
+
+def _shared_count(config: Mapping[str, Any], key: str) -> int | None:
+    """A count, or the largest of a list that has one for each layer (HunYuan), as long as none of them is zero."""
+    found = config.get(key)
+    counts = found if isinstance(found, list) and found else [found]
+    return max(counts) if all(map(is_size, counts)) else None
 
 
 # A draft layer's shared head is none, and a gate that weighs one is not the expert.

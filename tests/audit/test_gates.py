@@ -153,7 +153,16 @@ def test_shared_experts_that_no_layer_has(id, key):
     for language in ("en", "zh"):
         assert key in describe(item, language)[0]
     # None counted, or stored as one more routed expert.
-    for count in ({key: 0}, {key: None}, {key: 1, "num_experts": 7, "n_routed_experts": 7}):
+    listed = said(layout, layout.tensors(), **{key: [1, 1]})
+    assert [one.params["claimed"] for one in listed.findings if one.code == "expert.absent"] == [1]
+    for count in (
+        {key: 0},
+        {key: None},
+        {key: [1, 0]},
+        {key: []},
+        {key: ["1"]},
+        {key: 1, "num_experts": 7, "n_routed_experts": 7},
+    ):
         assert "expert.absent.shared" not in {one.text for one in said(layout, layout.tensors(), **count).findings}
 
 
