@@ -412,14 +412,15 @@ def balance_figure(found: Balance, *, theme: Theme, lang: str) -> go.Figure:
     figure.layout = base_layout(
         theme,
         height=340,
-        margin={"l": 60, "t": 43},
+        margin={"l": 60, "t": 43, "r": 48},
         barmode="group",
         xaxis=_ranks_axis(len(ranks), lang, tickangle=0 if len(ranks) <= 4 else -60),
         yaxis={"title": words(lang, "figures.expert_parallel.rows"), "rangemode": "tozero"},
     )
     figure.add_annotation(
-        x=len(ranks) - 0.5, y=mean, text=words(lang, "figures.expert_parallel.mean"), showarrow=False, xanchor="right",
-        yanchor="bottom", font={"color": ink.ink, "size": 12}, bgcolor=ink.page, opacity=0.9,
+        # Beside the bars: the last rank may be taller than the mean.
+        x=1, xref="paper", xshift=4, y=mean, text=words(lang, "figures.expert_parallel.mean"), showarrow=False,
+        xanchor="left", yanchor="middle", font={"color": ink.ink, "size": 12},
     )  # fmt: skip
     figure.add_shape(
         type="line", x0=-0.5, x1=len(ranks) - 0.5, y0=mean, y1=mean, line={"color": ink.ink, "width": 2, "dash": "dot"}

@@ -123,7 +123,10 @@ class TestFigures:
         placed = place(64, ranks)
         without, rebalanced = rng.integers(0, 99, (2, 8, ranks))
         found = route_trace.Balance(placed, (placed,), (Placement(placed.slots, ranks, 64),), 0, without, rebalanced)
-        before, after = figures.balance_figure(found, theme=theme, lang=lang).to_dict()["data"]
+        figure = figures.balance_figure(found, theme=theme, lang=lang).to_dict()
+        before, after = figure["data"]
+        (mean,) = figure["layout"]["annotations"]
+        assert (mean["xref"], mean["x"], mean["xanchor"]) == ("paper", 1, "left"), "beside the bars, over none"
         assert np.array_equal(before["y"], without.sum(axis=0))
         assert np.array_equal(after["y"], rebalanced.sum(axis=0))
         assert before["marker"]["pattern"]["shape"] == "/"
