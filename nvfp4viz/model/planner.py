@@ -114,8 +114,11 @@ def plan_unseen(pilot: RoutingLog, documents: Sequence[int], level: float = LEVE
     count = draw.gamma(rare + 0.5, 1.0, DRAWS)
     made = []
     mean_tokens = float(pilot.tokens.mean(dtype=np.float64))
+    closings = draw.bit_generator.state
     for m in documents:
         assert m >= n, "a plan looks ahead"
+        # The same draws for each: a plan does not depend on which others are asked for.
+        draw.bit_generator.state = closings
         closing = (f[0] - _never(m)) / total
         new = draw.poisson(count * closing.ravel()[chosen] / together) * together
         left = unseen - np.minimum(new, unseen)

@@ -64,6 +64,12 @@ def test_equal_pilots_give_equal_plans(logs):
     assert planner.plan_unseen(pilot, [256]) != planner.plan_unseen(pilot, [256], seed=1)
 
 
+def test_a_plan_does_not_depend_on_which_others_are_asked_for(logs):
+    pilot = next(iter(logs.values())).part(0, 32)
+    together = planner.plan_unseen(pilot, [32, 64, 128, 512, 1024])
+    assert together == tuple(planner.plan_unseen(pilot, [plan.documents])[0] for plan in together)
+
+
 def test_more_text_never_opens_a_hole(logs):
     for name, log in logs.items():
         plans = planner.plan_unseen(log.part(0, 64), [64, 96, 128, 256, 1024])

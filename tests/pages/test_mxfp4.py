@@ -174,6 +174,19 @@ def test_the_code_shown_gives_the_tensor_s_numbers(open_page, query):
         assert f"| {found[3]} |" in shown
 
 
+@pytest.mark.parametrize("layer", [None, *list(figures.LAYERS)[1:]])
+def test_the_code_shown_gives_the_bytes_of_a_layer(open_page, layer):
+    at = open_page(PAGE, part="storage", **({} if layer is None else {"stored": layer}))
+    output = shown_code_output(at, PAGE)
+    shown = texts(at).replace(output, "")
+    for name in ("mxfp4", "nvfp4"):
+        found = re.search(rf"^{name}: ([\d,]+) weights in ([\d,]+) bytes", output, re.MULTILINE)
+        assert found[1] in shown
+        assert found[2] in shown
+    shares = re.findall(r"block scales add ([\d.]+)%", output)
+    assert [float(share) for share in shares] == [6.25, 12.5]
+
+
 def test_downloads_open(open_page):
     at = open_page(PAGE)
     at.session_state[f"{PAGE}.download"] = True
