@@ -263,7 +263,8 @@ _ODD = ("scale.outlier", "scale.filled", "scale.identity")
 _TELLS = {
     "why.expert-missing": _ABSENT, "why.key-error": _ABSENT, "why.weight-nan": ("scale.nan", "scale.inf"),
     "why.weight-zero": ("scale.zero", "scale.subnormal"), "why.weight-degraded": ("scale.negative",),
-    "why.weight-outlier": _ODD, "why.pair": ("scale.pair-mismatch",), "why.pair.maximum": ("scale.pair-mismatch",),
+    "why.weight-outlier": _ODD, "why.undecided": _ODD, "why.convention": ("scale.convention",),
+    "why.pair": ("scale.pair-mismatch",), "why.pair.maximum": ("scale.pair-mismatch",),
 }  # fmt: skip
 
 
@@ -453,8 +454,9 @@ def _structure(family: Family, findings: list[Finding]) -> Iterable[Effect]:
         elif item.code in _REFUSED_LAYOUTS and item.text not in _SINGLED_OUT and _stops(item, family):
             fill = {"tensor": "".join(item.tensors[:1])}
             yield Effect("load-error", (), "model", layers, "why.layout", fill)
-        elif item.code == "scale.convention" and item.severity == "error":
-            yield Effect("degraded", (), "layer", layers, "why.convention")
+        elif item.code == "scale.convention" and item.severity == "error" and item.layer is None:
+            # Every token passes an ordinary layer; of experts `of_weights` speaks.
+            yield Effect("degraded", WILD, "model", set(), "why.convention.linear")
 
 
 def _functions(family: Family, config: Mapping[str, Any], layers: set[int]) -> Iterable[Effect]:

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from nvfp4viz.audit.backends import FATES, Family, outcome_of_scales
+from nvfp4viz.audit.backends import FATES, LOSES_ABOVE, NOTHING_ABOVE, Family, outcome_of_scales
 from nvfp4viz.audit.facts import MISSING, OK, Facts, median_of
 from nvfp4viz.audit.scales import has_wrong_convention, mismatched_pairs, outliers
+from nvfp4viz.audit.siblings import times
+from nvfp4viz.audit.spread import undecided
 from nvfp4viz.audit.texts import id_list
 from nvfp4viz.checkpoint.numbers import CLASSES
 
@@ -49,10 +51,26 @@ def of_activations(family: Family, scales: LayerScales) -> Iterable[Effect]:
         yield Effect("load-error", (), "model", {layer}, "why.key-error", fill)
     elif family.reach == "none":
         yield Effect("ignored", (), "none", {layer}, "why.ignored", {"slots": scales.wrong})
-    elif family.reach == "expert":
-        yield from _per_expert(scales, layer)
     else:
-        yield _one_maximum(scales, layer, family)
+        open_ones = _undecided(scales, layer, family)
+        yield from open_ones
+        if scales.any_bad or not open_ones:
+            yield from _per_expert(scales, layer) if family.reach == "expert" else [_one_maximum(scales, layer, family)]
+
+
+def _undecided(scales: LayerScales, layer: int, family: Family) -> list[Effect]:
+    """Many that lie far from the others: either may be right, so that the forecast is open."""
+    single = family.reach == "expert"
+    read = [kind for kind in scales.split if (kind != "down" or family.reads_down) and scales.split[kind].any()]
+    # By one maximum nothing is lost while that is near enough to either group's own.
+    read = [kind for kind in read if single or scales.widths[kind] > LOSES_ABOVE]
+    if not read:
+        return []
+    widest = max(scales.widths[kind] for kind in read)
+    slots = sum(int(scales.split[kind].sum()) for kind in read)
+    fill = {"layer": layer, "ratio": times(widest), "slots": slots, "kinds": ", ".join(read)}
+    ends = WILD if widest > NOTHING_ABOVE else ("degraded", "safe", "zero")
+    return [Effect("degraded", ends, "experts" if single else "layer", {layer}, "why.undecided", fill)]
 
 
 def of_static_inputs(family: Family, scales: LayerScales) -> Iterable[Effect]:
@@ -98,16 +116,27 @@ class LayerScales:
         self.values = {kind: table.values.astype(np.float64) for kind, table in tables.items()}
         good = {kind: (table.state == OK) & (table.classes() == 0) for kind, table in tables.items()}
         far = {kind: outliers(table.values, good[kind]) & good[kind] for kind, table in tables.items()}
+        # Those of which nobody knows whether they or the others are wrong count for nothing that is bad.
+        self.split = {kind: undecided(facts, tables[kind], mask) for kind, mask in far.items()}
+        self.widths = {
+            kind: _width(tables[kind].values, good[kind], mask) for kind, mask in self.split.items() if mask.any()
+        }
         stored = {kind: table.state == OK for kind, table in tables.items()}
         dialect = facts.view.dialects.get(layer)
         vector = any(facts.has_vector(layer, kind, "input_scale") for kind in kinds)
         fused = dialect is not None and dialect.arrangement == "fused" and not vector
         # What lies in a file that was not read is neither absent nor a number, and goes into no maximum.
         self.known = {kind: self.absent[kind] | stored[kind] for kind in kinds}
-        self.bad = {kind: self.absent[kind] | (stored[kind] & ~good[kind]) | far[kind] for kind in kinds}
+        self.bad = {
+            kind: self.absent[kind] | (stored[kind] & ~good[kind]) | (far[kind] & ~self.split[kind]) for kind in kinds
+        }
+        self.any_bad = any(bool(mask.any()) for mask in self.bad.values())
         self.shared = fused or any(tables[kind].shared and bool(mask.any()) for kind, mask in self.bad.items())
         self.missing = int(sum(mask.sum() for mask in self.absent.values()))
-        self.wrong = int(sum(mask.sum() for mask in self.bad.values()))
+        self.wrong = int(sum(mask.sum() for mask in (*self.bad.values(), *self.split.values())))
+        # Negative second-level weight scales, of the one that stands for gate and up, and of down.
+        second = {kind: facts.tables.get(("weight_scale_2", layer, kind)) for kind in (*self.first[:1], "down")}
+        self.turned = [table.values < 0 if table is not None else np.zeros(0, np.bool_) for table in second.values()]
         self.healthy = (
             _typical([self.values[kind][good[kind] & ~far[kind]] for kind in self.first]),
             _typical([self.values["down"][good["down"] & ~far["down"]]] if "down" in kinds else []),
@@ -151,8 +180,19 @@ class LayerScales:
         )
         return max(first, default=self.healthy[0]), second[0] if second else self.healthy[1]
 
+    def cancels(self, pair: tuple[float, float], expert: int) -> bool:
+        """Is each of these two as negative as the weight scale that the kernel multiplies it with?"""
+        if not (np.isfinite(pair).all() and min(pair) < 0 and all(mask.size for mask in self.turned)):
+            return False
+        return all((value < 0) == bool(mask[expert]) for value, mask in zip(pair, self.turned, strict=True))
+
     def _known(self, expert: int, kinds: list[str]) -> list[str]:
         return [kind for kind in kinds if kind in self.known and self.known[kind][expert]]
+
+
+def _width(values: Any, good: Any, some: Any) -> float:
+    """How much the maximum of all may be above that of the group that is right, whichever it is."""
+    return float(values[good].max() / min(values[some].max(), values[good & ~some].max()))
 
 
 def _typical(values: list[Any]) -> float:
@@ -175,7 +215,9 @@ def _per_expert(scales: LayerScales, layer: int) -> Iterable[Effect]:
         if absent and len(outcomes) > 1:
             missing.append((expert, outcomes))
         elif outcomes != {"safe"}:
-            outcome, possible = outcome_of_scales(*scales.pair(expert, 0.0), scales.expected(expert))
+            pair = scales.pair(expert, 0.0)
+            outcome, possible = outcome_of_scales(*pair, scales.expected(expert))
+            possible = MILD if outcome == "degraded" and scales.cancels(pair, expert) else possible
             stored.append((expert, outcome, possible, scales.classes_of(expert)))
     if missing:
         possible = tuple(sorted(set().union(*(outcomes for _, outcomes in missing))))
@@ -189,7 +231,10 @@ def _per_expert(scales: LayerScales, layer: int) -> Iterable[Effect]:
             some = [one for one in stored if one[1] == outcome and (not one[3]) == far]
             if some:
                 ids, classes = tuple(one[0] for one in some), sorted({name for one in some for name in one[3]})
-                possible = tuple(sorted({end for one in some for end in one[2]}))
+                # Of several no better end than the best of any one.
+                hurt = any("safe" not in one[2] for one in some)
+                possible = tuple(sorted({end for one in some for end in one[2] if end != "safe" or not hurt}))
+                possible = () if possible == (outcome,) else possible
                 fill = {"experts": id_list(ids), "layer": layer, "slots": len(ids), "classes": ", ".join(classes)}
                 text = f"why.expert-{outcome}{'.far' if far and outcome == 'zero' else ''}"
                 yield Effect(outcome, possible, scope, {layer}, text, fill)
@@ -217,6 +262,8 @@ def _one_maximum(scales: LayerScales, layer: int, family: Family) -> Effect:
         pair = [abs(value) if family.keeps_sign else value for value in pair]
         outcome, possible = outcome_of_scales(pair[0], pair[1], _layer_maxima(scales, kinds))
         outcomes |= {outcome, *possible}
+        if outcome == "degraded" and all(scales.cancels((pair[0], pair[1]), expert) for expert in scales.experts()):
+            outcomes.add("safe")
     fill = {"layer": layer, "slots": scales.wrong, "classes": ", ".join(scales.classes)}
     # A stored NaN wins every maximum: then it does not matter what the open slots hold.
     if missing and len(outcomes) > 1:
@@ -248,15 +295,29 @@ class LayerWeights:
         self.layer, self.tower = layer, facts.tower
         tables = {kind: facts.tables["weight_scale_2", layer, kind] for kind in facts.view.projections_in[layer]}
         self.classes = {kind: table.classes() for kind, table in tables.items()}
+        inputs = {kind: facts.tables.get(("input_scale", layer, kind)) for kind in tables}
+        self.inputs = {kind: table.values for kind, table in inputs.items() if table is not None}
         self.mismatched, self.ratios = mismatched_pairs(facts, layer)
         # Values far from their peers; where the whole layer is the other way up, that is said already.
-        upright = not any(has_wrong_convention(table) for table in tables.values())
+        wrong = [table for table in tables.values() if has_wrong_convention(table)]
+        upright = not wrong
+        self.stored = np.logical_or.reduce([table.state == OK for table in tables.values()])
+        over = [table.good() & (table.values > 1) for table in wrong]
+        self.reversed = np.logical_or.reduce([np.zeros_like(self.stored), *over])
         self.far = {
             kind: outliers(table.values, table.good()) if upright else np.zeros(len(table.values), np.bool_)
             for kind, table in tables.items()
         }
-        masks = [self.mismatched, *self.far.values(), *self.classes.values()]
+        masks = [self.mismatched, self.reversed, *self.far.values(), *self.classes.values()]
         self.wrong = any(bool(mask.any()) for mask in masks)
+
+    def cancels(self, family: Family, kind: str, expert: int) -> bool:
+        """Is the activation scale that the kernel multiplies with this one negative too?"""
+        if family.reach == "none" or family.keeps_sign:
+            return False
+        half = [values for own, values in self.inputs.items() if (own == "down") == (kind == "down")]
+        largest = np.max(half, axis=0) if half else np.ones(expert + 1)
+        return bool((largest[expert] if family.reach == "expert" else largest.max()) < 0)
 
 
 def of_weights(family: Family, weights: LayerWeights) -> Iterable[Effect]:
@@ -276,6 +337,8 @@ def of_weights(family: Family, weights: LayerWeights) -> Iterable[Effect]:
                     outcome, possible, text = "degraded", MILD, "why.weight-larger"
             elif paired and kind == "up":
                 outcome, possible, text = "degraded", MILD, "why.weight-up"
+            elif name == "negative" and weights.cancels(family, kind, expert):
+                possible = MILD
             effects.setdefault((outcome, possible, text), []).append(expert)
     for (outcome, possible, text), experts in effects.items():
         fill = {"experts": id_list(tuple(sorted(set(experts)))), "layer": layer, "slots": len(experts)}
@@ -286,6 +349,11 @@ def of_weights(family: Family, weights: LayerWeights) -> Iterable[Effect]:
         text = "why.pair.maximum" if family.engine == "tensorrt-llm" else "why.pair"
         off = np.abs(np.log2(weights.ratios[list(ids)])).max()
         yield Effect("degraded", MILD if off < HARSH else WILD, "experts", {layer}, text, fill)
+    if weights.reversed.any():
+        ids = tuple(np.flatnonzero(weights.reversed).tolist())
+        whole = bool((weights.reversed | ~weights.stored).all())
+        fill = {"experts": "" if whole else id_list(ids), "layer": layer, "slots": len(ids)}
+        yield Effect("degraded", WILD, "layer" if whole else "experts", {layer}, "why.convention", fill)
     for kind, far in weights.far.items():
         told = weights.mismatched if family.gate_rules and kind in ("gate", "up") and weights.mismatched.size else False
         ids = tuple(np.flatnonzero(far & ~np.asarray(told)).tolist())

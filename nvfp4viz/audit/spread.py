@@ -92,6 +92,23 @@ def two_groups(values: F32, good: Mask) -> Mask | None:
     return out
 
 
+def undecided(facts: Facts, table: ScaleTable, far: Mask) -> Mask:
+    """Those of a table's outliers (E,) that are too many to be called the wrong ones: a quarter, and more than one.
+
+    One that was filled in, or whose partner of gate and up lies with the others, is wrong itself.
+    """
+    good = table.good()
+    if far.sum() < 2 or 4 * far.sum() < good.sum():
+        return np.zeros_like(far)
+    left: Mask = far & _ordinary(facts, table)
+    partner = facts.tables.get((table.role, table.layer, {"gate": "up", "up": "gate"}.get(table.projection, "")))
+    if partner is not None:
+        both = left & partner.good()
+        own, other = (np.log2(each.values[both].astype(np.float64)) for each in (table, partner))
+        left[both] = np.abs(own - other) <= OUTLIER_FLOOR
+    return left if left.sum() >= 2 and 4 * left.sum() >= good.sum() else np.zeros_like(far)
+
+
 def _is_wide(values: F32) -> bool:
     """Is there anything to look for?  Of most tables there is not."""
     return len(values) >= 4 and bool(values.max() / values.min() > 2**OUTLIER_FLOOR)

@@ -203,6 +203,56 @@ def test_a_layer_of_negative_scales(halves):
                 assert (seen, "sign" in forecast.why) == ("safe", len(halves) != 1 or "down" in halves)
 
 
+def stored(end):
+    """The healthy layer's numbers by the last three parts of their names, of the names that end so."""
+    return {
+        ".".join(name.split(".")[-3:]): np.frombuffer(item.tobytes(), np.float32)[0]
+        for name, item in layer()[0].items() if name.endswith(end)
+    }  # fmt: skip
+
+
+EXPERTS = 64
+
+
+@pytest.mark.parametrize("factor", [None, 2.0**20, 2.0**40], ids=["reciprocal", "2^20", "2^40"])
+@pytest.mark.parametrize(
+    ("halves", "first"), [(("gate", "up"), 0), (("down",), 0), (("gate", "up", "down"), 0), (("gate", "up"), 31)]
+)
+def test_weight_scales_the_other_way_up(halves, first, factor):
+    """Marlin's products overflow to NaN, others' not; experts whose scales are right do not suffer."""
+    own = {name: value for kind in halves for name, value in stored(f"{kind}_proj.weight_scale_2").items()}
+    hit = {name: value for name, value in own.items() if int(name.split(".")[0]) >= first}
+    tensors = changed({name: 1 / value if factor is None else value * factor for name, value in hit.items()})
+    report, loaded = audit(opened(tensors)), parameters_of(tensors)
+    assert "scale.convention" in {item.code for item in report.findings}
+    for forecast in report.backends:
+        if forecast.name in BACKENDS:
+            ends = {expert: outcome(run(loaded, forecast.name, expert), expert) for expert in (BAD, 20, EXPERTS - 1)}
+            assert all(agrees(forecast, seen) for seen in ends.values()), (forecast.name, forecast.possible, ends)
+            assert forecast.scope == ("experts" if first else "layer")
+            assert (ends[BAD] == "safe") == (first > BAD)
+            assert ends[EXPERTS - 1] == ("nan" if forecast.name == "vllm-marlin" and factor != 2.0**20 else "degraded")
+
+
+@pytest.mark.parametrize("inputs", [(), ("gate", "up"), ("down",), ("gate", "up", "down")], ids="+".join)
+@pytest.mark.parametrize("weights", [("gate", "up"), ("gate",), ("down",), ("gate", "up", "down")], ids="+".join)
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_signs_that_cancel(inputs, weights, everywhere):
+    """What is negative twice is not; where the signs do not cancel the forecast stays certain."""
+    roles = [(kind, "input_scale") for kind in inputs] + [(kind, "weight_scale_2") for kind in weights]
+    tensors = changed({
+        name: -value for kind, role in roles for name, value in stored(f"{kind}_proj.{role}").items()
+        if everywhere or name.startswith(f"{BAD}.")
+    })  # fmt: skip
+    loaded = parameters_of(tensors)
+    for forecast in audit(opened(tensors)).backends:
+        if forecast.name in BACKENDS:
+            seen = outcome(run(loaded, forecast.name, BAD), BAD)
+            assert agrees(forecast, seen), (forecast.name, forecast.outcome, forecast.possible, seen)
+            assert forecast.outcome == "degraded"
+            assert bool(forecast.possible) == (seen == "safe")
+
+
 @pytest.mark.parametrize(
     "values",
     [
