@@ -108,6 +108,8 @@ class Facts:
     unreadable
         Slots that the index promises in a file that is absent or damaged: (layer, expert, projection, role).  Those of
         files that are `Checkpoint.lost` have their tensor, and no number: they are so in `states` only.
+    promised
+        Experts of which the index promises anything there, by layer and projection.
     """
 
     checkpoint: Checkpoint
@@ -119,6 +121,7 @@ class Facts:
     tables: dict[Key, ScaleTable] = field(default_factory=dict)
     states: dict[Key, npt.NDArray[np.uint8]] = field(default_factory=dict)
     unreadable: set[tuple[int, int, str, str]] = field(default_factory=set)
+    promised: dict[tuple[int, str], set[int]] = field(default_factory=dict)
     tower: str = ""
     towers: tuple[Facts, ...] = ()
 
@@ -170,7 +173,7 @@ def collect(checkpoint: Checkpoint, view: CanonicalView) -> Facts:
     facts = Facts(checkpoint, view, _audited_layers(view))
     facts.labels = {layer: label_in(checkpoint, view, layer) for layer in facts.layers}
     facts.needs = {layer: _needs(view, layer, facts.labels[layer]) for layer in facts.layers}
-    facts.unreadable = _unreadable_slots(checkpoint, view)
+    _note_unreadable(facts)
     facts.pruned = pruned_layers(checkpoint, view)
     for layer in facts.layers:
         for projection in view.projections_in[layer]:
@@ -281,20 +284,20 @@ def is_scalar(entry: TensorEntry) -> bool:
     return is_one_number(entry)
 
 
-def _unreadable_slots(checkpoint: Checkpoint, view: CanonicalView) -> set[tuple[int, int, str, str]]:
+def _note_unreadable(facts: Facts) -> None:
+    view = facts.view
     layer_of = {block: layer for layer, block in view.blocks.items()}
-    found = set()
-    for name in checkpoint.unreadable:
+    for name in facts.checkpoint.unreadable:
         parsed = parse_expert_name(name) or parse_whole(name)
         layer = None if parsed is None else layer_of.get(parsed.block)
         if parsed is None or layer is None:
             continue
         dialect = view.dialects[layer]
         role = dialect.role_of(parsed.suffix) if dialect else None
+        experts = range(view.experts_in[layer]) if parsed.expert is None else (parsed.expert,)
+        facts.promised.setdefault((layer, PROJECTIONS[parsed.projection]), set()).update(experts)
         if role is not None:
-            experts = range(view.experts_in[layer]) if parsed.expert is None else (parsed.expert,)
-            found |= {(layer, expert, PROJECTIONS[parsed.projection], role) for expert in experts}
-    return found
+            facts.unreadable |= {(layer, expert, PROJECTIONS[parsed.projection], role) for expert in experts}
 
 
 def _fill_tables(facts: Facts, singles: list[tuple[Key, int, int]], vectors: dict[str, tuple[Key, int]]) -> None:

@@ -20,6 +20,7 @@ from nvfp4viz.audit.linears import FP8, Linear, fp8_scale, missing_finding
 from nvfp4viz.audit.module_names import is_of_attention, is_quantised_by_all, layer_of, without_numbers
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.schemes import absent_or_gap
+from nvfp4viz.audit.unread import may_lie_unread
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, TensorEntry
 from nvfp4viz.checkpoint.dialects import PROJECTIONS, parse_expert_name
 from nvfp4viz.checkpoint.module_rules import Grain, Groups, groups_of
@@ -83,10 +84,11 @@ def _missing(checkpoint: Checkpoint, view: CanonicalView, said: Said, linears: I
             bare.append(linear)
     lost = []
     for linear in bare:
+        if may_lie_unread(checkpoint, linear.name, "weight_scale"):
+            continue
         kind = kinds.get(without_numbers(linear.name))
         if kind is not None or said.promises(linear.name):
             lost.append(f"{linear.name}.{kind or next(iter(kinds.values()), said.suffix)}")
-    lost = [name for name in lost if name not in checkpoint.unreadable]
     if lost:
         yield missing_finding("weight_scale", lost, view)
 
@@ -133,8 +135,11 @@ def _of_experts(checkpoint: Checkpoint, view: CanonicalView, said: Said) -> Iter
             module = view.module(layer, next(iter(starts)), projection).name
             if not said.grains(view.blocks[layer], module):
                 continue
-        names = {expert: f"{start}{suffix or said.suffix}" for expert, start in starts.items()}
-        lost = {expert: name for expert, name in names.items() if name not in checkpoint.unreadable}
+        lost = {
+            expert: f"{start}{suffix or said.suffix}"
+            for expert, start in starts.items()
+            if not may_lie_unread(checkpoint, start[:-1], "weight_scale")
+        }
         if lost:
             whole = view.module(layer, next(iter(lost)), projection).whole
             yield make(
@@ -174,14 +179,20 @@ def _absent(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
             yield from absent_or_gap(facts, layer, kind, whole & ~mask)
 
 
-def partial_text(view: CanonicalView) -> str | None:
-    """The text of ``audit.partial`` where routed experts are in FP8: with scales whose shape is checked, or bare."""
+def partial_text(checkpoint: Checkpoint, view: CanonicalView) -> str | None:
+    """The text of ``audit.partial`` where routed experts are in no four-bit format, as far as they can be read.
+
+    In FP8: with scales whose shape is checked, or bare.
+    """
+    unread = bool(checkpoint.unreadable or checkpoint.blind_files)
     scales = [
         (fp8_scales(module), view.experts_in[layer])
         for (layer, _, _), module in view.modules.items()
         if (weight := module.tensors.get("weight", module.extras.get(""))) is not None and weight.dtype in FP8
     ]
     if not any("weight_scale" in found for found, _ in scales):
+        if unread:
+            return "audit.partial.fp8" if scales else "audit.partial.format"
         return "audit.partial.fp8.bare" if scales else None
     every = all(is_read(entry, experts) for found, experts in scales for entry in found.values())
     return "audit.partial.fp8.deep" if every else "audit.partial.fp8"

@@ -16,6 +16,7 @@ from nvfp4viz.audit.fp8_numbers import INPUTS
 from nvfp4viz.audit.linears import FP8, Linear
 from nvfp4viz.audit.module_names import layer_of, layers_of, without_numbers
 from nvfp4viz.audit.report import Finding
+from nvfp4viz.audit.unread import may_lie_unread
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint
 
 ROLE = "input_scale"
@@ -50,7 +51,7 @@ def _of_linears(
         if linear.name in having or "weight" not in linear.tensors:
             continue
         sure = _is_sure(said.inputs(linear.name), bool(having), without_numbers(linear.name) in kinds)
-        if sure is not None and f"{linear.name}.{ROLE}" not in checkpoint.unreadable:
+        if sure is not None and not may_lie_unread(checkpoint, linear.name, ROLE):
             lost.setdefault(sure, []).append(linear.name)
     for sure, modules in lost.items():
         names = [f"{module}.{ROLE}" for module in modules]
@@ -100,11 +101,15 @@ def _of_experts(checkpoint: Checkpoint, view: CanonicalView, said: Said) -> Iter
         if any(name in tensors for name in INPUTS):
             having.add(projection)
         else:
-            bare.setdefault((layer, projection), {})[expert] = f"{module.name}{'_' if '' in tensors else '.'}{ROLE}"
+            name = f"{module.name}{'_' if '' in tensors else '.'}{ROLE}"
+            bare.setdefault((layer, projection), {})[expert] = name
     for (layer, projection), names in bare.items():
         module = view.module(layer, next(iter(names)), projection)
         sure = _is_sure(said.inputs(view.blocks[layer], module.name), bool(having), projection in having)
-        lost = {expert: name for expert, name in names.items() if name not in checkpoint.unreadable}
+        lost = {
+            expert: name for expert, name in names.items()
+            if not may_lie_unread(checkpoint, name[: -len(ROLE) - 1], ROLE)
+        }  # fmt: skip
         if sure is not None and lost:
             yield make(
                 "scale.missing", "backend" if sure == "stored" else "info",

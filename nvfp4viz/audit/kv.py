@@ -54,10 +54,10 @@ def kv_findings(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding
         shapes = sorted({f"{tensors[name].dtype}{list(tensors[name].shape)}" for name in vectors})
         fill = {"shape": ", ".join(shapes), "claimed": claimed}
         yield make("kv.invalid", "error", text="kv.invalid.shape", tensors=vectors, fill=fill)
-    if not named and claimed:
-        yield make("kv.absent", "info", count=1)
     if checkpoint.blind_files:
         return
+    if not named and claimed and not any(map(_KV.search, checkpoint.unreadable)):
+        yield make("kv.absent", "info", count=1)
     rest = _rest(checkpoint, view, named) if claimed and named else []
     if rest:
         yield make("kv.absent", "info", text="kv.absent.some", tensors=rest, fill={"stored": len(named)})

@@ -20,6 +20,7 @@ from nvfp4viz.audit.report import Finding, json_value
 from nvfp4viz.audit.scales import block_fault, block_width, half_findings, json_number, severity_of
 from nvfp4viz.audit.siblings import apart_in_linears, times
 from nvfp4viz.audit.texts import in_full
+from nvfp4viz.audit.unread import may_lie_unread
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, TensorEntry
 from nvfp4viz.checkpoint.dialects import COMPRESSED_TENSORS, MODELOPT, PACKED, PROJECTIONS, QUARK_NVFP4, Dialect
 from nvfp4viz.checkpoint.dialects.per_expert import E8M0, ROLES
@@ -67,7 +68,8 @@ def collect_linears(checkpoint: Checkpoint, view: CanonicalView) -> tuple[Linear
     whole = {module.name for module in view.modules.values() if module.whole}
     found: dict[str, dict[str, TensorEntry]] = {}
     tensors = checkpoint.tensors
-    experts = bool(view.moe_layers)
+    # Of drafts alone the model's own experts may lie in a file that was not given.
+    experts = bool(view.moe_layers or (view.blocks and (checkpoint.blind_files or checkpoint.unreadable)))
     for name in tensors:
         if experts and ".experts." in name:
             continue
@@ -224,14 +226,12 @@ def _beside_unread(
     for linear, role, name, *_ in (scalar for found in groups for scalar in found):
         parent, _, last = linear.name.rpartition(".")
         beside = families.get(last, ()) if role != "weight_scale" else ()
-        others = (f"{parent}.{other}{name[len(linear.name) :]}" for other in beside if other != last)
-        if any(other not in checkpoint.tensors and _may_lie_unread(checkpoint, other) for other in others):
+        suffix = name[len(linear.name) + 1 :]
+        others = (f"{parent}.{other}" for other in beside if other != last)
+        unknown = (other for other in others if f"{other}.{suffix}" not in checkpoint.tensors)
+        if any(may_lie_unread(checkpoint, other, role) for other in unknown):
             out[name] = float(np.finfo(np.float32).max)
     return out
-
-
-def _may_lie_unread(checkpoint: Checkpoint, name: str) -> bool:
-    return bool(checkpoint.blind_files) or name in checkpoint.unreadable
 
 
 def _missing(checkpoint: Checkpoint, facts: Facts, linears: list[Linear]) -> Iterator[Finding]:
@@ -244,7 +244,7 @@ def _missing(checkpoint: Checkpoint, facts: Facts, linears: list[Linear]) -> Ite
         assert linear.dialect is not None
         for role in ROLES:
             name = linear.dialect.name(linear.name, role)
-            if linear.tensor(role) is not None or checkpoint.blind_files or name in checkpoint.unreadable:
+            if linear.tensor(role) is not None or may_lie_unread(checkpoint, linear.name, role):
                 continue
             if role != "input_scale" or (due and _wants_activations(checkpoint, linear.name, stored)):
                 groups.setdefault(role, []).append(name)

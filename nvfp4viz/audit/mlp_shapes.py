@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.fp8 import Said, misfit, said_of
-from nvfp4viz.audit.linears import Linear, fp8_scale, missing_finding, stored_beginnings
+from nvfp4viz.audit.linears import SUFFIXES, Linear, fp8_scale, missing_finding, stored_beginnings
 from nvfp4viz.audit.module_names import is_draft
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.routers import router_names
@@ -30,6 +30,7 @@ from nvfp4viz.audit.shapes import (
     text_part,
 )
 from nvfp4viz.audit.texts import layer_list
+from nvfp4viz.audit.unread import unread_below
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, printable
 from nvfp4viz.checkpoint.canonical import config_experts
 from nvfp4viz.checkpoint.dialects import PROJECTIONS
@@ -105,9 +106,18 @@ def absent_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterab
         ]  # fmt: skip
         # What it has may have a name that this version does not know.
         stored = stored_beginnings(checkpoint, modules)
-        names = [f"{module}weight" for module in modules if module not in stored]
+        heads = [f"{family}.{layer}.{path}." for layer in due]
+        # In a file that cannot be read it may be stored in another way: in one tensor, or under another name.
+        others = tuple(head for head in heads if _has_other(checkpoint, head, every.values()))
+        names = [f"{module}weight" for module in modules if module not in stored and not module.startswith(others)]
         if names:
             yield missing_finding("weight", names, view)
+
+
+def _has_other(checkpoint: Checkpoint, head: str, known: Collection[str]) -> bool:
+    """Is a matrix of an MLP known, and cannot be read, that is none of its projections as they are called here?"""
+    below = (rest.partition(".") for rest in unread_below(checkpoint, head))
+    return any(first not in known and rest in SUFFIXES for first, _, rest in below)
 
 
 def _no_shared(

@@ -225,7 +225,7 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
     if readable:
         findings += _one_shard(checkpoint)
         findings += no_layer_findings(checkpoint, view)
-        findings += _partial(view, in_full)
+        findings += _partial(checkpoint, view, in_full)
         # Of a model without experts nothing but its modules tells.
         unread = in_full and not scheme.activations
         findings += linear_findings(checkpoint, facts, linears, siblings, weight_only=unread)
@@ -287,7 +287,8 @@ def _other_towers(own: Facts) -> Iterator[Finding]:
     for _ in range(8):
         if not left:
             return
-        tower = canonical_of(checkpoint.tensors, None, checkpoint.quant_config, only=left)
+        lost, whole = checkpoint.unreadable, not checkpoint.blind_files
+        tower = canonical_of(checkpoint.tensors, None, checkpoint.quant_config, unreadable=lost, whole=whole, only=left)
         if tower.complete:
             facts = collect(checkpoint, tower)
             facts.tower = tower.family
@@ -312,10 +313,10 @@ def _one_shard(checkpoint: Checkpoint) -> list[Finding]:
     return [make("audit.partial", "info", text="audit.partial.one-shard", count=others, fill=fill)]
 
 
-def _partial(view: CanonicalView, in_full: bool) -> list[Finding]:
+def _partial(checkpoint: Checkpoint, view: CanonicalView, in_full: bool) -> list[Finding]:
     """What is not looked into, so that silence is not taken for health."""
     if view.moe_layers and not view.complete:
-        return [make("audit.partial", "info", text=partial_text(view), count=1)]
+        return [make("audit.partial", "info", text=partial_text(checkpoint, view), count=1)]
     if not in_full:
         return [make("audit.partial", "info", text="audit.partial.no-experts", count=1)]
     out = []

@@ -18,7 +18,6 @@ from nvfp4viz.audit.routers import router_names
 from nvfp4viz.audit.two_files import of_each_file
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig
 from nvfp4viz.checkpoint.canonical import config_experts
-from nvfp4viz.checkpoint.dialects.per_expert import ROLES
 from nvfp4viz.errors import ServingError
 
 Mask = npt.NDArray[np.bool_]
@@ -96,9 +95,8 @@ def _absent_experts(facts: Facts) -> Iterator[Finding]:
         size = view.experts_in[layer]
         present = {kind: np.zeros(size, np.bool_) for kind in view.projections_in[layer]}
         for kind, mask in present.items():
-            readable = [facts.states[role, layer, kind] != UNREADABLE for role in ROLES]
-            mask |= ~np.logical_and.reduce(readable)
             mask |= bool(facts.checkpoint.blind_files)
+            mask[[expert for expert in facts.promised.get((layer, kind), ()) if expert < size]] = True
             mask[stored.get((layer, kind), [])] = True
         if not present:
             continue

@@ -10,13 +10,14 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from nvfp4viz.audit.linears import Linear, is_weightless, missing_finding, stored_beginnings
+from nvfp4viz.audit.linears import SUFFIXES, Linear, is_weightless, missing_finding, stored_beginnings
 from nvfp4viz.audit.mixers import mixer_findings
 from nvfp4viz.audit.module_names import ATTENTION, is_draft
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.routers import router_names
 from nvfp4viz.audit.shapes import text_part
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint
+from nvfp4viz.checkpoint.dialects.recognise import UNREAD
 
 _PLACE = re.compile(r"^(.*?(?:^|\.)layers)\.(\d{1,6})\.(.+)\.([^.]+)$")
 _HEAD = re.compile(r"^(.*?(?:^|\.)layers)\.(\d{1,6})\.([^.]+)")
@@ -31,9 +32,11 @@ def sister_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterab
     config = checkpoint.config or {}
     linears = tuple(linears)
     names = _routers(checkpoint, view)
-    if not any(_SHARES.search(key) for key in (*config, *text_part(config))):
-        kinds = _attention(view, linears)
-        names += [*_projections(kinds), *_whole_attention(view, linears, kinds)]
+    shares = text_part(config).get("use_cla") or any(_SHARES.search(key) for key in (*config, *text_part(config)))
+    if not shares:
+        modules = [*linears, *_unread(checkpoint)]
+        kinds = _attention(view, modules)
+        names += [*_projections(kinds), *_whole_attention(view, modules, kinds)]
     # A longer name, such as a packed one's, is one too.
     stored = stored_beginnings(checkpoint, names)
     lost = [name for name in names if name not in stored]
@@ -42,10 +45,24 @@ def sister_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterab
     yield from mixer_findings(checkpoint, view, linears, lost)
 
 
+def _unread(checkpoint: Checkpoint) -> list[Linear]:
+    """Modules of which something lies in a file that cannot be read: what a layer has, under whichever names."""
+    modules = {
+        module: None
+        for module, _, suffix in (name.rpartition(".") for name in checkpoint.unreadable)
+        if suffix in SUFFIXES and ".experts." not in module
+    }
+    return [Linear(module, UNREAD, None, {}) for module in modules]
+
+
 def _routers(checkpoint: Checkpoint, view: CanonicalView) -> list[str]:
     """Routers of layers that have none under any of their names, where most layers have one."""
     names = {layer: router_names(view.blocks[layer]) for layer in view.moe_layers}
-    found = {layer: [at for at, name in enumerate(names[layer]) if name in checkpoint.tensors] for layer in names}
+    known = (checkpoint.tensors, checkpoint.unreadable)
+    found = {
+        layer: [at for at, name in enumerate(own) if any(name in held for held in known)]
+        for layer, own in names.items()
+    }
     without = [layer for layer, places in found.items() if not places]
     if not without or 2 * len(without) > len(found):
         return []

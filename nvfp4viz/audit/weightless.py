@@ -13,6 +13,7 @@ from nvfp4viz.audit.fp8_numbers import INPUTS, SCALES
 from nvfp4viz.audit.linears import FP8, Linear, is_weightless, missing_finding
 from nvfp4viz.audit.module_names import is_quantised_by_all
 from nvfp4viz.audit.report import Finding
+from nvfp4viz.audit.unread import may_lie_unread
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint
 from nvfp4viz.checkpoint.dialects.per_expert import QUANTIZERS
 
@@ -32,7 +33,6 @@ def weightless_findings(checkpoint: Checkpoint, view: CanonicalView, linears: It
     # Quark's own names for a scale stand below a part of their own.
     bare = [linear.name for linear in linears if is_weightless(linear) and not linear.name.endswith(QUANTIZERS)]
     names = [f"{name}.weight" for name in _lost(checkpoint, view, linears, bare)] if bare else []
-    names = [name for name in names if name not in checkpoint.unreadable]
     if names:
         yield missing_finding("weight", names, view)
     yield from _of_experts(checkpoint, view)
@@ -45,7 +45,7 @@ def _lost(checkpoint: Checkpoint, view: CanonicalView, linears: tuple[Linear, ..
         name: None for name in bare if _last_two(name) in kinds or said.promises(name) or is_quantised_by_all(name)
     }  # fmt: skip
     # Codes under another name, such as ``qweight``, are codes.
-    for name in checkpoint.tensors if lost else ():
+    for name in (*checkpoint.tensors, *checkpoint.unreadable) if lost else ():
         module, _, suffix = name.rpartition(".")
         if module in lost and suffix not in _BESIDE_WEIGHT:
             del lost[module]
@@ -70,7 +70,11 @@ def _of_experts(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding
         elif weight is None and {*module.tensors, *module.extras} <= {*SCALES, *INPUTS, "bias"}:
             gone.setdefault((layer, projection), {})[expert] = f"{module.name}.weight"
     for (layer, projection), names in gone.items():
-        lost = {expert: name for expert, name in names.items() if name not in checkpoint.unreadable}
+        lost = {
+            expert: name
+            for expert, name in names.items()
+            if not may_lie_unread(checkpoint, name.removesuffix(".weight"), "weight")
+        }
         if layer in eight_bit and lost:
             yield make(
                 "scale.missing", "error", text="scale.missing.weight", role="weight", layer=layer,

@@ -234,7 +234,7 @@ def _as_its_sisters(names: Mapping[str, str], projection: str) -> str | None:
 
 
 class _HasTensors(Protocol):
-    """What `canonical` needs of a checkpoint; ``unreadable`` too, where it has it."""
+    """What `canonical` needs of a checkpoint; ``unreadable`` and ``blind_files`` too, where it has them."""
 
     config: dict[str, Any] | None
     quant_config: QuantConfig
@@ -245,8 +245,10 @@ class _HasTensors(Protocol):
 
 def canonical(checkpoint: _HasTensors) -> CanonicalView:
     """The canonical view of an opened checkpoint."""
-    lost = getattr(checkpoint, "unreadable", ())
-    return canonical_of(checkpoint.tensors, checkpoint.config, checkpoint.quant_config, unreadable=lost)
+    lost, unlisted = getattr(checkpoint, "unreadable", ()), getattr(checkpoint, "blind_files", ())
+    return canonical_of(
+        checkpoint.tensors, checkpoint.config, checkpoint.quant_config, unreadable=lost, whole=not unlisted
+    )
 
 
 def canonical_of(
@@ -255,6 +257,7 @@ def canonical_of(
     quant_config: QuantConfig | None = None,
     *,
     unreadable: Iterable[str] = (),
+    whole: bool = True,
     only: Collection[str] | None = None,
 ) -> CanonicalView:
     """The canonical view of a table of tensors.
@@ -263,19 +266,21 @@ def canonical_of(
     ----------
     unreadable
         Names that are known and cannot be read: a layer of which nothing else is left is a layer all the same.
+    whole
+        There are no files whose names nobody knows.
     only
         Blocks to look at, such as those of another tower; all where None.
     """
     config, quant_config = config or {}, quant_config or QuantConfig()
     table = tensors if isinstance(tensors, TensorTable) else table_of(tensors.values())
     found = collect(table)
-    promised: dict[str, set[str]] = {}
+    promised: dict[tuple[str, int | None, str], set[str]] = {}
     if found.parts:
         for lost in unreadable:
             parsed = parse_expert_name(lost) or parse_whole(lost)
             if parsed is not None:
                 found.blocks.setdefault(parsed.block, None)
-                promised.setdefault(parsed.block, set()).add(PROJECTIONS[parsed.projection])
+                promised.setdefault(parsed[:3], set()).add(parsed.suffix)
     if only is not None:
         found.blocks = {block: None for block in found.blocks if block in only}
         found.parts = [part for part in found.parts if part.block in only]
@@ -287,8 +292,15 @@ def canonical_of(
     # The older file is ModelOpt's own and names no method.
     method = None if used is None else used.method or ("modelopt" if used.file == HF_QUANT_CONFIG else None)
     layer_of = {block: layer for layer, block in (blocks | drafts).items()}
-    promises = {layer: promised[block] for block, layer in layer_of.items() if block in promised}
-    read = ModuleReader(table, found.parts, layer_of, method, lambda layer: config_experts(config, layer), promises)
+    promises = {
+        (layer_of[block], expert, projection): suffixes
+        for (block, expert, projection), suffixes in promised.items()
+        if block in layer_of
+    }
+    read = ModuleReader(
+        table, found.parts, layer_of, method, lambda layer: config_experts(config, layer), promises,
+        whole=whole, drafts=drafts,
+    )  # fmt: skip
     due = _with_first(projections_due(read.stored, read.dialects, drafts), blocks | drafts, read.dialects, table)
     most = max((read.experts_in[layer] for layer in blocks), default=0)
     for layer in blocks:

@@ -15,6 +15,7 @@ import numpy as np
 from nvfp4viz.checkpoint.dialects import PACKED, PROJECTIONS, Dialect, recognise
 from nvfp4viz.checkpoint.dialects.collect import Parts
 from nvfp4viz.checkpoint.dialects.per_expert import PROJECTION_ORDER, ROLES
+from nvfp4viz.checkpoint.dialects.recognise import UNREAD
 from nvfp4viz.checkpoint.dtypes import SCALE_BYTES
 from nvfp4viz.checkpoint.table import TensorEntry, TensorTable
 
@@ -74,10 +75,29 @@ def is_one_number(entry: TensorEntry) -> bool:
     return entry.nbytes == SCALE_BYTES.get(entry.dtype)
 
 
+# Suffixes that say something of the dialect: what plays no part in one is not of it.
+_TELLING = frozenset({
+    "", "blocks", "scale", "scale2", "scales", "weight", "weight_global_scale", "weight_packed", "weight_scale",
+    "weight_scale_2", "weight_scale_inv",
+})  # fmt: skip
+
+Promised = Mapping[tuple[int, int | None, str], Collection[str]]
+"""Suffixes by layer, expert and projection on disk."""
+_Signature = tuple[str, tuple[str, ...], tuple[int, ...], tuple[str, ...]]
+
+
 class ModuleReader:
     """Every projection read in its layer's dialect.
 
     A layer's dialect is that of most of its projections; one that clearly speaks another is in state ``"other"``.
+    Where what can be read of a layer does not tell, the names of what cannot be read do, and then the other layers.
+
+    Parameters
+    ----------
+    promised
+        Suffixes that lie in files that cannot be read, by layer, expert (None: all) and projection as on disk.
+    whole
+        All names are known: there are no files whose contents nobody lists.
 
     Attributes
     ----------
@@ -92,27 +112,35 @@ class ModuleReader:
         layer_of: Mapping[str, int],
         method: str | None,
         claimed: Callable[[int], int | None],
-        promised: Mapping[int, Collection[str]],
+        promised: Promised,
+        *,
+        whole: bool,
+        drafts: Collection[int],
     ) -> None:
-        self._table, self._method = table, method
+        self._table, self._method, self._whole = table, method, whole
         kept = [(layer_of[part.block], part) for part in parts if part.block in layer_of]
         # Thousands of projections have one signature: suffixes with their types and shapes.
         kind_of = table.kind.tolist().__getitem__
-        known: dict[tuple[str, tuple[str, ...], tuple[int, ...]], int] = {}
+        known: dict[_Signature, int] = {}
         numbers: list[int] = []
         counts: dict[int, Counter[int]] = {layer: Counter() for layer in layer_of.values()}
         for layer, part in kept:
-            signature = (part.arrangement, tuple(part.rows), tuple(map(kind_of, part.rows.values())))
+            lost = promised.get((layer, part.expert, part.projection)) if promised else None
+            unread = tuple(sorted(lost - part.rows.keys())) if lost else ()
+            signature = (part.arrangement, tuple(part.rows), tuple(map(kind_of, part.rows.values())), unread)
             number = known.setdefault(signature, len(known))
             numbers.append(number)
             counts[layer][number] += 1
         self._signatures = list(known)
         self._own = [self._recognise(*signature) for signature in self._signatures]
         self.dialects = {layer: self._vote(found) for layer, found in counts.items()}
-        self._speak_for_the_unread(counts)
+        self._speak_for_the_unread(counts, promised, drafts)
         self.modules: dict[tuple[int, int, str], Module] = {}
         self.experts_in: dict[int, int] = dict.fromkeys(counts, 0)
-        self.stored: dict[int, set[str]] = {layer: set(promised.get(layer, ())) for layer in counts}
+        self.stored: dict[int, set[str]] = {layer: set() for layer in counts}
+        for layer, expert, projection in promised:
+            self.stored[layer].add(PROJECTIONS[projection])
+            self.experts_in[layer] = max(self.experts_in[layer], 0 if expert is None else expert + 1)
         self.activation_blocks: set[str] = set()
         self._readings: dict[tuple[int, int], _Reading] = {}
         self._read_all(kept, numbers, claimed)
@@ -120,10 +148,14 @@ class ModuleReader:
         largest = max(self.experts_in.values(), default=0)
         for layer, size in self.experts_in.items():
             self.experts_in[layer] = max(size if counts[layer] else largest, claimed(layer) or 0)
+        self._promise_activations(promised)
 
-    def _recognise(self, arrangement: str, suffixes: tuple[str, ...], kinds: tuple[int, ...]) -> Dialect | None:
+    def _recognise(
+        self, arrangement: str, suffixes: tuple[str, ...], kinds: tuple[int, ...], unread: tuple[str, ...]
+    ) -> Dialect | None:
         types = {suffix: self._table.kinds[kind][0] for suffix, kind in zip(suffixes, kinds, strict=True)}
-        return recognise(types, arrangement, self._method)
+        types |= dict.fromkeys(unread, UNREAD)
+        return recognise(types, arrangement, self._method, whole=self._whole)
 
     def _vote(self, counts: Counter[int]) -> Dialect | None:
         """The dialect of most projections of a layer that tell."""
@@ -136,12 +168,48 @@ class ModuleReader:
                 votes[id(dialect)] = votes.get(id(dialect), 0) + count
         return dialects[max(votes, key=votes.__getitem__)] if votes else None
 
-    def _speak_for_the_unread(self, counts: Mapping[int, Counter[int]]) -> None:
-        """A layer of which nothing can be read is taken for what most others are."""
-        spoken = [dialect for dialect in self.dialects.values() if dialect]
-        if spoken:
-            usual = max(spoken, key=lambda dialect: sum(dialect is other for other in spoken))
-            self.dialects |= {layer: usual for layer, found in counts.items() if not found}
+    def _speak_for_the_unread(
+        self, counts: Mapping[int, Counter[int]], promised: Promised, drafts: Collection[int]
+    ) -> None:
+        """A layer of which too little can be read is taken for what its lost names say, or most others are."""
+        open_ = [layer for layer in counts if self.dialects[layer] is None]
+        if self._whole:
+            lost = {layer for layer, _, _ in promised}
+            open_ = [layer for layer in open_ if layer in lost or not counts[layer]]
+        if not open_:
+            return
+        names: dict[int, Counter[tuple[str, ...]]] = {layer: Counter() for layer in open_}
+        for (layer, expert, _), suffixes in promised.items():
+            if layer in names and expert is not None:
+                names[layer][tuple(sorted(suffixes))] += 1
+        for layer, found in names.items():
+            for suffixes, _ in found.most_common():
+                types = dict.fromkeys(suffixes, UNREAD)
+                self.dialects[layer] = self.dialects[layer] or recognise(types, "expert", self._method, whole=False)
+        # A draft layer may be of another format than the model.
+        spoken = [dialect for layer, dialect in self.dialects.items() if dialect and layer not in drafts]
+        usual = sorted(spoken, key=lambda dialect: -sum(dialect is other for other in spoken))
+        for layer in open_:
+            if layer not in drafts and self.dialects[layer] is None:
+                fitting = (one for one in usual if all(self._may_be(number, one) for number in counts[layer]))
+                self.dialects[layer] = next(fitting, None)
+
+    def _may_be(self, number: int, dialect: Dialect) -> bool:
+        """May these tensors be what is left of a projection in a dialect?"""
+        arrangement, suffixes, kinds, _ = self._signatures[number]
+        for suffix, kind in zip(suffixes, kinds, strict=True):
+            role, dtype = dialect.role_of(suffix), self._table.kinds[kind][0]
+            due = {"weight": PACKED, "weight_scale": dialect.scale_types}.get(role or "")
+            if dtype not in (due or (dtype,)) or (role is None and suffix in _TELLING):
+                return False
+        return (arrangement == "expert") == (dialect.arrangement == "expert")
+
+    def _promise_activations(self, promised: Promised) -> None:
+        """Activation scales that are known and cannot be read are there."""
+        for (layer, _, _), suffixes in promised.items():
+            dialect = self.dialects[layer]
+            if dialect is not None and any(dialect.role_of(suffix) == "input_scale" for suffix in suffixes):
+                self.activation_blocks.add(dialect.block)
 
     def _read_all(
         self, kept: list[tuple[int, Parts]], numbers: list[int], claimed: Callable[[int], int | None]
@@ -187,7 +255,7 @@ class ModuleReader:
     def _reading(self, layer: int, number: int) -> _Reading:
         """Which suffix plays which role, which play none, and the module's state."""
         dialect, own = self.dialects[layer], self._own[number]
-        _, suffixes, kinds = self._signatures[number]
+        _, suffixes, kinds, _ = self._signatures[number]
         types = {suffix: self._table.kinds[kind][0] for suffix, kind in zip(suffixes, kinds, strict=True)}
         roles: dict[str, str] = {}
         extras = []
