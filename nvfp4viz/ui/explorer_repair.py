@@ -36,7 +36,9 @@ MOST_BYTES = 64_000_000
 # Rows of the plan that a page shows; the record has all.
 MOST_ROWS = 5000
 # What changes stands beside the name: of long names and states the last columns are off the edge.
-COLUMNS = ("tensor", "from", "to", "layer", "expert", "projection", "state")
+COLUMNS = {"layer": 48, "expert": 58, "projection": 76, "from": 92, "to": 124, "tensor": 352, "state": 130}
+"""In pixels.  A phone shows the first five: which slot, and what changes."""
+_NAME = 44
 _KEPT, _READY, _ASKED = "explorer.kept.plan", "explorer.kept.repaired", "explorer.kept.repair_asked"
 
 
@@ -106,8 +108,10 @@ def _show(page: Lesson, opened: Opened, plan: Repair) -> None:
         key="explorer_repair_table",
         alt=page.t("tabs.repair"),
         placeholder="",
-        column_order=COLUMNS,
-        column_config={name: st.column_config.Column(page.t(f"columns.{name}")) for name in COLUMNS},
+        column_order=list(COLUMNS),
+        column_config={
+            name: st.column_config.Column(page.t(f"columns.{name}"), width=width) for name, width in COLUMNS.items()
+        },
     )
     if len(rows) > MOST_ROWS:
         st.caption(page.t("repair.more", shown=f"{MOST_ROWS:,}", count=f"{len(rows):,}", record=RECORD))
@@ -117,7 +121,7 @@ def plan_rows(opened: Opened, plan: Repair, removed: str) -> list[dict[str, Any]
     """One row for each number, each activation scale taken away, and each setting; ``from`` and ``to`` are text."""
     divides = opened.audit.view.divisors_in
     rows = [
-        {"tensor": slot.tensor, "layer": slot.layer, "projection": slot.projection,
+        {"tensor": _end(slot.tensor), "layer": slot.layer, "projection": slot.projection,
          "expert": None if slot.tensor in plan.shared else slot.expert,
          "state": _state(slot.old_state, divides(slot.layer)), "from": "∅" if slot.old is None else str(slot.old),
          "to": str(slot.new)}
@@ -136,8 +140,13 @@ def plan_rows(opened: Opened, plan: Repair, removed: str) -> list[dict[str, Any]
             place = {"layer": slot.layer, "expert": slot.expert, "projection": slot.projection} if slot else {}
             state = {"state": _state(slot.status, divides(slot.layer))} if slot else {}
             value = "" if slot is None or slot.value is None else str(slot.value)
-            rows.append(_plain(name, value, removed) | place | state)
+            rows.append(_plain(_end(name), value, removed) | place | state)
     return rows
+
+
+def _end(name: str) -> str:
+    """What tells a long name from the others beside it; the record has it whole."""
+    return name if len(name) <= _NAME else f"…{name[1 - _NAME :]}"
 
 
 def _state(status: str, divisor: bool) -> str:
