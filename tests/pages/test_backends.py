@@ -167,7 +167,10 @@ def test_the_answer_is_the_selector_s_and_the_ladder_shows_it(open_page, guess):
 def test_what_the_answer_says_of_other_gpus_the_selector_says(open_page, lang):
     only = [gpu for gpu in GPUS if select_moe(MoeRequest(gpu)).winner.enum == "VLLM_CUTLASS"]
     assert only == ["sm_110"]
-    said = {"en": "By itself vLLM takes it on sm_110 only", "zh": "vLLM 只在 sm_110 上自动选用它"}[lang]
+    # Not for every activation function, so the answer names those that it is about.
+    assert [gpu for gpu in GPUS if select_moe(MoeRequest(gpu, "gelu_tanh")).winner.enum == "VLLM_CUTLASS"] == only
+    assert [gpu for gpu in GPUS if select_moe(MoeRequest(gpu, "gelu")).winner.enum == "VLLM_CUTLASS"] != only
+    said = {"en": "With SiLU or GELU-tanh vLLM takes it by itself on sm_110 only", "zh": "vLLM 只在 sm_110 上自动选用它"}[lang]
     assert said in texts(answered(open_page, lang))
     assert select_moe(MoeRequest(flashinfer=False)).winner.enum == "VLLM_CUTLASS"
 
