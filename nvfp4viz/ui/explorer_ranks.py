@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import streamlit as st
+
 from nvfp4viz.audit.parallel import (
     ALIGNMENTS,
     block_size,
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 # As many as a link may ask for: one rack of 72, and as far as 1,024 experts go.
 MOST_RANKS = 1024
+MOST_ROWS = 72
 
 
 def ranks(page: Lesson, opened: Opened) -> None:
@@ -51,12 +54,14 @@ def ranks(page: Lesson, opened: Opened) -> None:
                     page.t("ranks.cut", count=one.cut) if one.cut else page.t("ranks.whole"),
                     page.t("ranks.misses" if one.missed else "ranks.fits", sizes=_sizes(one.missed or ALIGNMENTS)),
                 )
-                for one in split
+                for one in split[:MOST_ROWS]
             ],
         )
+        _said_of_others(page, len(split))
     else:
         page.prose("ranks.no_blocks")
     page.heading("ranks.experts")
+    held = expert_ranks(facts, ep)
     page.prose("ranks.experts_text", experts=facts.view.experts, ranks=ep)
     page.table(
         (">rank", ">experts", ">count", ">unusable"),
@@ -67,9 +72,16 @@ def ranks(page: Lesson, opened: Opened) -> None:
                 str(one.end - one.begin),
                 f"{one.unusable:,}",
             )
-            for one in expert_ranks(facts, ep)
+            for one in held[:MOST_ROWS]
         ],
     )
+    _said_of_others(page, len(held))
+
+
+def _said_of_others(page: Lesson, ranks: int) -> None:
+    """A table of a thousand ranks is a page that nobody scrolls."""
+    if ranks > MOST_ROWS:
+        st.caption(page.t("ranks.more", shown=MOST_ROWS, ranks=f"{ranks:,}"))
 
 
 def _sizes(sizes: tuple[int, ...]) -> str:

@@ -481,6 +481,16 @@ def test_ranks_in_the_link_are_audited_and_shown_rank_by_rank(open_page, lang):
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
+def test_of_a_thousand_ranks_the_first_are_listed(open_page, lang):
+    at = tab(open_page("explorer", lang=lang, tp="1024", ep="1000"), "explorer", RANKS)
+    shown = texts(at)
+    for count in ("1,024", "1,000"):
+        assert {"en": f"The first 72 of {count} ranks.", "zh": f"共 {count} 个 rank"}[lang] in shown
+    assert "| 71 |" in shown
+    assert "| 72 |" not in shown
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
 def test_ranks_that_fit_are_said_to_fit(open_page, lang):
     at = tab(open_page("explorer", lang=lang, checkpoint="gemma4-skeleton", tp="1", ep="8"), "explorer", RANKS)
     found = [item.text for item in audit(ensure("gemma4-skeleton"), ep=8).findings]
