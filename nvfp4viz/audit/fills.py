@@ -28,6 +28,23 @@ FINGERPRINTS = (
     (_F(1) / _F(2688), "per-token-base"),
 )
 
+# The same of a scale that is amax/448, E4M3's largest number: of activations in FP8.
+FP8_FLOAT_MAX = np.finfo(_F).max / _F(448)
+
+
+def fills_of(facts: Facts, layer: int) -> dict[str, dict[str, Mask]]:
+    """Filled-in activation scales by projection and origin, whichever number they divide amax by."""
+    if facts.block(layer) == "NVFP4" and facts.view.scheme != "W4A8":
+        return back_fills(facts, layer)
+    tables = {kind: facts.tables["input_scale", layer, kind] for kind in facts.view.projections_in[layer]}
+    masks = {kind: np.abs(table.values - FP8_FLOAT_MAX) <= np.spacing(FP8_FLOAT_MAX) for kind, table in tables.items()}
+    return {kind: {"float-max.fp8": mask} if mask.any() else {} for kind, mask in masks.items()}
+
+
+def boundless(fills: Mapping[str, Mask]) -> Mask | None:
+    """Of one projection's: those that an infinite amax became, at which everything vanishes."""
+    return next((mask for origin, mask in fills.items() if origin.startswith("float-max")), None)
+
 
 def back_fills(facts: Facts, layer: int) -> dict[str, dict[str, Mask]]:
     """Which experts' activation scales of a layer were filled in: (E,) masks by projection and origin."""

@@ -72,7 +72,13 @@ def forecast(
     found = list(findings)
     # What is wrong is the same for all thirteen backends; only what they make of it differs.
     parts = [(part, layer) for part in (facts, *facts.towers) for layer in part.layers]
-    scales = [each for each in (LayerScales(part, layer) for part, layer in parts) if each.wrong]
+    filled = {
+        (item.tower or "", item.layer) for item in found if item.code == "scale.filled" and item.layer is not None
+    }
+    scales = [
+        each for each in (LayerScales(part, at, filled=(part.tower, at) in filled) for part, at in parts)
+        if each.wrong or each.filled
+    ]  # fmt: skip
     # Layers that are weight-only beside others that are not; a draft layer is served apart.
     bare = set() if weight_only else weight_only_layers(facts)
     scales = [each for each in scales if each.tower or each.layer not in bare]
@@ -275,7 +281,7 @@ def _told(effect: Effect) -> set[str]:
     if not known and effect.text.startswith("why.expert-"):
         classes = str(effect.fill.get("classes", ""))
         known = tuple(f"scale.{name}" for name in classes.split(", ")) if classes else _ODD
-    elif effect.text in ("why.layer-nan", "why.layer-zero", "why.layer-degraded"):
+    elif effect.text in ("why.layer-nan", "why.layer-zero", "why.layer-degraded", "why.layer-negative"):
         known = tuple(code for code in codes.values() if code not in _ABSENT)
     return {cause for cause, code in codes.items() if code in known} or set(codes)
 
@@ -386,7 +392,9 @@ def _files(family: Family, findings: list[Finding]) -> Iterable[Effect]:
         elif item.code == "config.absent" and item.severity == "error":
             yield Effect("load-error", (), "model", set(), "why.config-absent")
         elif item.code == "config.incomplete" and family.engine in item.params.get("engines", ()):
-            yield Effect("load-error", (), "model", set(), "why.config", {"file": _file(item)})
+            fields = {"fields": item.params["fields"]} if "fields" in item.params else {}
+            text = "why.config-incomplete" if fields else "why.config"
+            yield Effect("load-error", (), "model", set(), text, {"file": _file(item), **fields})
 
 
 def _is_of_ordinary_lists(item: Finding) -> bool:

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from nvfp4viz.audit.backends import FATES, LOSES_ABOVE, NOTHING_ABOVE, Family, outcome_of_scales
-from nvfp4viz.audit.facts import MISSING, OK, Facts, median_of
-from nvfp4viz.audit.scales import has_wrong_convention, mismatched_pairs, outliers
+from nvfp4viz.audit.backends import CLIPS_BELOW, FATES, LOSES_ABOVE, NOTHING_ABOVE, Family, outcome_of_scales
+from nvfp4viz.audit.facts import MISSING, OK, Facts, ScaleTable, median_of
+from nvfp4viz.audit.fills import boundless, fills_of
+from nvfp4viz.audit.scales import has_wrong_convention, is_slight, mismatched_pairs, outliers
 from nvfp4viz.audit.siblings import times
 from nvfp4viz.audit.spread import undecided
 from nvfp4viz.audit.texts import id_list
@@ -50,11 +51,13 @@ def of_activations(family: Family, scales: LayerScales) -> Iterable[Effect]:
         fill = {"tensor": scales.first_missing(), "slots": scales.missing}
         yield Effect("load-error", (), "model", {layer}, "why.key-error", fill)
     elif family.reach == "none":
-        yield Effect("ignored", (), "none", {layer}, "why.ignored", {"slots": scales.wrong})
+        if scales.wrong:
+            yield Effect("ignored", (), "none", {layer}, "why.ignored", {"slots": scales.wrong})
     else:
         open_ones = _undecided(scales, layer, family)
         yield from open_ones
-        if scales.any_bad or not open_ones:
+        yield from _filled(scales, layer, family)
+        if scales.any_bad or (scales.wrong and not open_ones):
             yield from _per_expert(scales, layer) if family.reach == "expert" else [_one_maximum(scales, layer, family)]
 
 
@@ -71,6 +74,22 @@ def _undecided(scales: LayerScales, layer: int, family: Family) -> list[Effect]:
     fill = {"layer": layer, "ratio": times(widest), "slots": slots, "kinds": ", ".join(read)}
     ends = WILD if widest > NOTHING_ABOVE else ("degraded", "safe", "zero")
     return [Effect("degraded", ends, "experts" if single else "layer", {layer}, "why.undecided", fill)]
+
+
+def _filled(scales: LayerScales, layer: int, family: Family) -> Iterable[Effect]:
+    """Plausible numbers that nobody measured: too small, if the expert's activations are as large as others'."""
+    single = family.reach == "expert"
+    slots = 0
+    for group in (scales.first, ["down"] if family.reads_down else []):
+        kinds = [kind for kind in group if kind in scales.filled]
+        measured = [float(value) for kind in kinds for value in scales.values[kind][scales.measured[kind]]]
+        # By one maximum the largest that was measured stands for all.
+        if measured and not single:
+            continue
+        least = CLIPS_BELOW * max(measured, default=np.inf)
+        slots += sum(int((scales.values[kind][scales.filled[kind]] < least).sum()) for kind in kinds)
+    if slots:
+        yield Effect("safe", MILD, "none", {layer}, "why.filled", {"layer": layer, "slots": slots})
 
 
 def of_static_inputs(family: Family, scales: LayerScales) -> Iterable[Effect]:
@@ -107,7 +126,8 @@ def of_static_inputs(family: Family, scales: LayerScales) -> Iterable[Effect]:
 class LayerScales:
     """One layer's activation scales, as the loaders' ``(E, S)`` and ``(E,)`` parameters: NaN stands for no value."""
 
-    def __init__(self, facts: Facts, layer: int) -> None:
+    def __init__(self, facts: Facts, layer: int, *, filled: bool = False) -> None:
+        """``filled``: some have the fingerprints of `fills`."""
         kinds = facts.view.projections_in[layer]
         self._facts, self.layer, self.tower, self.block = facts, layer, facts.tower, facts.block(layer)
         tables = self._tables = {kind: facts.tables["input_scale", layer, kind] for kind in kinds}
@@ -115,11 +135,20 @@ class LayerScales:
         self.absent = {kind: table.state == MISSING for kind, table in tables.items()}
         self.values = {kind: table.values.astype(np.float64) for kind, table in tables.items()}
         good = {kind: (table.state == OK) & (table.classes() == 0) for kind, table in tables.items()}
-        far = {kind: outliers(table.values, good[kind]) & good[kind] for kind, table in tables.items()}
+        # What was filled in, or never set, is no measure for the others; the largest float32 is lost by itself.
+        fills = fills_of(facts, layer) if filled else {kind: {} for kind in kinds}
+        some = {kind: np.logical_or.reduce([~good[kind] & False, *fills[kind].values()]) for kind in kinds}
+        measured = self.measured = {kind: good[kind] & ~some[kind] & _set(table) for kind, table in tables.items()}
+        self.lost = {kind: mask for kind in kinds if (mask := boundless(fills[kind])) is not None}
+        far = {
+            kind: outliers(table.values, good[kind], measured[kind]) | self.lost.get(kind, False)
+            for kind, table in tables.items()
+        }
+        self.filled = {kind: mask & ~far[kind] for kind, mask in some.items() if (mask & ~far[kind]).any()}
         # Those of which nobody knows whether they or the others are wrong count for nothing that is bad.
         self.split = {kind: undecided(facts, tables[kind], mask) for kind, mask in far.items()}
         self.widths = {
-            kind: _width(tables[kind].values, good[kind], mask) for kind, mask in self.split.items() if mask.any()
+            kind: _width(tables[kind].values, measured[kind], mask) for kind, mask in self.split.items() if mask.any()
         }
         stored = {kind: table.state == OK for kind, table in tables.items()}
         dialect = facts.view.dialects.get(layer)
@@ -138,8 +167,13 @@ class LayerScales:
         second = {kind: facts.tables.get(("weight_scale_2", layer, kind)) for kind in (*self.first[:1], "down")}
         self.turned = [table.values < 0 if table is not None else np.zeros(0, np.bool_) for table in second.values()]
         self.healthy = (
-            _typical([self.values[kind][good[kind] & ~far[kind]] for kind in self.first]),
-            _typical([self.values["down"][good["down"] & ~far["down"]]] if "down" in kinds else []),
+            *(
+                _typical(
+                    [self.values[kind][measured[kind] & ~far[kind]] for kind in group],
+                    [self.values[kind][good[kind] & ~far[kind]] for kind in group],
+                )
+                for group in (self.first, ["down"] if "down" in kinds else [])
+            ),
         )
         self.classes = sorted(
             {CLASSES[k] for kind in kinds for k in tables[kind].classes()[stored[kind]].tolist() if k}
@@ -161,7 +195,10 @@ class LayerScales:
 
     def unusable(self) -> dict[str, Any]:
         """By projection: slots without a number that could be used, however far from its peers."""
-        return {kind: self.absent[kind] | (table.classes() > 0) for kind, table in self._tables.items()}
+        return {
+            kind: self.absent[kind] | (table.classes() > 0) | self.lost.get(kind, False)
+            for kind, table in self._tables.items()
+        }
 
     def pair(self, expert: int, fate: float) -> tuple[float, float]:
         """What CUTLASS makes of one expert's slots when the missing ones hold ``fate``."""
@@ -190,14 +227,24 @@ class LayerScales:
         return [kind for kind in kinds if kind in self.known and self.known[kind][expert]]
 
 
-def _width(values: Any, good: Any, some: Any) -> float:
+def _width(values: Any, measured: Any, some: Any) -> float:
     """How much the maximum of all may be above that of the group that is right, whichever it is."""
-    return float(values[good].max() / min(values[some].max(), values[good & ~some].max()))
+    return float(values[measured].max() / min(values[some].max(), values[measured & ~some].max()))
 
 
-def _typical(values: list[Any]) -> float:
-    found = np.concatenate(values) if values else np.zeros(0)
-    return float(median_of(found)) if found.size else 1e-3
+def _set(table: ScaleTable) -> Any:
+    """Where a 1.0 stands among other numbers nobody has set it."""
+    one = table.stored == 1
+    return ~one if (table.good() & ~one).any() else np.ones_like(one)
+
+
+def _typical(values: list[Any], others: list[Any]) -> float:
+    """Their median, or of the others where there are none."""
+    for each in (values, others):
+        found = np.concatenate(each) if each else np.zeros(0)
+        if found.size:
+            return float(median_of(found))
+    return 1e-3
 
 
 def _per_expert(scales: LayerScales, layer: int) -> Iterable[Effect]:
@@ -247,7 +294,7 @@ def _one_maximum(scales: LayerScales, layer: int, family: Family) -> Effect:
     kinds = [*scales.first, "down"] if family.reads_down and "down" in scales.values else scales.first
     missing = bool(any(scales.absent[kind].any() for kind in kinds))
     outcomes: set[str] = set()
-    outcome, turned = "safe", False
+    outcome, turned, pair = "safe", False, [1.0]
     for fate in FATES if missing else (0.0,):
         pair = []
         for group, good in ((scales.first, scales.healthy[0]), (["down"], scales.healthy[1])):
@@ -272,8 +319,9 @@ def _one_maximum(scales: LayerScales, layer: int, family: Family) -> Effect:
         read = any(scales.bad[kind].any() for kind in kinds)
         text = "why.sign-cancels" if turned else "why.masked" if read else "why.ignored"
         return Effect("safe" if read else "ignored", (), "none", {layer}, text, fill)
+    kind = "negative" if outcome == "degraded" and min(pair) < 0 else outcome
     return Effect(
-        outcome, tuple(sorted(outcomes - {outcome} and outcomes)), "layer", {layer}, f"why.layer-{outcome}", fill
+        outcome, tuple(sorted(outcomes - {outcome} and outcomes)), "layer", {layer}, f"why.layer-{kind}", fill
     )
 
 
@@ -302,13 +350,12 @@ class LayerWeights:
         wrong = [table for table in tables.values() if has_wrong_convention(table)]
         upright = not wrong
         self.stored = np.logical_or.reduce([table.state == OK for table in tables.values()])
-        over = [table.good() & (table.values > 1) for table in wrong]
-        self.reversed = np.logical_or.reduce([np.zeros_like(self.stored), *over])
+        self.reversed = {table.projection: table.good() & (table.values > 1) for table in wrong}
         self.far = {
             kind: outliers(table.values, table.good()) if upright else np.zeros(len(table.values), np.bool_)
             for kind, table in tables.items()
         }
-        masks = [self.mismatched, self.reversed, *self.far.values(), *self.classes.values()]
+        masks = [self.mismatched, *self.reversed.values(), *self.far.values(), *self.classes.values()]
         self.wrong = any(bool(mask.any()) for mask in masks)
 
     def cancels(self, family: Family, kind: str, expert: int) -> bool:
@@ -347,11 +394,17 @@ def of_weights(family: Family, weights: LayerWeights) -> Iterable[Effect]:
         ids = tuple(np.flatnonzero(weights.mismatched).tolist())
         fill = {"experts": id_list(ids), "layer": layer, "slots": len(ids)}
         text = "why.pair.maximum" if family.engine == "tensorrt-llm" else "why.pair"
+        if is_slight(weights.ratios[list(ids)]):
+            yield Effect("safe", (), "none", {layer}, "why.pair.slight", fill)
+            return
         off = np.abs(np.log2(weights.ratios[list(ids)])).max()
         yield Effect("degraded", MILD if off < HARSH else WILD, "experts", {layer}, text, fill)
-    if weights.reversed.any():
-        ids = tuple(np.flatnonzero(weights.reversed).tolist())
-        whole = bool((weights.reversed | ~weights.stored).all())
+    # Up's own is not read where gate's stands for both; where the larger does, it may be up's.
+    unread = "up" if paired and family.engine != "tensorrt-llm" else None
+    over = [mask for kind, mask in weights.reversed.items() if kind != unread]
+    if over:
+        ids = tuple(np.flatnonzero(np.any(over, axis=0)).tolist())
+        whole = bool((np.any(over, axis=0) | ~weights.stored).all())
         fill = {"experts": "" if whole else id_list(ids), "layer": layer, "slots": len(ids)}
         yield Effect("degraded", WILD, "layer" if whole else "experts", {layer}, "why.convention", fill)
     for kind, far in weights.far.items():

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nvfp4viz.audit.facts import CLAIMS, Facts, is_scalar, median_of
-from nvfp4viz.audit.fills import fills_of_modules, is_coarse
+from nvfp4viz.audit.fills import FP8_FLOAT_MAX, fills_of_modules, is_coarse
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.module_names import MATRICES, layer_of, layers_of
 from nvfp4viz.audit.report import Finding, json_value
@@ -420,10 +420,6 @@ def _inputs_apart(
             )  # fmt: skip
 
 
-# The largest float32 over E4M3's largest number: what an infinite amax of an FP8 module becomes.
-_FP8_FLOAT_MAX = np.finfo(np.float32).max / np.float32(448)
-
-
 def _filled(
     checkpoint: Checkpoint, facts: Facts, values: list[Scalar], siblings: Iterable[tuple[str, ...]], weight_only: bool
 ) -> Iterator[Finding]:  # fmt: skip
@@ -468,7 +464,7 @@ def _filled(
 
 
 def _is_float_max(value: np.float32) -> bool:
-    return bool(np.abs(value - _FP8_FLOAT_MAX) <= np.spacing(_FP8_FLOAT_MAX))
+    return bool(np.abs(value - FP8_FLOAT_MAX) <= np.spacing(FP8_FLOAT_MAX))
 
 
 def by_format(linears: Iterable[Linear]) -> Mapping[str, list[Linear]]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from nvfp4viz.audit.backends import FAMILIES
 from nvfp4viz.audit.facts import MISSING, NOT_A_SCALAR, OK, SCALARS, Facts, ScaleTable, is_scalar, median_of
-from nvfp4viz.audit.fills import back_fills
+from nvfp4viz.audit.fills import fills_of
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding, json_value
 from nvfp4viz.audit.texts import id_list, in_full
@@ -65,9 +65,7 @@ def scale_findings(
                     yield from _missing(facts, layer, projection, role, frozenset())
                 elif activations:
                     yield from _missing(facts, layer, projection, role, explained)
-    # The fingerprints are those of amax/2688.
-    measured = [at for at in facts.layers if facts.block(at) == "NVFP4" and facts.view.scheme != "W4A8"]
-    fills = {layer: back_fills(facts, layer) for layer in measured} if activations else {}
+    fills = {layer: fills_of(facts, layer) for layer in facts.layers} if activations else {}
     for table in facts.tables.values():
         if table.role != "input_scale":
             explained, _ = mismatched_pairs(facts, table.layer)
@@ -130,7 +128,8 @@ def _values(facts: Facts, table: ScaleTable, fills: dict[str, Mask], explained: 
         one = np.zeros_like(good)
     yield from _report(facts, table, one & ~explained, "scale.identity", "info", f"scale.identity{of_weight}")
     if not has_wrong_convention(table):
-        far = outliers(table.values, good) & ~explained & ~one
+        # What was filled in, or never set, is no measure for what was measured.
+        far = outliers(table.values, good & ~explained & ~one)
         # The number beside the stored one is a stored one too.
         divisors = facts.view.divisors_in(table.layer)
         usual = median(table.stored if divisors else table.values, good)
@@ -167,8 +166,8 @@ def json_number(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def outliers(values: npt.NDArray[np.float32], good: Mask) -> Mask:
-    """Values far from their peers in log space, by median and MAD.
+def outliers(values: npt.NDArray[np.float32], good: Mask, peers: Mask | None = None) -> Mask:
+    """Values far from their peers in log space, by median and MAD of those of ``peers``, or of all.
 
     >>> outliers(np.float32([2e-3, 2.2e-3, 1.8e-3, 2.0]), np.ones(4, bool)).tolist()
     [False, False, False, True]
@@ -177,11 +176,12 @@ def outliers(values: npt.NDArray[np.float32], good: Mask) -> Mask:
     """
     out = np.zeros(values.shape, np.bool_)
     # Of two values neither is the odd one.
-    if good.sum() < 3:
+    if good.sum() < 3 or (peers is not None and peers.sum() < 3):
         return out
     logs = np.log2(values[good].astype(np.float64))
-    distance = np.abs(logs - median_of(logs))
-    out[good] = distance > max(OUTLIER_FLOOR, OUTLIER_SPREAD * float(median_of(distance)))
+    distance = np.abs(logs - median_of(logs if peers is None else logs[peers[good]]))
+    spread = float(median_of(distance if peers is None else distance[peers[good]]))
+    out[good] = distance > max(OUTLIER_FLOOR, OUTLIER_SPREAD * spread)
     return out
 
 
@@ -253,6 +253,7 @@ def pair_findings(facts: Facts) -> Iterator[Finding]:
         ids = tuple(np.flatnonzero(mask).tolist())
         if ids:
             off = ratio[list(ids)]
+            slight = is_slight(off)
             worst = float(off[np.argmax(np.abs(np.log2(off)))])
             place = facts.place(layer, ("gate", "up"), "weight_scale_2", ids)
             larger, smaller = ("gate", "up") if worst > 1 else ("up", "gate")
@@ -261,9 +262,15 @@ def pair_findings(facts: Facts) -> Iterator[Finding]:
                 "smaller": smaller, "pairs": len(ids), "of": int((ratio > 0).sum()),
             }  # fmt: skip
             yield make(
-                "scale.pair-mismatch", "backend", role="weight_scale_2", layer=layer, experts=place["experts"],
-                tensors=place["tensors"], count=len(ids), value=json_number(worst), fill=fill,
+                "scale.pair-mismatch", "info" if slight else "backend",
+                text=f"scale.pair-mismatch{'.slight' if slight else ''}", role="weight_scale_2", layer=layer,
+                experts=place["experts"], tensors=place["tensors"], count=len(ids), value=json_number(worst), fill=fill,
             )  # fmt: skip
+
+
+def is_slight(ratios: npt.NDArray[np.float64]) -> bool:
+    """Do these ratios (N,) differ from one by less than 1 %?  The steps of E2M1 are 17 % and more."""
+    return bool(np.abs(np.log2(ratios)).max(initial=0.0) < np.log2(1.01))
 
 
 def mismatched_pairs(facts: Facts, layer: int) -> tuple[Mask, npt.NDArray[np.float64]]:

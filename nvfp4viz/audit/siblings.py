@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nvfp4viz.audit.facts import F32, Facts, median_of
-from nvfp4viz.audit.fills import FINGERPRINTS, back_fills
+from nvfp4viz.audit.fills import FINGERPRINTS, fills_of
 from nvfp4viz.audit.findings import NAMES, make
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.scales import OUTLIER_FLOOR, Mask, json_number, outliers
@@ -78,10 +78,9 @@ def apart(facts: Facts, layer: int) -> Siblings | None:
     modules = facts.view.modules
     if any("pre_quant_scale" in module.extras for kind in ("gate", "up") if (module := modules.get((layer, 0, kind)))):
         return None
-    if facts.block(layer) == "NVFP4" and facts.view.scheme != "W4A8":
-        for kind, masks in back_fills(facts, layer).items():
-            for mask in masks.values() if kind in ("gate", "up") else ():
-                both &= ~mask
+    for kind, masks in fills_of(facts, layer).items():
+        for mask in masks.values() if kind in ("gate", "up") else ():
+            both &= ~mask
     direction = _far(gate.values[both], up.values[both]) if both.sum() >= 3 else None
     if direction is None:
         return None
@@ -155,9 +154,8 @@ def _unexplained(facts: Facts, layer: int, kind: str) -> Mask:
     left: Mask = good & ~outliers(table.values, good)
     if not np.array_equal(one, good):
         left &= ~one
-    if facts.block(layer) == "NVFP4" and facts.view.scheme != "W4A8":
-        for mask in back_fills(facts, layer).get(kind, {}).values():
-            left &= ~mask
+    for mask in fills_of(facts, layer).get(kind, {}).values():
+        left &= ~mask
     return left
 
 

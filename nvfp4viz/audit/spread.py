@@ -7,12 +7,12 @@ first is a warning, the second a note.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from nvfp4viz.audit.facts import F32, Facts, ScaleTable, median_of
-from nvfp4viz.audit.fills import back_fills
+from nvfp4viz.audit.fills import fills_of
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.scales import (
@@ -59,11 +59,17 @@ def _groups(facts: Facts, layer: int, role: str) -> Iterator[Finding]:
         found = {kind: each for kind, each in found.items() if kind == "down"}
     if not found:
         return
+    kinds = in_order(found)
     ratio, own, others = max((max(own / others, others / own), own, others) for _, own, others in found.values())
     experts = tuple(np.flatnonzero(np.any([few for few, _, _ in found.values()], axis=0)).tolist())
-    place = facts.place(layer, found, role, experts)
-    fill = {"kinds": ", ".join(found), "ratio": times(ratio), "own": json_number(own), "others": json_number(others)}
+    place = facts.place(layer, kinds, role, experts)
+    fill = {"kinds": ", ".join(kinds), "ratio": times(ratio), "own": json_number(own), "others": json_number(others)}
     yield make("scale.outlier", "warn", text="scale.outlier.groups", role=role, layer=layer, **place, fill=fill)
+
+
+def in_order(kinds: Iterable[str]) -> list[str]:
+    """Projections as one names them, whatever order a layout has them in."""
+    return sorted(kinds, key=("gate", "up", "gate_up", "down").index)
 
 
 def two_groups(values: F32, good: Mask) -> Mask | None:
@@ -93,20 +99,23 @@ def two_groups(values: F32, good: Mask) -> Mask | None:
 
 
 def undecided(facts: Facts, table: ScaleTable, far: Mask) -> Mask:
-    """Those of a table's outliers (E,) that are too many to be called the wrong ones: a quarter, and more than one.
+    """Those of a table's outliers (E,) that are too many to be called the wrong ones: a fifth, and more than one.
+
+    A fifth, since of a quarter some may lie within reach of the others.
 
     One that was filled in, or whose partner of gate and up lies with the others, is wrong itself.
     """
-    good = table.good()
-    if far.sum() < 2 or 4 * far.sum() < good.sum():
-        return np.zeros_like(far)
-    left: Mask = far & _ordinary(facts, table)
+    none: Mask = np.zeros_like(far)
+    if far.sum() < 2 or 5 * far.sum() < table.good().sum():
+        return none
+    measured = _ordinary(facts, table)
+    left: Mask = far & measured
     partner = facts.tables.get((table.role, table.layer, {"gate": "up", "up": "gate"}.get(table.projection, "")))
     if partner is not None:
         both = left & partner.good()
         own, other = (np.log2(each.values[both].astype(np.float64)) for each in (table, partner))
         left[both] = np.abs(own - other) <= OUTLIER_FLOOR
-    return left if left.sum() >= 2 and 4 * left.sum() >= good.sum() else np.zeros_like(far)
+    return left if left.sum() >= 2 and 5 * left.sum() >= measured.sum() else none
 
 
 def _is_wide(values: F32) -> bool:
@@ -122,9 +131,8 @@ def _ordinary(facts: Facts, table: ScaleTable) -> Mask:
     if table.role != "input_scale":
         pairs, _ = mismatched_pairs(facts, table.layer)
         return left & ~pairs if table.projection in ("gate", "up") and pairs.size else left
-    if facts.block(table.layer) == "NVFP4" and facts.view.scheme != "W4A8":
-        for mask in back_fills(facts, table.layer).get(table.projection, {}).values():
-            left &= ~mask
+    for mask in fills_of(facts, table.layer).get(table.projection, {}).values():
+        left &= ~mask
     return left
 
 
@@ -149,11 +157,12 @@ def _large_inputs(facts: Facts) -> Iterator[Finding]:
         found = {kind: large for kind, large in found.items() if kind not in ("gate", "up")}
     if not found:
         return
-    names = [facts.view.slot(at, 0, kind, "input_scale").name for kind in found for at in layers if kind in
+    kinds = in_order(found)
+    names = [facts.view.slot(at, 0, kind, "input_scale").name for kind in kinds for at in layers if kind in
              facts.view.projections_in[at]]  # fmt: skip
     fill = {
         "median": json_number(float(median_of(np.concatenate(list(found.values()))))), "numbers": layers,
-        "kinds": ", ".join(found),
+        "kinds": ", ".join(kinds),
     }  # fmt: skip
     text = f"scale.convention.inputs{'.divisor' if facts.view.divisors_in(layers[0]) else ''}"
     count = sum(map(len, found.values()))

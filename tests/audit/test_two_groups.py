@@ -5,10 +5,22 @@ import pytest
 
 from nvfp4viz.audit import audit, describe
 from nvfp4viz.audit.backends import FAMILIES
+from nvfp4viz.audit.fills import FINGERPRINTS
 from nvfp4viz.audit.repair import plan_repair
 from tests.audit.layouts import EXPERTS, LAYOUTS, twin
 from tests.audit.reading import found
-from tests.audit.test_forecast_tiny import BACKENDS, BAD, agrees, changed, layer, opened, outcome, parameters_of, run
+from tests.audit.test_forecast_tiny import (
+    BACKENDS,
+    BAD,
+    agrees,
+    changed,
+    layer,
+    opened,
+    outcome,
+    parameters_of,
+    run,
+    stored,
+)
 
 FOUR_BIT = {
     id: layout for id, layout in LAYOUTS.items()
@@ -174,3 +186,69 @@ def test_one_of_a_pair_that_lies_off_its_partner_is_wrong_itself(kind):
     [cutlass] = [one for one in audit(opened(tensors)).backends if one.name == "vllm-cutlass"]
     assert (cutlass.outcome, "safe" in cutlass.possible) == ("zero", False)
     assert agrees(cutlass, outcome(run(parameters_of(tensors), "vllm-cutlass", BAD), BAD))
+
+
+@pytest.mark.parametrize("count", [1, 16, 32, 33, 48, 64])
+@pytest.mark.parametrize("value", [*(float(number) for number, _ in FINGERPRINTS), 1.0])
+@pytest.mark.parametrize("kinds", [GATED, ("gate", "up"), ("down",)], ids="+".join)
+def test_numbers_that_nobody_measured_come_out_as_one_of_the_possible(kinds, value, count):
+    """Those that were measured are not called the odd ones, however few they are."""
+    tensors = changed({name: value for name in own_scales(kinds) if int(name.split(".")[0]) >= 64 - count})
+    report = audit(opened(tensors))
+    codes = {item.code for item in report.findings}
+    if not codes & {"scale.filled", "scale.identity"}:
+        # It may have been measured, of which no file check can say anything.
+        return
+    assert "scale.outlier" not in codes
+    loaded = parameters_of(tensors)
+    for forecast in report.backends:
+        if forecast.name in BACKENDS:
+            hit = outcome(run(loaded, forecast.name, 63), 63)
+            assert agrees(forecast, hit), (forecast.name, forecast.outcome, forecast.possible, hit)
+            if count < 48 and forecast.scope in ("none", "experts"):
+                assert outcome(run(loaded, forecast.name, BAD), BAD) == "safe"
+
+
+@pytest.mark.parametrize("id", ["W4A8", "Quark, static FP8 inputs", "gpt-oss, static FP8 inputs"])
+@pytest.mark.parametrize("count", [1, EXPERTS // 2, EXPERTS])
+def test_an_infinite_amax_of_activations_in_eight_bits(id, count):
+    """The largest float32 over 448, in any number of experts, and in the one number of all."""
+    layout, tensors = LAYOUTS[id], LAYOUTS[id].tensors()
+    for expert in range(count if layout.arrangement != "fused" else 1):
+        for kind in layout.kinds:
+            layout.put(tensors, expert, kind, "input_scale", layout.stored(np.finfo(np.float32).max / np.float32(448)))
+    report = audit(layout.open(tensors))
+    wrong = [item for item in report.findings if item.severity != "info"]
+    assert {item.text.removesuffix(".divisor") for item in wrong} == {"scale.filled.float-max.fp8"}
+    assert "448" in describe(wrong[0], "en")[0]
+    assert "448" in describe(wrong[0], "zh")[0]
+    assert {one.outcome for one in report.backends} <= {"zero", "ignored", "unsupported"}
+
+
+def test_only_up_the_other_way_up():
+    """Where gate's stands for both, up's own is not read."""
+    up = {name: 1 / value for name, value in stored("up_proj.weight_scale_2").items()}
+    tensors = changed(up)
+    loaded = parameters_of(tensors)
+    for forecast in audit(opened(tensors)).backends:
+        if forecast.name in BACKENDS:
+            assert outcome(run(loaded, forecast.name, BAD), BAD) == "safe"
+            assert "safe" in forecast.possible
+
+
+@pytest.mark.parametrize("ratio", [1.0002, 1.3])
+def test_a_pair_that_hardly_differs(ratio):
+    tensors = changed({name: value * np.float32(ratio) for name, value in stored("up_proj.weight_scale_2").items()})
+    report = audit(opened(tensors))
+    [item] = [one for one in report.findings if one.code == "scale.pair-mismatch"]
+    assert (item.severity, report.verdict) == (("info", "info") if ratio < 1.01 else ("backend", "backend"))
+    outcomes = {one.outcome for one in report.backends if one.name in BACKENDS}
+    assert outcomes == {"safe" if ratio < 1.01 else "degraded"}
+    for language in ("en", "zh"):
+        assert ("1 %" in describe(item, language)[0]) == (ratio < 1.01)
+
+
+def test_a_negative_maximum_is_called_negative():
+    tensors = changed({name: -value for name, value in own_scales().items()})
+    [one] = [each for each in audit(opened(tensors)).backends if each.name == "vllm-flashinfer-cutlass"]
+    assert (one.outcome, one.text) == ("degraded", "why.layer-negative")
