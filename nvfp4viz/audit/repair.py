@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from nvfp4viz.audit.run import Audit, for_ranks, run_audit
 from nvfp4viz.checkpoint import Checkpoint, Tensor, inspect, tensor
 from nvfp4viz.checkpoint.copies import Changes, Copied, changed_copy, changed_in_memory, to_write
 from nvfp4viz.checkpoint.numbers import CLASSES
-from nvfp4viz.checkpoint.problems import UNREAD
+from nvfp4viz.checkpoint.problems import UNREAD, printable
 from nvfp4viz.checkpoint.sidecars import read_side_file
 from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG, Overlay
 from nvfp4viz.checkpoint.weight_only import activation_scales, is_activation_scale, relabelled
@@ -88,7 +89,7 @@ class RepairRecord(msgspec.Struct, frozen=True):
     earlier: tuple[Any, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Repair:
     """A plan: the record, and what a copy will hold in other words than the source."""
 
@@ -114,7 +115,7 @@ class Repair:
             first.setdefault((slot.tensor, None if slot.tensor in self.shared else slot.expert), slot)
         return list(first.values())
 
-    @property
+    @cached_property
     def rewritten(self) -> tuple[int, int]:
         """Shards that a copy has to write anew, one for added scales among them, and their bytes; others are links."""
         return to_write(self.checkpoint, self.changes)
@@ -153,7 +154,8 @@ def plan_repair(
     InputError
         ``repair.unmendable`` with what stands in the way, ``repair.ordinary`` or ``repair.still-read`` where that is
         nothing but other activation scales; ``repair.no-peers``, and ``repair.no-scale`` where ``"layer-max"`` has
-        none to take either; ``repair.algorithm``, ``repair.policy``, ``repair.value``.
+        none to take either; ``repair.algorithm``, ``repair.policy``, ``repair.value``; ``repair.one-shard`` for
+        ``"weight-only"`` of one shard of several.
     CheckpointError
         ``source.*``.
     """
@@ -169,6 +171,10 @@ def plan_repair(
     new: dict[str, Tensor | None] = {}
     files: dict[str, bytes] = {}
     if policy == "weight-only":
+        if checkpoint.beside:
+            # Label and index are the whole's: the other shards would keep scales that the new label denies.
+            file = printable(checkpoint.source.only or "", 200)
+            raise InputError("repair.one-shard", file=file, others=len(checkpoint.beside))
         scales = activation_scales(checkpoint.tensors)
         # A scale that is missing is mended too where its module needs none any more.
         _refuse_rest(

@@ -11,7 +11,7 @@ import io
 import os
 import shutil
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,9 +205,16 @@ def _added(checkpoint: Checkpoint, new: Changes) -> dict[str, Tensor]:
 
 
 def to_write(checkpoint: Checkpoint, new: Changes) -> tuple[int, int]:
-    """Shards that a copy writes anew, the additional one among them, and at most so many bytes; the rest is linked."""
+    """Shards that a copy writes anew, the additional one among them, and their bytes; the rest is linked."""
     touched, added = _touched(checkpoint, new), _added(checkpoint, new)
-    size = sum(header.size for header in checkpoint.files if header.file in touched)
+    removed = {name for name, item in new.items() if item is None}
+    size = 0
+    for header in checkpoint.files:
+        if header.file in touched and not removed.isdisjoint(header.entries):
+            kept, start = _without(header, removed)
+            size += len(start) + sum(entry.nbytes for entry in kept)
+        elif header.file in touched:
+            size += header.size
     return len(touched) + bool(added), size + (len(file_bytes(added, _METADATA)) if added else 0)
 
 
@@ -326,15 +333,8 @@ def _write_without(
     header: Header, mine: Mapping[str, Tensor | None], source: BinaryIO, stream: BinaryIO, told: Told
 ) -> None:
     """The file again without some tensors, the rest in the same order, patched on the way."""
-    kept = [entry for entry in _in_file_order(header) if mine.get(entry.name, entry) is not None]
-    described: dict[str, Any] = {"__metadata__": header.metadata} if header.metadata else {}
-    end = 0
-    for entry in kept:
-        begin, end = end, end + entry.nbytes
-        described[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": (begin, end)}
-    text = msgspec.json.encode(described)
-    text += b" " * (-len(text) % 8)
-    stream.write(struct.pack("<Q", len(text)) + text)
+    kept, start = _without(header, {name for name, item in mine.items() if item is None})
+    stream.write(start)
     # Neighbours are copied together: a scalar of four bytes is no read of its own.
     first = last = 0
     for entry in kept:
@@ -348,6 +348,19 @@ def _write_without(
             _check_fits(entry, item)
             stream.write(item.tobytes())
     _copy(header.file, source, stream, first, last, told)
+
+
+def _without(header: Header, removed: Collection[str]) -> tuple[list[TensorEntry], bytes]:
+    """The tensors that stay, and the file's beginning up to the first of them."""
+    kept = [entry for entry in _in_file_order(header) if entry.name not in removed]
+    described: dict[str, Any] = {"__metadata__": header.metadata} if header.metadata else {}
+    end = 0
+    for entry in kept:
+        begin, end = end, end + entry.nbytes
+        described[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": (begin, end)}
+    text = msgspec.json.encode(described)
+    text += b" " * (-len(text) % 8)
+    return kept, struct.pack("<Q", len(text)) + text
 
 
 def _in_file_order(header: Header) -> list[TensorEntry]:

@@ -329,7 +329,7 @@ def test_a_plan_names_no_file_that_does_not_exist(tmp_path):
         assert RECORD not in said
 
 
-@pytest.mark.parametrize("policy", ["layer-max", "weight-only"])
+@pytest.mark.parametrize("policy", ["layer-max", "peer-max", "constant"])
 def test_one_shard_is_mended_alone(policy, tmp_path, capsys):
     """Its copy has no other shards, as its source had none beside it that were asked for."""
     tensors = base()
@@ -346,8 +346,44 @@ def test_one_shard_is_mended_alone(policy, tmp_path, capsys):
     # Laid over a copy of the whole, it mends that.
     for path in (tmp_path / "out").iterdir():
         (tmp_path / "bad" / path.name).write_bytes(path.read_bytes())
-    if policy == "layer-max":
-        assert audit(tmp_path / "bad").verdict in ("ok", "info")
+    assert {item.code for item in audit(tmp_path / "bad").findings} <= {"scale.identity", "scale.outlier"}
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_one_shard_is_not_made_weight_only(language, indexed, tmp_path, capsys):
+    """Laid over the whole its label and index would be wrong for all the other shards."""
+    tensors = base()
+    name = "model.layers.0.mlp.experts.2.up_proj.input_scale"
+    tensors[name] = scalar(np.nan)
+    write_checkpoint(tmp_path / "bad", tensors, config=CONFIG, hf_quant_config=QUANT, max_shard_bytes=1400)
+    place = tmp_path / "bad" / "model.safetensors.index.json"
+    shards = json.loads(place.read_text())["weight_map"]
+    if not indexed:
+        place.unlink()
+    one = tmp_path / "bad" / shards[name]
+    more = len(set(shards.values())) - 1
+    command = ["repair", str(one), str(tmp_path / "out"), "--policy", "weight-only", "--language", language]
+    for end in ([], ["--apply"]):
+        assert main([*command, *end]) == 64
+        said = capsys.readouterr().err
+        assert f"{more} more beside it" in said if language == "en" else f"还有 {more} 个分片" in said
+        assert shards[name] in said
+        assert {"en": "Repair the whole folder", "zh": "修复整个目录"}[language] in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("policy", ["peer-max", "weight-only"])
+@pytest.mark.parametrize("most", [1400, 10**9])
+def test_a_plan_says_the_bytes_of_the_shards_that_are_written(policy, most, tmp_path):
+    """Without the scales that are taken away and their places in the header, with a shard for those that lacked."""
+    tensors = without(base(), "model.layers.0.mlp.experts.2.up_proj.input_scale")
+    tensors["model.layers.0.mlp.experts.1.down_proj.input_scale"] = scalar(np.nan)
+    write_checkpoint(tmp_path / "bad", tensors, config=CONFIG, hf_quant_config=QUANT, max_shard_bytes=most)
+    plan = plan_repair(tmp_path / "bad", policy)
+    written_anew = apply_repair(plan, tmp_path / "out").rewritten
+    sizes = [(tmp_path / "out" / name).stat().st_size for name in written_anew if name.endswith(".safetensors")]
+    assert plan.rewritten == (len(sizes), sum(sizes))
 
 
 @pytest.mark.parametrize("how", ["missing", "nan"])

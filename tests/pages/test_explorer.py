@@ -11,6 +11,7 @@ import pytest
 from nvfp4viz.audit import audit, describe
 from nvfp4viz.checkpoint import MemorySource, file_bytes, open_checkpoint
 from nvfp4viz.cli import main
+from nvfp4viz.errors import InputError
 from nvfp4viz.model import TinyMoeConfig
 from nvfp4viz.ui import i18n
 from nvfp4viz.ui.samples import SAMPLE_IDS
@@ -230,6 +231,17 @@ def test_one_shard_that_was_given_alone_is_a_part(open_page, files, shards, lang
     shown = texts(tab(at, "explorer", 2))
     assert {"en": "this is one shard of several", "zh": "这里只有多个分片中的一个"}[lang] in shown
     assert "vllm-humming" not in shown
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_one_shard_that_was_given_alone_is_not_made_weight_only(open_page, files, shards, lang, monkeypatch):
+    """A label is the whole's; numbers can be set."""
+    monkeypatch.setattr(i18n, "lang", lambda: lang)
+    given = [(name, data) for name, data in files.items() if name not in shards or name == shards[1]]
+    for policy, refused in (("weight-only", True), ("constant", False)):
+        at = tab(upload(open_page("explorer", lang=lang, policy=policy), *given), "explorer", 6)
+        said = InputError("repair.one-shard", file=shards[1], others=len(shards) - 1).text(lang)
+        assert all((part in texts(at).replace("\\", "")) == refused for part in (said["what"], said["next"]))
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
