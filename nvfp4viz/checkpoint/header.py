@@ -135,7 +135,11 @@ def _placed(file: str, size: int, base: int, found: Columns) -> Header:
     problems += _end_problems(file, size, stop, unreadable)
     # A header's odd length alone hurts nobody, nor does the place of a tensor without values.
     if (table.begin & masks)[end > begin].any():
-        problems.append(problem("container.misaligned", file, {"base": base}, severity="warn"))
+        # A padded header would not mend what lies badly within the data section.
+        odd = np.flatnonzero((begin & masks != 0) & (end > begin))
+        text = "container.misaligned.order" if len(odd) else "container.misaligned"
+        params = {"base": base, "tensor": printable(found.names[int(odd[0])]) if len(odd) else ""}
+        problems.append(problem(text, file, params, severity="warn"))
     if found.duplicates:
         names = tuple(dict.fromkeys(found.duplicates))
         params = {"tensor": printable(names[0]), "count": len(names)}

@@ -70,7 +70,8 @@ ACCEPTED = {
     "tensor named like a field": raw_file({"data_offsets": entry()}, FOUR),
     "F4": raw_file({"a": entry("F4", (2,), (0, 1))}, b"\0"),
     "F6": raw_file({"a": entry("F6_E2M3", (4,), (0, 3))}, b"\0" * 3),
-    "misaligned": raw_file({"b": entry("U8", (1,), (0, 1)), "a": entry(offsets=(1, 5))}, b"\0" * 5),
+    "misaligned": raw_file(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}} ', FOUR),
+    "misaligned by order": raw_file({"b": entry("U8", (1,), (0, 1)), "a": entry(offsets=(1, 5))}, b"\0" * 5),
     "deep extra field": raw_file(nested(125), FOUR),
     "wide empty": raw_file({"a": entry(shape=(2**63, 0), offsets=(0, 0))}),
 }
@@ -217,6 +218,7 @@ def test_every_text_of_a_container_problem_has_its_test():
         ("leading spaces", "container.invalid-header.leading-space"),
         ("trailing line feed", "container.invalid-header.unusual-json"),
         ("misaligned", "container.misaligned"),
+        ("misaligned by order", "container.misaligned.order"),
         ("entry as array", "container.invalid-header.unusual-json"),
         ("type as object", "container.invalid-header.unusual-json"),
         ("no metadata value", "container.invalid-header.unusual-json"),
