@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from nvfp4viz.audit.facts import label_in, pruned_layers
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.fp8_numbers import SCALES
-from nvfp4viz.audit.labels import is_native, label_findings
+from nvfp4viz.audit.labels import TOGETHER, is_native, label_findings
 from nvfp4viz.audit.linears import FP8, Linear, fp8_scale
 from nvfp4viz.audit.module_names import is_draft, is_quantised_by_all
 from nvfp4viz.audit.report import Finding
@@ -31,7 +31,11 @@ def config_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Sequen
     used = checkpoint.quant_config.used
     if used is not None and used.missing and quantised:
         fill = {"file": used.file, "fields": ", ".join(used.missing), "engines": ("vllm",)}
-        yield make("config.incomplete", "backend", count=len(used.missing), fill=fill)
+        text = "config.incomplete"
+        if "quant_method" in used.missing:
+            # transformers' `quantizers/auto.py` (00e3e79) raises an error, whatever the algorithm.
+            fill["engines"], text = ("vllm", "transformers"), "config.incomplete.method"
+        yield make("config.incomplete", "backend", text=text, count=len(used.missing), fill=fill)
     yield from _no_expression(checkpoint.quant_config)
     yield from _no_number(checkpoint, view)
     quant = checkpoint.quant_config
@@ -189,7 +193,7 @@ def _against_excludes(
         plain = [
             f"{name}.weight"
             for name in _plain(linears)
-            if not is_draft(name, view.layers) and not lists.is_excluded(name)
+            if not is_draft(name, view.layers) and not lists.is_excluded(name) and not _excluded_as_built(lists, name)
         ]
         if plain:
             yield make("config.unquantised-not-excluded", "warn", tensors=plain)
@@ -268,6 +272,23 @@ def _part_of_a_name(quant: QuantConfig, view: CanonicalView, linears: Sequence[L
             fill = {"pattern": printable(pattern, 100), "numbers": layers, "engines": ("vllm",)}
             text = "config.excluded-but-quantised.part"
             yield make("config.excluded-but-quantised", "backend", text=text, tensors=hit, fill=fill)
+
+
+def _excluded_as_built(quant: QuantConfig, name: str) -> bool:
+    """Does a list name the module that servers build of this one and its neighbours, such as ``qkv_proj``?
+
+    compressed-tensors' and Quark's readers hold expressions against the parts, and the whole name alone against the
+    fused module (vLLM 0.33.0, ``should_ignore_layer``).
+    """
+    parent, _, last = name.rpartition(".")
+    for section in quant.sections:
+        by_parts = (section.method or "").startswith(("compressed-tensors", "quark"))
+        whole = {bare(item) for item in section.exclude or ()}
+        for built in TOGETHER.get(last, ()):
+            fused = f"{parent}.{built}"
+            if bare(fused) in whole if by_parts else section.lists(fused):
+                return True
+    return False
 
 
 def _listed_but_plain(quant: QuantConfig, linears: Sequence[Linear]) -> Iterator[Finding]:

@@ -205,7 +205,11 @@ def _stored_in(lists: QuantConfig, view: CanonicalView, layer: int) -> str | Non
 
 def is_native(checkpoint: Checkpoint, block: str) -> bool:
     """DeepSeek's own draft experts stay in MXFP4, whatever the model's own became (aiconfigurator#1513)."""
-    fp8 = any((section.method or "").startswith(("fp8", "deepseek")) for section in checkpoint.quant_config.sections)
+    # A section whose method is missing has a finding for that, and may have been DeepSeek's.
+    fp8 = any(
+        (section.method or "").startswith(("fp8", "deepseek")) or "quant_method" in section.missing
+        for section in checkpoint.quant_config.sections
+    )
     said = (checkpoint.config or {}).get("expert_dtype")
     return block == "MXFP4" and fp8 and said in (None, "fp4", "mxfp4")
 
@@ -312,7 +316,7 @@ def _wrong_linears(
 
 
 # What a list may call several modules together.
-_TOGETHER = {
+TOGETHER = {
     "q_proj": ("qkv_proj", "qkv"), "k_proj": ("qkv_proj", "qkv"), "v_proj": ("qkv_proj", "qkv"),
     "gate_proj": ("gate_up_proj",), "up_proj": ("gate_up_proj",), "w1": ("w13",), "w3": ("w13",),
     "q_a_proj": ("fused_qkv_a_proj",), "kv_a_proj_with_mqa": ("fused_qkv_a_proj",),
@@ -336,7 +340,7 @@ def _left_out_linears(checkpoint: Checkpoint, view: CanonicalView, linears: Sequ
         if not scaled or quant.listed_algo(linear.name) or quant.lists(linear.name):
             continue
         parent, _, last = linear.name.rpartition(".")
-        others = {other for family in SIBLINGS if last in family for other in family} | {*_TOGETHER.get(last, ())}
+        others = {other for family in SIBLINGS if last in family for other in family} | {*TOGETHER.get(last, ())}
         if any(quant.listed_algo(f"{parent}.{other}") for other in others):
             continue
         head = layer_number(linear.name, view.layers)[2]

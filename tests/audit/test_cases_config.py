@@ -82,6 +82,33 @@ def test_a_prefix_that_exporters_vary_is_no_difference():
         assert found(audit(opened(tensors, FOUR, excluding("*gate", pattern)))) == []
 
 
+BUILT = ("qkv_proj", ("q_proj", "k_proj", "v_proj")), ("fused_qkv_a_proj", ("q_a_proj", "kv_a_proj_with_mqa"))
+
+
+@pytest.mark.parametrize(("built", "parts"), BUILT)
+@pytest.mark.parametrize("pattern", ["model.layers.0.self_attn.{}", "*.{}", "*{}*", "language_model.model.layers.*{}"])
+def test_a_list_may_name_modules_as_servers_build_them(built, parts, pattern):
+    """vLLM asks its list for the name of the fused module."""
+    tensors = base() | {f"model.layers.0.self_attn.{name}.weight": bf16(HIDDEN, HIDDEN) for name in parts}
+    report = audit(opened(tensors, FOUR, excluding("*mlp.gate", pattern.format(built))))
+    assert found(report) == []
+    assert {one.possible for one in report.backends} == {()}
+    # Of another module's name nothing follows.
+    for other in ("gate_up_proj", "o_proj"):
+        report = audit(opened(tensors, FOUR, excluding("*mlp.gate", pattern.format(other))))
+        assert found(report) == [("config.unquantised-not-excluded", "warn", None, None, None)]
+
+
+def test_expressions_of_compressed_tensors_are_held_against_the_parts():
+    """Its reader breaks a fused name up before it comes to expressions, and takes the whole name alone as it stands."""
+    layout, parent = LAYOUTS["compressed-tensors"], "model.layers.0.self_attn"
+    tensors = layout.tensors() | {f"{parent}.{p}_proj.weight": bf16(HIDDEN, HIDDEN) for p in "qkv"}
+    for pattern, alarm in ((f"{parent}.qkv_proj", False), ("re:.*qkv_proj$", True), ("re:.*self_attn.*", False)):
+        section = {**layout.config["quantization_config"], "ignore": ["lm_head", "re:.*gate$", pattern]}
+        report = audit(layout.open(tensors, config={**layout.config, "quantization_config": section}))
+        assert ("config.unquantised-not-excluded" in {item.code for item in report.findings}) == alarm, pattern
+
+
 def test_targets_that_mean_the_experts_only():
     groups = {"group_0": {**FLAT["config_groups"]["group_0"], "targets": ["re:.*experts.*"]}}
     config = {**FOUR, "quantization_config": {**FLAT, "config_groups": groups}}

@@ -14,6 +14,7 @@ from tests.audit.layouts import ALLOWED, EXPERTS, LAYOUTS, MLP, ct_linear, linea
 from tests.audit.reading import codes, found, outcomes
 from tests.checkpoint.checkpoint_fixtures import CONFIG, FLAT, QUANT, base, opened
 
+SECTION = "quantization_config"
 CONFLICT = [("config.conflict", "error", None, None, None)]
 WRONG = ["INT4_AWQ", "FP8", "FP8_PB_WO", "NONE", "W8A8", "W4A8_AWQ", "MXFP8", "FP8_PER_CHANNEL_PER_TOKEN"]
 SOUND = ["NVFP4", "nvfp4", "W4A8_NVFP4_FP8", "NVFP4_AWQ"]
@@ -56,6 +57,29 @@ def test_algorithms_of_these_tensors(algo):
     assert found(audit(opened(base(), flat(quant_algo=algo), None))) == []
     nested = {"quantization": {**QUANT["quantization"], "quant_algo": algo}}
     assert found(audit(opened(base(), CONFIG, nested))) == []
+
+
+NO_METHOD = [
+    layout for layout in LAYOUTS.values() if layout.config and "quant_method" in layout.config.get(SECTION, {})
+    and not isinstance(layout.config[SECTION].get("quant_algo"), str)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", NO_METHOD, ids=[layout.id for layout in NO_METHOD])
+def test_no_method_at_all(layout):
+    """vLLM asks for an algorithm then, and transformers raises an error; a draft's own format is no second fault."""
+    section = {key: value for key, value in layout.config[SECTION].items() if key != "quant_method"}
+    report = audit(layout.open(config={**layout.config, SECTION: section}))
+    [item] = [item for item in report.findings if item.severity != "info"]
+    assert (item.code, item.text, item.severity) == ("config.incomplete", "config.incomplete.method", "backend")
+    healthy = outcomes(audit(layout.open()))
+    for one in report.backends:
+        stops = one.name.startswith(("vllm", "transformers"))
+        assert one.outcome == ("load-error" if stops else healthy[one.name])
+        assert one.possible == ()
+        for language, word in (("en", "lacks quant_method"), ("zh", "缺少 quant_method")):
+            assert (word in describe(one, language)[0]) == stops
+            assert "transformers" in describe(item, language)[0]
 
 
 @pytest.mark.parametrize("nested", [False, True])
