@@ -155,7 +155,7 @@ def plan_repair(
         ``repair.unmendable`` with what stands in the way, ``repair.ordinary`` or ``repair.still-read`` where that is
         nothing but other activation scales; ``repair.no-peers``, and ``repair.no-scale`` where ``"layer-max"`` has
         none to take either; ``repair.algorithm``, ``repair.policy``, ``repair.value``; ``repair.one-shard`` for
-        ``"weight-only"`` of one shard of several.
+        one shard of several and any policy but ``"constant"``.
     CheckpointError
         ``source.*``.
     """
@@ -170,11 +170,11 @@ def plan_repair(
     slots: tuple[MendedSlot, ...] = ()
     new: dict[str, Tensor | None] = {}
     files: dict[str, bytes] = {}
+    if checkpoint.beside and policy != "constant":
+        # Label and index are the whole's, and so are the peers: a maximum over this shard's experts may be too low.
+        file = printable(checkpoint.source.only or "", 200)
+        raise InputError("repair.one-shard", file=file, others=len(checkpoint.beside), policy=policy)
     if policy == "weight-only":
-        if checkpoint.beside:
-            # Label and index are the whole's: the other shards would keep scales that the new label denies.
-            file = printable(checkpoint.source.only or "", 200)
-            raise InputError("repair.one-shard", file=file, others=len(checkpoint.beside))
         scales = activation_scales(checkpoint.tensors)
         # A scale that is missing is mended too where its module needs none any more.
         _refuse_rest(

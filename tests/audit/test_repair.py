@@ -329,8 +329,7 @@ def test_a_plan_names_no_file_that_does_not_exist(tmp_path):
         assert RECORD not in said
 
 
-@pytest.mark.parametrize("policy", ["layer-max", "peer-max", "constant"])
-def test_one_shard_is_mended_alone(policy, tmp_path, capsys):
+def test_one_shard_gets_a_constant_alone(tmp_path, capsys):
     """Its copy has no other shards, as its source had none beside it that were asked for."""
     tensors = base()
     name = "model.layers.0.mlp.experts.2.up_proj.input_scale"
@@ -338,7 +337,8 @@ def test_one_shard_is_mended_alone(policy, tmp_path, capsys):
     write_checkpoint(tmp_path / "bad", tensors, config=CONFIG, hf_quant_config=QUANT, max_shard_bytes=1400)
     index = json.loads((tmp_path / "bad" / "model.safetensors.index.json").read_text())["weight_map"]
     shard = index[name]
-    assert main(["repair", str(tmp_path / "bad" / shard), str(tmp_path / "out"), "--policy", policy, "--apply"]) == 0
+    one = tmp_path / "bad" / shard
+    assert main(["repair", str(one), str(tmp_path / "out"), "--policy", "constant", "--apply"]) == 0
     assert "one shard of several" in capsys.readouterr().out
     assert [path.name for path in (tmp_path / "out").glob("*.safetensors")] == [shard]
     codes = {item.code for item in audit(tmp_path / "out" / shard).findings if item.severity != "info"}
@@ -351,8 +351,9 @@ def test_one_shard_is_mended_alone(policy, tmp_path, capsys):
 
 @pytest.mark.parametrize("indexed", [True, False])
 @pytest.mark.parametrize("language", ["en", "zh"])
-def test_one_shard_is_not_made_weight_only(language, indexed, tmp_path, capsys):
-    """Laid over the whole its label and index would be wrong for all the other shards."""
+@pytest.mark.parametrize("policy", ["weight-only", "peer-max", "layer-max"])
+def test_one_shard_is_not_mended_by_what_the_whole_decides(policy, language, indexed, tmp_path, capsys):
+    """Its label and index would be wrong for all other shards, and the largest peer may lie there."""
     tensors = base()
     name = "model.layers.0.mlp.experts.2.up_proj.input_scale"
     tensors[name] = scalar(np.nan)
@@ -363,7 +364,7 @@ def test_one_shard_is_not_made_weight_only(language, indexed, tmp_path, capsys):
         place.unlink()
     one = tmp_path / "bad" / shards[name]
     more = len(set(shards.values())) - 1
-    command = ["repair", str(one), str(tmp_path / "out"), "--policy", "weight-only", "--language", language]
+    command = ["repair", str(one), str(tmp_path / "out"), "--policy", policy, "--language", language]
     for end in ([], ["--apply"]):
         assert main([*command, *end]) == 64
         said = capsys.readouterr().err

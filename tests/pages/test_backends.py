@@ -170,7 +170,10 @@ def test_what_the_answer_says_of_other_gpus_the_selector_says(open_page, lang):
     # Not for every activation function, so the answer names those that it is about.
     assert [gpu for gpu in GPUS if select_moe(MoeRequest(gpu, "gelu_tanh")).winner.enum == "VLLM_CUTLASS"] == only
     assert [gpu for gpu in GPUS if select_moe(MoeRequest(gpu, "gelu")).winner.enum == "VLLM_CUTLASS"] != only
-    said = {"en": "With SiLU or GELU-tanh vLLM takes it by itself on sm_110 only", "zh": "vLLM 只在 sm_110 上自动选用它"}[lang]
+    said = {
+        "en": "With SiLU or GELU-tanh vLLM takes it by itself on sm_110 only",
+        "zh": "vLLM 只在 sm_110 上自动选用它",
+    }[lang]
     assert said in texts(answered(open_page, lang))
     assert select_moe(MoeRequest(flashinfer=False)).winner.enum == "VLLM_CUTLASS"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from nvfp4viz.audit import audit, describe
+from nvfp4viz.audit.repair import POLICIES
 from nvfp4viz.checkpoint import MemorySource, file_bytes, open_checkpoint
 from nvfp4viz.cli import main
 from nvfp4viz.errors import InputError
@@ -234,13 +235,16 @@ def test_one_shard_that_was_given_alone_is_a_part(open_page, files, shards, lang
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
-def test_one_shard_that_was_given_alone_is_not_made_weight_only(open_page, files, shards, lang, monkeypatch):
-    """A label is the whole's; numbers can be set."""
+def test_one_shard_that_was_given_alone_is_not_mended_by_what_the_whole_decides(
+    open_page, files, shards, lang, monkeypatch
+):
+    """A label is the whole's, and so are the peers; a number of one's own can be set."""
     monkeypatch.setattr(i18n, "lang", lambda: lang)
     given = [(name, data) for name, data in files.items() if name not in shards or name == shards[1]]
-    for policy, refused in (("weight-only", True), ("constant", False)):
+    for policy in POLICIES:
+        refused = policy != "constant"
         at = tab(upload(open_page("explorer", lang=lang, policy=policy), *given), "explorer", 6)
-        said = InputError("repair.one-shard", file=shards[1], others=len(shards) - 1).text(lang)
+        said = InputError("repair.one-shard", file=shards[1], others=len(shards) - 1, policy=policy).text(lang)
         assert all((part in texts(at).replace("\\", "")) == refused for part in (said["what"], said["next"]))
 
 
