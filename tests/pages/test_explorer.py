@@ -235,9 +235,7 @@ def test_one_shard_that_was_given_alone_is_a_part(open_page, files, shards, lang
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
-def test_one_shard_alone_is_not_mended_by_what_the_whole_decides(
-    open_page, files, shards, lang, monkeypatch
-):
+def test_one_shard_alone_is_not_mended_by_what_the_whole_decides(open_page, files, shards, lang, monkeypatch):
     """A label is the whole's, and so are the peers; a number of one's own can be set."""
     monkeypatch.setattr(i18n, "lang", lambda: lang)
     given = [(name, data) for name, data in files.items() if name not in shards or name == shards[1]]
