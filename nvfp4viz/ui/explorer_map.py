@@ -16,7 +16,6 @@ from nvfp4viz.ui import state
 from nvfp4viz.ui.coverage_map import coverage_map
 from nvfp4viz.ui.explorer import code_span, is_unread, readable, size_text, unread_word
 from nvfp4viz.ui.i18n import lang, listed
-from nvfp4viz.ui.theme import theme
 
 if TYPE_CHECKING:
     from nvfp4viz.audit import Report
@@ -141,8 +140,8 @@ def map_and_slot(page: Lesson, opened: Opened) -> None:
         if strip is not None and strip.shared:
             st.markdown(peer_figures.describe_peers(strip, lang()))
         elif strip is not None:
-            page.figure(
-                peer_figures.peers_figure(strip, theme=theme(), lang=lang()),
+            page.drawn_figure(
+                peer_figures.peers_drawing(strip, alt=page.t("pick.title"), lang=lang()),
                 alt=page.t("pick.title"),
                 finding=peer_figures.describe_peers(strip, lang()),
                 rows=lambda: peer_figures.peers_rows(strip),

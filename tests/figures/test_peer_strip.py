@@ -1,9 +1,11 @@
 """The strip of one scale among its peers."""
 
+import re
+
 import numpy as np
 import pytest
 
-from nvfp4viz.figures.peers import Peers, describe_peers, peers_figure, peers_rows
+from nvfp4viz.figures.peers import HEIGHT, RING, Peers, describe_peers, peer_frame, peers_drawing, peers_rows
 
 
 def strip(picked: int) -> Peers:
@@ -48,13 +50,30 @@ def test_every_expert_has_a_sentence(lang, picked):
     assert str(picked) in describe_peers(strip(picked), lang)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_what_has_no_logarithm_stands_below_with_its_mark(theme):
-    figure = peers_figure(strip(2), theme=theme, lang="en")
-    stored, unusable = figure.data[0], figure.data[1]
-    assert list(stored.x) == [0, 1, 3]
-    assert list(unusable.text) == ["∅", "0"]
-    assert max(unusable.y) < min(stored.y)
+def drawn(peers, what, lang="en"):
+    """(left in per cent, top in pixels) of every mark of a kind, with what it is told by."""
+    markup = peers_drawing(peers, alt="one slot", lang=lang)
+    field = markup[markup.index('class="field"') :]
+    found = re.findall(rf'<{what} style="left:([\d.-]+)%;top:([\d.-]+)px"(?: title="([^"]*)")?>([^<]*)<', field)
+    return [(float(left), float(top), said, text) for left, top, said, text in found]
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_what_has_no_logarithm_stands_below_with_its_mark(lang):
+    stored, unusable = (drawn(strip(2), what, lang) for what in ('i class="dot"', "b"))
+    assert [said for *_, said, _ in stored] == ["0: 1", "1: 2", "3: 3"]
+    assert [text for *_, text in unusable] == ["∅", "0"]
+    assert min(top for _, top, *_ in unusable) > max(top for _, top, *_ in stored)
+    (ring,) = drawn(strip(2), 'i class="ring"', lang)
+    assert ring[:2] == unusable[0][:2]
+
+
+def test_larger_is_higher_and_experts_go_from_left_to_right():
+    marks = drawn(strip(0), 'i class="dot"')
+    assert [left for left, *_ in marks] == sorted(left for left, *_ in marks)
+    assert [top for _, top, *_ in marks] == sorted((top for _, top, *_ in marks), reverse=True)
+    frame = peer_frame(strip(0))
+    assert marks[1][1] == pytest.approx(frame.down(np.log10(2)), abs=0.05)
 
 
 def test_the_table_has_a_row_an_expert():
@@ -64,34 +83,45 @@ def test_the_table_has_a_row_an_expert():
 def test_the_axis_has_ticks_where_the_numbers_are():
     """Weight scales of one layer differ by a few per cent: no decade lies among them."""
     values = np.float32([1.31e-4, 1.52e-4, 1.77e-4])
-    figure = peers_figure(Peers("weight_scale_2", 0, "gate", values, ("present",) * 3, 0), theme="light", lang="en")
-    ticks = np.asarray(figure.layout.yaxis.tickvals)
+    peers = Peers("weight_scale_2", 0, "gate", values, ("present",) * 3, 0)
+    frame = peer_frame(peers)
+    ticks = np.array([value for value, _ in frame.ticks])
     assert len(ticks) >= 2
-    low, high = (10.0**limit for limit in figure.layout.yaxis.range)
-    assert (low < ticks).all()
-    assert (ticks < high).all()
-    assert not figure.layout.annotations  # no gutter for what is not there
+    assert (10**frame.bottom < ticks).all()
+    assert (ticks < 10**frame.top).all()
+    assert "<small" not in peers_drawing(peers, alt="", lang="en")  # no gutter for what is not there
+
+
+def test_many_decades_get_a_few_of_their_powers():
+    peers = Peers("input_scale", 0, "down", np.float32([1e-30, 1.0, 1e30]), ("present",) * 3, 0)
+    ticks = peer_frame(peers).ticks
+    assert 2 <= len(ticks) <= 8
+    assert all(value == float(f"1e{round(np.log10(value))}") for value, _ in ticks)
+    assert (1.0, "10⁰") in ticks
 
 
 def test_without_any_number_the_axis_has_no_ticks():
     values = np.full(3, np.nan, np.float32)
-    figure = peers_figure(Peers("input_scale", 0, "gate", values, ("missing",) * 3, 0), theme="dark", lang="zh")
-    assert len(figure.layout.yaxis.tickvals) == 0
-    assert list(figure.data[1].text) == ["∅"] * 3
+    peers = Peers("input_scale", 0, "gate", values, ("missing",) * 3, 0)
+    assert peer_frame(peers).ticks == ()
+    assert [text for *_, text in drawn(peers, "b", "zh")] == ["∅"] * 3
+
+
+@pytest.mark.parametrize("experts", [1, 8, 64, 128, 256, 512, 4096])
+def test_a_few_experts_have_their_number_below(experts):
+    peers = Peers("input_scale", 0, "down", np.full(experts, 2e-3, np.float32), ("present",) * experts, 0)
+    assert 1 <= len(peer_frame(peers).experts) <= 8
 
 
 @pytest.mark.parametrize("spread", [1.5, 2500.0, 1e12])
 @pytest.mark.parametrize("status", ["present", "missing"])
 def test_the_picked_value_s_ring_is_never_cut(spread, status):
-    """At the top, at the bottom, and in the gutter; a ring of 17 pixels on a plot of some 200."""
+    """At the top, at the bottom, and in the gutter."""
     values = np.float32([1e-3, 1.1e-3, np.nan if status == "missing" else 1.05e-3, 1e-3 * spread])
     for picked in range(4):
         peers = Peers("input_scale", 0, "down", values, ("present", "present", status, "present"), picked)
-        figure = peers_figure(peers, theme="light", lang="en")
-        low, high = figure.layout.yaxis.range
-        at = np.log10(figure.data[-1].y[0])
-        room = figure.data[-1].marker.size / 2 / 200 * (high - low)
-        assert low + room <= at <= high - room
+        ((_, top, *_),) = drawn(peers, 'i class="ring"')
+        assert RING / 2 <= top <= HEIGHT - RING / 2
 
 
 @pytest.mark.parametrize("experts", [8, 128, 384])
@@ -99,9 +129,9 @@ def test_the_ring_of_the_last_expert_is_whole_on_a_phone(experts):
     """Half a ring, in experts, on a plot of 290 pixels; few experts keep their one place at either side."""
     values = np.full(experts, 2e-3, np.float32)
     peers = Peers("input_scale", 0, "down", values, ("present",) * experts, experts - 1)
-    low, high = peers_figure(peers, theme="light", lang="en").layout.xaxis.range
-    assert high == experts - 1 - low
-    assert low == -1 if experts == 8 else -low >= 8.5 / 290 * (high - low)
+    frame = peer_frame(peers)
+    assert frame.right == experts - 1 - frame.left
+    assert frame.left == -1 if experts == 8 else -frame.left >= RING / 2 / 290 * (frame.right - frame.left)
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])

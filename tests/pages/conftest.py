@@ -28,6 +28,11 @@ def _no_warming():
     nvfp4viz.ui.shell.warm_in_background = before
 
 
+def strips(at: AppTest) -> list[str]:
+    """The Explorer's drawings of a slot among its peers."""
+    return [each.proto.body for each in at.get("html") if 'class="peers"' in each.proto.body]
+
+
 def texts(at: AppTest) -> str:
     """Everything a reader can read on the page, in one string."""
     parts = [*at.title, *at.header, *at.subheader, *at.markdown, *at.caption, *at.code]
