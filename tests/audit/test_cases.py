@@ -339,7 +339,8 @@ def test_17_the_dialect_without_a_method_in_the_config():
     assert report.findings[0].params["fields"] == "quant_method"
     by = {item.name: (item.outcome, item.why) for item in report.backends}
     for name, (outcome, why) in by.items():
-        assert outcome == ("load-error" if name.startswith("vllm") else "safe")
+        # Transformers stops at a section without a method too; SGLang and TensorRT-LLM were not read for it.
+        assert outcome == ("load-error" if name.startswith(("vllm", "transformers")) else "safe")
         assert "algorithm" not in why
     assert found(audit(opened(ct_base(), CT_CONFIG, None))) == []
 
