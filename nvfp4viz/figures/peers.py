@@ -98,10 +98,22 @@ def describe_peers(peers: Peers, lang: str) -> str:
         z = peers.robust_z
         # A minus sign, as figures write it.
         far = words(lang, "peers.z_none") if z is None else words(lang, "peers.z", z=f"{z:+.2f}".replace("-", "−"))
-        return words(lang, "peers.value", **place, value=value, ratio=in_full(peers.ratio)) + far
+        return words(lang, "peers.value", **place, value=value, ratio=_times(peers.ratio)) + far
     if peers.median is None:
         return words(lang, "peers.alone", **place, status=status)
     return words(lang, "peers.none", **place, status=status, median=f"{peers.median:.4g}")
+
+
+def _times(ratio: float) -> str:
+    """A ratio in full while somebody can count its zeros.
+
+    >>> _times(2652.4), _times(1.6189e41)
+    ('2,652', '1.619 × 10⁴¹')
+    """
+    if 1e-9 < ratio < 1e9:
+        return in_full(ratio)
+    mantissa, power = f"{ratio:.3e}".split("e")
+    return f"{mantissa} × 10{str(int(power)).translate(_SUPERSCRIPT)}"
 
 
 def peers_rows(peers: Peers) -> list[dict[str, Any]]:

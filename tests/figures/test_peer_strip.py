@@ -136,8 +136,15 @@ def test_the_ring_of_the_last_expert_is_whole_on_a_phone(experts):
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
 @pytest.mark.parametrize(
-    ("factor", "said"), [(2652.4, "2,652 ×"), (1.23456, "1.235 ×"), (1e6, "1,000,000 ×"), (1 / 40960, "0.00002441 ×")]
+    ("factor", "said"),
+    [
+        (2652.4, "2,652 ×"),
+        (1.23456, "1.235 ×"),
+        (1e6, "1,000,000 ×"),
+        (1 / 40960, "0.00002441 ×"),
+        (2.0**100, "1.268 × 10³⁰ ×"),
+    ],
 )
-def test_the_ratio_has_four_digits_and_no_exponent(lang, factor, said):
+def test_the_ratio_has_four_digits_and_no_exponent_while_it_can_be_read(lang, factor, said):
     peers = Peers("input_scale", 0, "down", np.float32([factor, 1, 1, 1]), ("present",) * 4, 0)
     assert (said if lang == "en" else said.replace("×", "倍")) in describe_peers(peers, lang)
