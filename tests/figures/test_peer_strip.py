@@ -147,4 +147,4 @@ def test_the_ring_of_the_last_expert_is_whole_on_a_phone(experts):
 )
 def test_the_ratio_has_four_digits_and_no_exponent_while_it_can_be_read(lang, factor, said):
     peers = Peers("input_scale", 0, "down", np.float32([factor, 1, 1, 1]), ("present",) * 4, 0)
-    assert (said if lang == "en" else said.replace("×", "倍")) in describe_peers(peers, lang)
+    assert (said if lang == "en" else said.removesuffix("×") + "倍") in describe_peers(peers, lang)
