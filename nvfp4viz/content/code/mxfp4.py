@@ -18,6 +18,6 @@ for run in rule_binade($exponent).runs($rule):
 # what is stored
 for scheme in ("mxfp4", "nvfp4"):
     found = layer_bytes($matrices * $experts, scheme)
-    print(f"{scheme}: {found.elements:,} weights in {found.total:,} bytes, {found.bits:.4f} bits each")
+    print(f"{scheme}: {found.elements:,} weights in {found.total:,} bytes, {found.bits:.6g} bits each")
     print(f"    codes {found.codes:,}, block scales {found.block_scales:,}, tensor scales {found.tensor_scales:,}")
     print(f"    block scales add {found.block_scales / found.codes:.2%} to the codes")
