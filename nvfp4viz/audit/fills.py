@@ -41,6 +41,21 @@ def fills_of(facts: Facts, layer: int) -> dict[str, dict[str, Mask]]:
     return {kind: {"float-max.fp8": mask} if mask.any() else {} for kind, mask in masks.items()}
 
 
+def never_set(table: ScaleTable) -> Mask:
+    """Usable numbers (E,) that are 1 as stored, among others that are not: nobody has set them."""
+    good = table.good()
+    one: Mask = good & (table.stored == 1)
+    return np.zeros_like(good) if np.array_equal(one, good) else one
+
+
+def measured_inputs(facts: Facts, table: ScaleTable) -> Mask:
+    """Usable activation scales (E,) of a projection that were neither filled in nor left at 1."""
+    left: Mask = table.good() & ~never_set(table)
+    for mask in fills_of(facts, table.layer).get(table.projection, {}).values():
+        left &= ~mask
+    return left
+
+
 def boundless(fills: Mapping[str, Mask]) -> Mask | None:
     """Of one projection's: those that an infinite amax became, at which everything vanishes."""
     return next((mask for origin, mask in fills.items() if origin.startswith("float-max")), None)

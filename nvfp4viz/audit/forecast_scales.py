@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from nvfp4viz.audit.backends import CLIPS_BELOW, FATES, LOSES_ABOVE, NOTHING_ABOVE, Family, outcome_of_scales
-from nvfp4viz.audit.facts import MISSING, OK, Facts, ScaleTable, median_of
-from nvfp4viz.audit.fills import boundless, fills_of
+from nvfp4viz.audit.facts import MISSING, OK, Facts, median_of
+from nvfp4viz.audit.fills import boundless, fills_of, never_set
 from nvfp4viz.audit.scales import has_wrong_convention, is_slight, mismatched_pairs, outliers
 from nvfp4viz.audit.siblings import times
 from nvfp4viz.audit.spread import undecided
@@ -138,7 +138,9 @@ class LayerScales:
         # What was filled in, or never set, is no measure for the others; the largest float32 is lost by itself.
         fills = fills_of(facts, layer) if filled else {kind: {} for kind in kinds}
         some = {kind: np.logical_or.reduce([~good[kind] & False, *fills[kind].values()]) for kind in kinds}
-        measured = self.measured = {kind: good[kind] & ~some[kind] & _set(table) for kind, table in tables.items()}
+        measured = self.measured = {
+            kind: good[kind] & ~some[kind] & ~never_set(table) for kind, table in tables.items()
+        }
         self.lost = {kind: mask for kind in kinds if (mask := boundless(fills[kind])) is not None}
         far = {
             kind: outliers(table.values, good[kind], measured[kind]) | self.lost.get(kind, False)
@@ -230,12 +232,6 @@ class LayerScales:
 def _width(values: Any, measured: Any, some: Any) -> float:
     """How much the maximum of all may be above that of the group that is right, whichever it is."""
     return float(values[measured].max() / min(values[some].max(), values[measured & ~some].max()))
-
-
-def _set(table: ScaleTable) -> Any:
-    """Where a 1.0 stands among other numbers nobody has set it."""
-    one = table.stored == 1
-    return ~one if (table.good() & ~one).any() else np.ones_like(one)
 
 
 def _typical(values: list[Any], others: list[Any]) -> float:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from nvfp4viz.audit.backends import FAMILIES
 from nvfp4viz.audit.facts import MISSING, NOT_A_SCALAR, OK, SCALARS, Facts, ScaleTable, is_scalar, median_of
-from nvfp4viz.audit.fills import fills_of
+from nvfp4viz.audit.fills import fills_of, never_set
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding, json_value
 from nvfp4viz.audit.texts import id_list, in_full
@@ -123,9 +123,7 @@ def _values(facts: Facts, table: ScaleTable, fills: dict[str, Mask], explained: 
         text = f"scale.filled.{origin}{'.divisor' if facts.view.divisors_in(table.layer) else ''}"
         yield from _report(facts, table, mask, "scale.filled", "warn", text)
         explained = explained | mask
-    one = good & (table.stored == 1)
-    if np.array_equal(one, good):
-        one = np.zeros_like(good)
+    one = never_set(table)
     yield from _report(facts, table, one & ~explained, "scale.identity", "info", f"scale.identity{of_weight}")
     if not has_wrong_convention(table):
         # What was filled in, or never set, is no measure for what was measured.

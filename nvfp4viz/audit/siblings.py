@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nvfp4viz.audit.facts import F32, Facts, median_of
-from nvfp4viz.audit.fills import FINGERPRINTS, fills_of
+from nvfp4viz.audit.fills import FINGERPRINTS, fills_of, measured_inputs
 from nvfp4viz.audit.findings import NAMES, make
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.scales import OUTLIER_FLOOR, Mask, json_number, outliers
@@ -149,14 +149,7 @@ def layer_findings_of_inputs(facts: Facts) -> Iterator[Finding]:
 def _unexplained(facts: Facts, layer: int, kind: str) -> Mask:
     """Experts whose activation scale has no finding of its own (`scales`)."""
     table = facts.tables["input_scale", layer, kind]
-    good = table.good()
-    one = good & (table.stored == 1)
-    left: Mask = good & ~outliers(table.values, good)
-    if not np.array_equal(one, good):
-        left &= ~one
-    for mask in fills_of(facts, layer).get(kind, {}).values():
-        left &= ~mask
-    return left
+    return measured_inputs(facts, table) & ~outliers(table.values, table.good())
 
 
 def _names(facts: Facts, layer: int, left: Mapping[str, Mask]) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from nvfp4viz.audit.facts import F32, Facts, ScaleTable, median_of
-from nvfp4viz.audit.fills import fills_of
+from nvfp4viz.audit.fills import measured_inputs, never_set
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.scales import (
@@ -125,15 +125,11 @@ def _is_wide(values: F32) -> bool:
 
 def _ordinary(facts: Facts, table: ScaleTable) -> Mask:
     """Usable numbers that have no finding of their own."""
-    good = table.good()
-    one = good & (table.stored == 1)
-    left: Mask = good.copy() if np.array_equal(one, good) else good & ~one
-    if table.role != "input_scale":
-        pairs, _ = mismatched_pairs(facts, table.layer)
-        return left & ~pairs if table.projection in ("gate", "up") and pairs.size else left
-    for mask in fills_of(facts, table.layer).get(table.projection, {}).values():
-        left &= ~mask
-    return left
+    if table.role == "input_scale":
+        return measured_inputs(facts, table)
+    left: Mask = table.good() & ~never_set(table)
+    pairs, _ = mismatched_pairs(facts, table.layer)
+    return left & ~pairs if table.projection in ("gate", "up") and pairs.size else left
 
 
 def _middle(values: F32, mask: Mask) -> float:

@@ -13,7 +13,7 @@ from nvfp4viz.audit.scales import robust_z
 from nvfp4viz.audit.texts import in_full
 from nvfp4viz.figures.coverage import status_key
 from nvfp4viz.figures.palette import MARKS
-from nvfp4viz.figures.words import words
+from nvfp4viz.figures.words import superscript, words
 
 F32 = npt.NDArray[np.float32]
 # Pixels of the plot's height and of the picked value's ring, and the parts of the height and of the width that are left
@@ -21,7 +21,6 @@ F32 = npt.NDArray[np.float32]
 HEIGHT, RING = 224, 17
 _EDGE, _SIDE = 0.08, 0.035
 _MOST_TICKS = 8
-_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,7 +112,7 @@ def _times(ratio: float) -> str:
     if 1e-9 < ratio < 1e9:
         return in_full(ratio)
     mantissa, power = f"{ratio:.3e}".split("e")
-    return f"{mantissa} × 10{str(int(power)).translate(_SUPERSCRIPT)}"
+    return f"{mantissa} × 10{superscript(int(power))}"
 
 
 def peers_rows(peers: Peers) -> list[dict[str, Any]]:
@@ -185,7 +184,7 @@ def peer_frame(peers: Peers) -> PeerFrame:
 def peers_drawing(peers: Peers, *, alt: str, lang: str) -> str:
     """Strip plot on a logarithmic axis, as HTML; what has no logarithm stands in a gutter below it with its mark.
 
-    A drawing and no chart: a chart is mounted anew at every pick, and costs a quarter of the time that a pick may take.
+    A drawing and no chart: Streamlit mounts a chart anew at every pick (docs/decisions.md).
     """
     frame, good = peer_frame(peers), peers.usable
     out = [
@@ -210,7 +209,7 @@ def peers_drawing(peers: Peers, *, alt: str, lang: str) -> str:
             out.append(f'<b {at} title="{expert}">{MARKS.get(peers.status[expert], "?")}</b>')
         if expert == peers.picked:
             ring = f'<i class="ring" {at}></i>'
-    numbers = "".join(f'<li style="left:{frame.across(at):.2f}%">{at}</li>' for at in frame.experts)
+    numbers = "".join(f'<li style="left:{frame.across(expert):.2f}%">{expert}</li>' for expert in frame.experts)
     foot = f'<p class="foot">{escape(words(lang, "coverage.expert"))}</p></figure>'
     return "".join([*out, ring, f'</div><ul class="experts">{numbers}</ul>', foot])
 
@@ -225,6 +224,6 @@ def _ticks(low: float, high: float) -> tuple[tuple[float, str], ...]:
         first, last = int(np.ceil(np.log10(low))), int(np.floor(np.log10(high)))
         step = -(-(last - first + 1) // _MOST_TICKS)
         powers = [power for power in range(first, last + 1) if power % step == 0]
-        return tuple((10.0**power, f"10{str(power).translate(_SUPERSCRIPT)}") for power in powers)
+        return tuple((10.0**power, f"10{superscript(power)}") for power in powers)
     values = np.unique([float(f"{value:.2g}") for value in np.geomspace(low, high, 4)])
     return tuple((float(value), f"{value:.2g}") for value in values)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from nvfp4viz.figures.words import superscript
 from nvfp4viz.formats import BLOCK, E4M3, bf16_to_f32, f32_to_bf16
 from nvfp4viz.quant import RECIPES
 from nvfp4viz.quant.compare import E4M3_SATURATES
@@ -83,7 +84,7 @@ def power_of_two(exponent: float) -> str:
     >>> power_of_two(-10)
     '2⁻¹⁰'
     """
-    return "2" + f"{exponent:.0f}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"2{superscript(round(exponent))}"
 
 
 def gauge_of(trace: BlockTrace) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 
-from nvfp4viz.figures.words import words
+from nvfp4viz.figures.words import superscript, words
 from nvfp4viz.quant import quantize, tensor_core_explain
 from nvfp4viz.quant.gemm import scale_and_round
 from nvfp4viz.quant.tensor_core_difference import AccumulationComparison, compare_accumulation
@@ -245,7 +245,7 @@ def three(value: float) -> str:
     if "e" not in text:
         return text
     digits, exponent = text.split("e")
-    return f"{digits}×10{str(int(exponent)).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}"
+    return f"{digits}×10{superscript(int(exponent))}"
 
 
 def term_rows(seen: TensorCoreExplanation) -> list[dict[str, object]]:

@@ -104,3 +104,15 @@ def placeholders(text: str) -> set[str]:
     ['value', 'x']
     """
     return {name for _, name, _, _ in string.Formatter().parse(text) if name}
+
+
+def superscript(number: int) -> str:
+    """An exponent as it stands beside its base.
+
+    >>> superscript(-10)
+    '⁻¹⁰'
+    """
+    return str(number).translate(_RAISED)
+
+
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")

@@ -311,8 +311,8 @@ def backends(page: Lesson, opened: Opened) -> None:
         page.finding("backends.auto" if found else "backends.auto_none", backend=found or "–")
     with st.container(key="explorer_backends"):
         # A phone shows no head of the table: the cells of these columns say there what they are.
-        colon = "：" if lang() == "zh" else ": "
-        named = "".join(f'--{name}: "{page.t(f"columns.{name}")}{colon}";' for name in ("possible", "scope"))
+        heads = {name: page.t("backends.cell", column=page.t(f"columns.{name}")) for name in ("possible", "scope")}
+        named = "".join(f'--{name}: "{head}";' for name, head in heads.items())
         st.html(f"<style>.st-key-explorer_backends {{{named}}}</style>")
         page.table(
             ("backend", "outcome", "possible", "scope", "why"),

@@ -204,8 +204,16 @@ def _place(view: CanonicalView, name: str) -> dict[str, Any]:
 
 def setting_name(file: str, field: str) -> str:
     """A setting as its cell names it: of a long path the end, which tells it from the others beside it."""
-    room = _NAME - len(file)
-    return f"{file}: {field}" if len(field) <= room else f"{file}: …{field[1 - room :]}"
+    return f"{file}: {end_of(field, _NAME - len(file))}"
+
+
+def end_of(name: str, room: int) -> str:
+    """Of a long name the end, in so many characters.
+
+    >>> end_of("layers.0.down_proj", 10), end_of("down_proj", 10)
+    ('…down_proj', 'down_proj')
+    """
+    return name if len(name) <= room else f"…{name[1 - room :]}"
 
 
 def said(value: Any) -> str:

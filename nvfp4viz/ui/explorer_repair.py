@@ -23,7 +23,7 @@ from nvfp4viz.errors import CheckpointError, InputError, NvError
 from nvfp4viz.figures.coverage import status_key
 from nvfp4viz.ui import caches, errors, explorer_roots
 from nvfp4viz.ui.explorer import code_span, size_text
-from nvfp4viz.ui.explorer_diff import said_apart, setting_name
+from nvfp4viz.ui.explorer_diff import end_of, said_apart, setting_name
 from nvfp4viz.ui.explorer_repair_cost import cost
 from nvfp4viz.ui.i18n import has, lang, listed, t
 
@@ -35,10 +35,9 @@ if TYPE_CHECKING:
 MOST_BYTES = 64_000_000
 # Rows of the plan that a page shows; the record has all.
 MOST_ROWS = 5000
-# What changes stands beside the name: of long names and states the last columns are off the edge.
 COLUMNS = {"layer": 48, "expert": 58, "projection": 76, "from": 92, "to": 124, "tensor": 352, "state": 130}
 """In pixels.  A phone shows the first five: which slot, and what changes."""
-_NAME = 44
+_NAME = 44  # characters of a tensor's name that its cell shows; the record has it whole
 _KEPT, _READY, _ASKED = "explorer.kept.plan", "explorer.kept.repaired", "explorer.kept.repair_asked"
 
 
@@ -121,7 +120,7 @@ def plan_rows(opened: Opened, plan: Repair, removed: str) -> list[dict[str, Any]
     """One row for each number, each activation scale taken away, and each setting; ``from`` and ``to`` are text."""
     divides = opened.audit.view.divisors_in
     rows = [
-        {"tensor": _end(slot.tensor), "layer": slot.layer, "projection": slot.projection,
+        {"tensor": end_of(slot.tensor, _NAME), "layer": slot.layer, "projection": slot.projection,
          "expert": None if slot.tensor in plan.shared else slot.expert,
          "state": _state(slot.old_state, divides(slot.layer)), "from": "∅" if slot.old is None else str(slot.old),
          "to": str(slot.new)}
@@ -140,13 +139,8 @@ def plan_rows(opened: Opened, plan: Repair, removed: str) -> list[dict[str, Any]
             place = {"layer": slot.layer, "expert": slot.expert, "projection": slot.projection} if slot else {}
             state = {"state": _state(slot.status, divides(slot.layer))} if slot else {}
             value = "" if slot is None or slot.value is None else str(slot.value)
-            rows.append(_plain(_end(name), value, removed) | place | state)
+            rows.append(_plain(end_of(name, _NAME), value, removed) | place | state)
     return rows
-
-
-def _end(name: str) -> str:
-    """What tells a long name from the others beside it; the record has it whole."""
-    return name if len(name) <= _NAME else f"…{name[1 - _NAME :]}"
 
 
 def _state(status: str, divisor: bool) -> str:

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import numpy as np
 
-_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+from nvfp4viz.figures.words import superscript
 
 
 def exact(value: float) -> str:
@@ -85,7 +85,7 @@ def percent(share: float) -> str:
 def _scientific(text: str) -> str:
     mantissa, exponent = text.split("e")
     # NumPy leaves the point of a whole mantissa that was rounded.
-    return f"{mantissa.removesuffix('.')}×10{str(int(exponent)).translate(_SUPERSCRIPT)}"
+    return f"{mantissa.removesuffix('.')}×10{superscript(int(exponent))}"
 
 
 def hex_byte(value: int) -> str:
