@@ -110,6 +110,8 @@ class Facts:
         files that are `Checkpoint.lost` have their tensor, and no number: they are so in `states` only.
     promised
         Experts of which the index promises anything there, by layer and projection.
+    fills
+        What `nvfp4viz.audit.fills.fills_of` has found, by layer: three rules and the forecast ask.
     """
 
     checkpoint: Checkpoint
@@ -124,6 +126,7 @@ class Facts:
     promised: dict[tuple[int, str], set[int]] = field(default_factory=dict)
     tower: str = ""
     towers: tuple[Facts, ...] = ()
+    fills: dict[int, dict[str, dict[str, npt.NDArray[np.bool_]]]] = field(default_factory=dict)
 
     def scalars(self, role: str) -> Iterable[ScaleTable]:
         for (kind, _, _), table in self.tables.items():

@@ -34,6 +34,12 @@ FP8_FLOAT_MAX = np.finfo(_F).max / _F(448)
 
 def fills_of(facts: Facts, layer: int) -> dict[str, dict[str, Mask]]:
     """Filled-in activation scales by projection and origin, whichever number they divide amax by."""
+    if layer not in facts.fills:
+        facts.fills[layer] = _fills_of(facts, layer)
+    return facts.fills[layer]
+
+
+def _fills_of(facts: Facts, layer: int) -> dict[str, dict[str, Mask]]:
     if facts.block(layer) == "NVFP4" and facts.view.scheme != "W4A8":
         return back_fills(facts, layer)
     tables = {kind: facts.tables["input_scale", layer, kind] for kind in facts.view.projections_in[layer]}

@@ -10,19 +10,12 @@ the forecasts with running the arithmetic.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from nvfp4viz.audit.backends import (
-    DEEP_CODES,
-    FADES_ABOVE,
-    FAMILIES,
-    Family,
-    activation_of,
-    is_clamped,
-    outcome_of_bytes,
-)
+from nvfp4viz.audit.backends import FADES_ABOVE, FAMILIES, Family
 from nvfp4viz.audit.facts import Facts
 from nvfp4viz.audit.findings import safe_words
+from nvfp4viz.audit.forecast_files import of_alignment, of_bytes, of_files, of_functions, of_structure
 from nvfp4viz.audit.forecast_linears import of_linears
 from nvfp4viz.audit.forecast_scales import (
     MILD,
@@ -36,11 +29,9 @@ from nvfp4viz.audit.forecast_scales import (
     of_static_inputs,
     of_weights,
 )
-from nvfp4viz.audit.labels import CONFLICTS, TWO_LABELS
 from nvfp4viz.audit.report import BackendForecast, Finding
 from nvfp4viz.audit.texts import id_list, words
 from nvfp4viz.checkpoint import printable
-from nvfp4viz.serving.selection import ACTIVATIONS
 
 SCOPES = ("none", "experts", "layer", "model")
 
@@ -97,10 +88,10 @@ def forecast(
     def of_backend(name: str, family: Family) -> BackendForecast:
         as_w4a16 = weight_only or (promoted and family.engine == "vllm")
         effects = [
-            *_each(found, lambda items: _files(family, items)),
-            *_each(found, lambda items: _structure(family, items)),
-            *_each(found, lambda items: _alignment(name, items)),
-            *_each(found, lambda items: _bytes(name, family, items)),
+            *_each(found, lambda items: of_files(family, items)),
+            *_each(found, lambda items: of_structure(family, items)),
+            *_each(found, lambda items: of_alignment(name, items)),
+            *_each(found, lambda items: of_bytes(name, family, items)),
         ]
         if refused is not None and family.engine == "vllm":
             fill = {"algo": printable(refused, 60)}
@@ -120,7 +111,7 @@ def forecast(
             effects += _caused(causes, "input_scale", by_block["NVFP4"], lambda each: of_activations(family, each))
             effects += _each(found, lambda items: _siblings(family, items))
         if not only_mxfp4:
-            effects += _functions(family, config, set(facts.layers))
+            effects += of_functions(family, config, set(facts.layers))
         effects += _caused(causes, "input_scale", by_block["MXFP4"], lambda each: of_static_inputs(family, each))
         effects += _caused(causes, "weight_scale_2", weights, lambda each: of_weights(family, each))
         effects += _each(found, lambda items: _groups_of_weights(family, items))
@@ -319,191 +310,3 @@ def _forecast(facts: Facts, name: str, effect: Effect) -> BackendForecast:
     scope = "none" if effect.outcome in ("safe", "ignored") else effect.scope
     layers = () if scope == "none" else tuple(sorted(effect.layers))
     return BackendForecast(name, effect.outcome, effect.possible, scope, layers, why, effect.text, fill)
-
-
-def _files(family: Family, findings: list[Finding]) -> Iterable[Effect]:
-    """Files and configuration that stop a load, or that servers skip silently."""
-    for item in findings:
-        if item.code in ("container.missing-shard", "container.stale-index") and item.severity == "error":
-            # vLLM and SGLang were seen to load without the shard (vllm#34859, sglang#32279).
-            silent = family.engine in ("vllm", "sglang") and item.code == "container.missing-shard"
-            text = "why.missing-shard.silent" if silent else "why.file"
-            outcome = "undefined" if silent else "load-error"
-            possible = ("nan", "zero") if silent else ()
-            yield Effect(outcome, possible, "model", set(), text, {"file": _file(item)})
-        elif item.code.startswith("container.") and item.severity == "error":
-            yield Effect("load-error", (), "model", set(), "why.file", {"file": _file(item)})
-        elif item.code == "config.invalid" and _stops(item, family):
-            yield Effect("load-error", (), "model", set(), "why.config", {"file": _file(item)})
-        elif item.text == "config.conflict.size":
-            layers = set(item.params["numbers"])
-            yield Effect("load-error", (), "model", layers, "why.config-size", dict(item.params))
-        elif item.text == "config.conflict.size.padded":
-            layers = set(item.params["numbers"])
-            possible = ("load-error", "safe")
-            yield Effect("load-error", possible, "model", layers, "why.config-size.padded", dict(item.params))
-        elif item.text == "config.conflict.size.linear":
-            yield Effect("load-error", (), "model", set(), "why.config-size.linear", dict(item.params))
-        elif item.text == "config.conflict.experts":
-            yield Effect("load-error", (), "model", set(), "why.experts-wide", dict(item.params))
-        elif item.text == "config.conflict.experts.unused" and family.engine in ("vllm", "sglang"):
-            # Some of their models' loaders skip a name that they do not know, others look it up and stop.
-            yield Effect("load-error", ("load-error", "safe"), "model", set(), "why.experts-unused", dict(item.params))
-        elif item.text == "weight.unquantised.left-alone" and family.engine == "vllm":
-            yield Effect("load-error", (), "model", {item.layer or 0}, "why.left-alone", {"tensor": item.tensors[0]})
-        elif item.text == "weight.unquantised.unlisted" and family.engine == "vllm":
-            yield Effect("load-error", (), "model", {item.layer or 0}, "why.unlisted", {"tensor": item.tensors[0]})
-        elif item.code == "config.excluded-but-quantised" and family.engine in item.params.get("engines", ()):
-            layers = set(item.params.get("numbers", ()))
-            if item.text.endswith(".part"):
-                yield Effect("load-error", (), "model", layers, "why.excluded-part", dict(item.params))
-            elif layers and family.engine == "vllm":
-                yield Effect("load-error", (), "model", layers, "why.excluded")
-            elif layers:
-                # It knows no prefix but its own, and ``experts.*`` is no name of the experts as a whole.
-                yield Effect("load-error", ("load-error", "safe"), "model", layers, "why.excluded.perhaps")
-        elif _is_of_ordinary_lists(item) and family.engine in item.params.get("engines", (family.engine,)):
-            fill = {"tensor": item.tensors[0], "slots": item.count}
-            if family.engine == "vllm" and item.code == "config.unquantised-not-excluded":
-                # Read of vLLM: it builds all that is not excluded as quantised, where a model's code asks for that.
-                yield Effect("load-error", ("load-error", "safe"), "model", set(), "why.not-excluded", fill)
-                continue
-            # What a load does with them was not read, of other servers or the reverse: a forecast is no worse than its
-            # finding, and no more certain.
-            yield Effect("safe", ("load-error", "safe"), "none", set(), "why.lists-disagree", fill)
-        elif item.text in CONFLICTS:
-            if _stops(item, family):
-                yield Effect("load-error", (), "model", set(), "why.config-method")
-        elif item.text == "config.conflict.files" and family.engine in item.params["engines"]:
-            certain = item.params["certain"]
-            possible, text = ((), "why.sidecar") if certain else (("load-error", "safe"), "why.sidecar.perhaps")
-            yield Effect("load-error", possible, "model", set(), text, dict(item.params))
-        elif item.text == "config.conflict.group":
-            # vLLM and SGLang allocate scales by it; whether the others ask for it was not read.
-            asks = family.engine in ("vllm", "sglang")
-            possible = () if asks else ("load-error", "safe")
-            yield Effect("load-error", possible, "model", set(), "why.config-group", dict(item.params))
-        elif item.text in TWO_LABELS and family.engine in item.params["engines"]:
-            yield Effect("load-error", ("load-error", "safe"), "model", set(), "why.two-labels", dict(item.params))
-        elif item.text.startswith("loader.note.mixed") and family.engine in item.params["engines"]:
-            fill = {"algo": item.params["algo"], "slots": item.count, "tensor": item.tensors[0]}
-            # Of whom it was not read nobody is accused: a forecast is no worse than its finding.
-            yield Effect("safe", (), "none", set(), "why.mixed-algo", fill)
-        elif item.code == "config.absent" and item.severity == "error":
-            yield Effect("load-error", (), "model", set(), "why.config-absent")
-        elif item.code == "config.incomplete" and family.engine in item.params.get("engines", ()):
-            fields = {"fields": item.params["fields"]} if "fields" in item.params else {}
-            text = "why.config-incomplete" if fields else "why.config"
-            yield Effect("load-error", (), "model", set(), text, {"file": _file(item), **fields})
-
-
-def _is_of_ordinary_lists(item: Finding) -> bool:
-    """Ordinary modules that the configuration quantises and the file does not, or the reverse.
-
-    A draft layer may never be loaded, and experts that are named one by one are asked for as a layer.
-    """
-    if item.code == "config.unquantised-not-excluded":
-        return not item.text.endswith(".draft")
-    ordinary = item.code == "config.excluded-but-quantised" and item.severity == "warn"
-    return ordinary and not item.text.endswith(".experts")
-
-
-def _stops(item: Finding, family: Family) -> bool:
-    """Is it wrong for everybody, or in the one of two files that this backend goes by?"""
-    return item.severity == "error" or (item.severity == "backend" and family.engine in item.params.get("engines", ()))
-
-
-def _file(item: Finding) -> str:
-    return str(item.params.get("file", ""))
-
-
-# A tensor of another type or shape than the parameter it is copied into stops a load.
-_REFUSED_LAYOUTS = (
-    "weight.unquantised", "weight.shape", "scheme.mixed-layer", "block-scale.group", "scheme.pre-quant-scale",
-    "scale.shape",
-)  # fmt: skip
-# Of experts apart from their layer's others `_files` speaks.
-_SINGLED_OUT = ("weight.unquantised.left-alone", "weight.unquantised.unlisted")
-
-
-def _structure(family: Family, findings: list[Finding]) -> Iterable[Effect]:
-    """Whole experts that are absent, unquantised or of another format, and tensors of the weights that are missing."""
-    for item in findings:
-        layers = set(item.params.get("numbers", ())) if item.layer is None else {item.layer}
-        # Where another layer alone says that there are more, all may be there.
-        perhaps = item.text == "expert.absent.other"
-        lost = (item.code in ("expert.absent", "expert.gap") and (item.severity == "error" or perhaps)) or (
-            item.code == "scale.missing" and item.role != "input_scale"
-        )
-        refuses = family.engine == "tensorrt-llm"
-        unread = item.text == "scale.missing.weight.up" and family.gate_rules
-        if lost and unread and not refuses:
-            fill = {"tensor": item.tensors[0], "slots": item.count}
-            yield Effect("degraded", MILD, "experts", layers, "why.up-unread", fill)
-        elif item.text == "expert.absent.all":
-            ends = ("load-error", (), "model") if refuses else ("undefined", ("degraded", "nan", "zero"), "layer")
-            yield Effect(*ends, layers, f"why.no-experts{'.key-error' if refuses else ''}")
-        elif lost:
-            ends = ("load-error",) if refuses else ("degraded", "nan", "zero")
-            yield Effect(
-                "load-error" if refuses else "undefined",
-                tuple(sorted((*ends, "safe"))) if perhaps else () if refuses else ends,
-                "model" if refuses else "layer" if item.experts is None else "experts",
-                layers,
-                "why.key-error" if refuses else "why.weights-missing",
-                {"tensor": item.tensors[0] if item.tensors else "", "slots": item.count},
-            )
-        elif item.text.startswith("scheme.pre-quant-scale.values"):
-            lost = item.params["classes"] == "zero"
-            ends = ("degraded", ()) if lost else ("nan", ("degraded", "nan"))
-            fill = {"tensor": "".join(item.tensors[:1]), "classes": item.params["classes"]}
-            scope = "experts" if item.experts is not None else "layer" if layers else "model"
-            yield Effect(*ends, scope, layers, "why.pre-quant", fill)
-        elif item.code in _REFUSED_LAYOUTS and item.text not in _SINGLED_OUT and _stops(item, family):
-            fill = {"tensor": "".join(item.tensors[:1])}
-            yield Effect("load-error", (), "model", layers, "why.layout", fill)
-        elif item.code == "scale.convention" and item.severity == "error" and item.layer is None:
-            # Every token passes an ordinary layer; of experts `of_weights` speaks.
-            yield Effect("degraded", WILD, "model", set(), "why.convention.linear")
-
-
-def _functions(family: Family, config: Mapping[str, Any], layers: set[int]) -> Iterable[Effect]:
-    """What the class refuses by the experts' activation function, whatever their scales are (5.1)."""
-    activation = activation_of(config)
-    # Of a name that is in nobody's list it was not read what vLLM takes it for.
-    if family.activations is not None and activation in ACTIVATIONS and activation not in family.activations:
-        yield Effect("unsupported", (), "model", layers, "why.unsupported.activation", {"activation": activation})
-    elif not family.clamps and is_clamped(config):
-        yield Effect("unsupported", (), "model", layers, "why.unsupported.clamp")
-
-
-def _alignment(name: str, findings: list[Finding]) -> Iterable[Effect]:
-    """What kernels do with shapes that are none of their own."""
-    for item in findings:
-        # Ranks are a server's: Transformers has no kernel of its own that they would cut blocks for.
-        if item.code == "parallel.group-split" and name != "transformers":
-            possible = ("degraded", "load-error")
-            yield Effect("load-error", possible, "model", set(), "why.group-split", dict(item.params))
-    if name == "vllm-cutlass":
-        for item in findings:
-            if item.text.startswith("parallel.alignment.refused"):
-                yield Effect("unsupported", (), "model", set(), "why.alignment", dict(item.params))
-            elif item.text == "parallel.alignment.hidden":
-                yield Effect("degraded", ("degraded", "nan"), "model", set(), "why.alignment.hidden", dict(item.params))
-
-
-def _bytes(name: str, family: Family, findings: list[Finding]) -> Iterable[Effect]:
-    """What ``--deep`` has found in packed codes and block scales, which every backend multiplies with."""
-    for item in findings:
-        if item.code not in DEEP_CODES:
-            continue
-        outcome, possible = outcome_of_bytes(name, item.code, item.projection)
-        text, fill = f"why.{item.code}", {**item.params, "layer": item.layer, "slots": item.count}
-        if item.text.endswith(".linear"):
-            # Every token passes an ordinary layer; its NaN bytes are the one thing that vLLM looks for on loading.
-            stops = item.code == "block-scale.nan" and family.engine == "vllm"
-            text = f"{text}.refused" if stops else f"{text}.linear"
-            yield Effect("load-error" if stops else outcome, () if stops else possible, "model", set(), text, fill)
-        else:
-            scope = "layer" if item.experts is None else "experts"
-            yield Effect(outcome, possible, scope, {item.layer} if item.layer is not None else set(), text, fill)
