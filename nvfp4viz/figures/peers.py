@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nvfp4viz.audit.facts import median_of
 from nvfp4viz.audit.scales import robust_z
 from nvfp4viz.audit.texts import in_full
 from nvfp4viz.figures.coverage import status_key
@@ -56,11 +57,17 @@ class Peers:
         return np.isfinite(self.values) & (self.values > 0)
 
     @property
+    def others(self) -> npt.NDArray[np.bool_]:
+        """The picked expert's peers, as the audit counts them: the other usable values that are not subnormal."""
+        out = self.usable & (self.values >= np.finfo(np.float32).tiny)
+        out[self.picked] = False
+        return out
+
+    @property
     def median(self) -> float | None:
-        """Median of the usable values of the other experts; None where there are none."""
-        others = self.usable.copy()
-        others[self.picked] = False
-        return float(np.median(self.values[others])) if others.any() else None
+        """Median of the peers' values in log space, as the audit's; None where there are none."""
+        others = self.values[self.others]
+        return float(np.exp2(median_of(np.log2(others.astype(np.float64))))) if others.size else None
 
     @property
     def ratio(self) -> float | None:
@@ -72,10 +79,9 @@ class Peers:
 
     @property
     def robust_z(self) -> float | None:
-        """`nvfp4viz.audit.scales.robust_z` of the picked value among the other experts' usable ones."""
-        others = self.usable.copy()
-        others[self.picked] = False
-        return robust_z(float(self.values[self.picked]), self.values[others]) if self.usable[self.picked] else None
+        """`nvfp4viz.audit.scales.robust_z` of the picked value among its peers."""
+        value = float(self.values[self.picked])
+        return robust_z(value, self.values[self.others]) if self.usable[self.picked] else None
 
 
 def describe_peers(peers: Peers, lang: str) -> str:
@@ -86,7 +92,7 @@ def describe_peers(peers: Peers, lang: str) -> str:
         "layer": peers.layer,
         "expert": peers.picked,
         "projection": peers.projection,
-        "peers": int(peers.usable.sum()) - int(peers.usable[peers.picked]),
+        "peers": int(peers.others.sum()),
     }
     status = words(lang, status_key(peers.status[peers.picked], peers.divisor))
     if peers.shared:

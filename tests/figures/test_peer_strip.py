@@ -1,5 +1,6 @@
 """The strip of one scale among its peers."""
 
+import math
 import re
 
 import numpy as np
@@ -14,9 +15,20 @@ def strip(picked: int) -> Peers:
 
 
 def test_the_median_is_of_the_others_alone():
-    assert strip(0).median == 2.5
-    assert strip(0).ratio == 1 / 2.5
+    # 2 and 3, in log space.
+    assert strip(0).median == pytest.approx(math.sqrt(6), rel=1e-15)  # log2 and 2^x round once each
+    assert strip(0).ratio == 1 / strip(0).median
     assert strip(2).ratio is None
+
+
+def test_strip_and_finding_give_one_median():
+    """Beside a subnormal, which neither counts as a peer."""
+    values = np.float32([2.0, 1e-40, 1e-3, 1.25e-3, 1.5e-3, 2e-3])
+    peers = Peers("input_scale", 0, "down", values, ("outlier", "subnormal", *("present",) * 4), 0)
+    assert peers.median == pytest.approx(math.sqrt(1.25e-3 * 1.5e-3), rel=1e-6)  # the stored numbers are float32
+    assert "4 " in describe_peers(peers, "en")
+    far = Peers("input_scale", 0, "down", values, peers.status, 1)
+    assert far.ratio == pytest.approx(1e-40 / 1.5e-3, rel=1e-4)  # a subnormal has few digits
 
 
 def test_the_robust_z_of_a_value_among_the_others():
