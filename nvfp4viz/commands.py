@@ -136,6 +136,9 @@ def coverage(options: argparse.Namespace) -> int:
     """``nvfp4viz coverage``."""
     with _progress(cli_words(options.language, "progress.scales")) as progress:
         done = run_audit(inspect(options.source, revision=options.revision, progress=progress))
+    if not any(header.readable for header in done.checkpoint.files):
+        # No list of slots, not even an empty one, can be told from files that nobody could read.
+        raise done.checkpoint.problems[0].error()
     rows = done.rows()
     code = UNREADABLE if done.checkpoint.unread else OK
     if options.csv is not None:

@@ -226,6 +226,17 @@ def test_show_reads_one_block(good):
     assert checkpoint.bytes_read - before == 8 + 1 + 4
 
 
+@pytest.mark.parametrize(
+    "head", [b"version https://git-lfs.github.com/spec/v1\n", b"<!DOCTYPE html>", b"\x20" + 7 * b"\0" + b"{"]
+)
+@pytest.mark.parametrize("csv", [(), ("--csv", "-")])
+def test_coverage_of_files_that_nobody_can_read_is_no_empty_list(capsys, tmp_path, head, csv):
+    (tmp_path / "model.safetensors").write_bytes(head)
+    code, out, err = run(capsys, "coverage", str(tmp_path), *csv)
+    assert (code, out) == (2, "")
+    assert "model.safetensors" in err
+
+
 def test_coverage_counts_and_lists(capsys, holed, tmp_path):
     code, out, _ = run(capsys, "coverage", holed)
     assert code == 0
