@@ -132,7 +132,7 @@ class LayerScales:
         self._facts, self.layer, self.tower, self.block = facts, layer, facts.tower, facts.block(layer)
         tables = self._tables = {kind: facts.tables["input_scale", layer, kind] for kind in kinds}
         self.first = [kind for kind in kinds if kind != "down"]
-        self.absent = {kind: table.state == MISSING for kind, table in tables.items()}
+        self.absent = {kind: facts.never_written(table) for kind, table in tables.items()}
         self.values = {kind: table.values.astype(np.float64) for kind, table in tables.items()}
         good = {kind: (table.state == OK) & (table.classes() == 0) for kind, table in tables.items()}
         # What was filled in, or never set, is no measure for the others; the largest float32 is lost by itself.
@@ -146,6 +146,9 @@ class LayerScales:
             kind: outliers(table.values, good[kind], measured[kind]) | self.lost.get(kind, False)
             for kind, table in tables.items()
         }
+        for kind, table in tables.items():
+            # A number that nobody set has no peers to be an outlier of: it is as far off as it is.
+            far[kind] = far[kind] | (never_set(table) & _off(table.values, measured[kind]))
         self.filled = {kind: mask & ~far[kind] for kind, mask in some.items() if (mask & ~far[kind]).any()}
         # Those of which nobody knows whether they or the others are wrong count for nothing that is bad.
         self.split = {kind: undecided(facts, tables[kind], mask) for kind, mask in far.items()}
@@ -229,6 +232,15 @@ class LayerScales:
         return [kind for kind in kinds if kind in self.known and self.known[kind][expert]]
 
 
+def _off(values: Any, measured: Any) -> Any:
+    """Which of some values (E,) are so far from the median of the measured ones that it changes what is computed."""
+    if not measured.any():
+        return np.zeros_like(measured)
+    with np.errstate(all="ignore"):
+        ratios = values.astype(np.float64) / 2 ** median_of(np.log2(values[measured].astype(np.float64)))
+        return (ratios > LOSES_ABOVE) | (ratios < CLIPS_BELOW)
+
+
 def _width(values: Any, measured: Any, some: Any) -> float:
     """How much the maximum of all may be above that of the group that is right, whichever it is."""
     return float(values[measured].max() / min(values[some].max(), values[measured & ~some].max()))
@@ -245,7 +257,7 @@ def _typical(values: list[Any], others: list[Any]) -> float:
 
 def _per_expert(scales: LayerScales, layer: int) -> Iterable[Effect]:
     """Each expert lives by its own scales, or all by the one that the file has for them."""
-    missing, stored = [], []
+    missing, stored, room = [], [], 1.0
     scope = "layer" if scales.shared else "experts"
     for expert in scales.experts():
         absent = any(mask[expert] for mask in scales.absent.values())
@@ -262,6 +274,9 @@ def _per_expert(scales: LayerScales, layer: int) -> Iterable[Effect]:
             outcome, possible = outcome_of_scales(*pair, scales.expected(expert))
             possible = MILD if outcome == "degraded" and scales.cancels(pair, expert) else possible
             stored.append((expert, outcome, possible, scales.classes_of(expert)))
+        else:
+            pair = np.divide(scales.pair(expert, 0.0), scales.expected(expert))
+            room = max(room, float(pair.max()), float(1 / pair.min()))
     if missing:
         possible = tuple(sorted(set().union(*(outcomes for _, outcomes in missing))))
         ids = tuple(expert for expert, _ in missing)
@@ -273,7 +288,9 @@ def _per_expert(scales: LayerScales, layer: int) -> Iterable[Effect]:
             # A number of no bad class can only be too far from where it should be.
             some = [one for one in stored if one[1] == outcome and (not one[3]) == far]
             if some:
-                ids, classes = tuple(one[0] for one in some), sorted({name for one in some for name in one[3]})
+                ids = tuple(one[0] for one in some)
+                # In the order of their experts, as far as one name for several allows.
+                classes = dict.fromkeys(name for one in some for name in sorted(one[3]))
                 # Of several no better end than the best of any one.
                 hurt = any("safe" not in one[2] for one in some)
                 possible = tuple(sorted({end for one in some for end in one[2] if end != "safe" or not hurt}))
@@ -282,7 +299,7 @@ def _per_expert(scales: LayerScales, layer: int) -> Iterable[Effect]:
                 text = f"why.expert-{outcome}{'.far' if far and outcome == 'zero' else ''}"
                 yield Effect(outcome, possible, scope, {layer}, text, fill)
     if not missing and not stored:
-        yield Effect("safe", (), "none", {layer}, "why.masked", {"slots": scales.wrong})
+        yield _harmless(scales, list(scales.bad), room)
 
 
 def _one_maximum(scales: LayerScales, layer: int, family: Family) -> Effect:
@@ -290,6 +307,7 @@ def _one_maximum(scales: LayerScales, layer: int, family: Family) -> Effect:
     kinds = [*scales.first, "down"] if family.reads_down and "down" in scales.values else scales.first
     missing = bool(any(scales.absent[kind].any() for kind in kinds))
     outcomes: set[str] = set()
+    maxima, smallest = _layer_maxima(scales, kinds), _smallest(scales, kinds)
     outcome, turned, pair = "safe", False, [1.0]
     for fate in FATES if missing else (0.0,):
         pair = []
@@ -303,22 +321,51 @@ def _one_maximum(scales: LayerScales, layer: int, family: Family) -> Effect:
             pair.append(float(np.max(values)) if values.size else good)
         turned = family.keeps_sign and min(pair) < 0
         pair = [abs(value) if family.keeps_sign else value for value in pair]
-        outcome, possible = outcome_of_scales(pair[0], pair[1], _layer_maxima(scales, kinds))
+        outcome, possible = outcome_of_scales(pair[0], pair[1], maxima)
         outcomes |= {outcome, *possible}
         if outcome == "degraded" and all(scales.cancels((pair[0], pair[1]), expert) for expert in scales.experts()):
             outcomes.add("safe")
+        if outcome == "safe" and any(
+            own > known and own > LOSES_ABOVE * least for own, known, least in zip(pair, maxima, smallest, strict=True)
+        ):
+            # The largest of the layer's own has room for it, the smaller ones have not.
+            outcome, outcomes = "degraded", outcomes | set(MILD)
     fill = {"layer": layer, "slots": scales.wrong, "classes": ", ".join(scales.classes)}
     # A stored NaN wins every maximum: then it does not matter what the open slots hold.
     if missing and len(outcomes) > 1:
-        return Effect("undefined", tuple(sorted(outcomes)), "layer", {layer}, "why.layer-missing", fill)
+        # Of a maximum over nothing that is stored there is no harmless one.
+        bare = [
+            kind for group in (scales.first, ["down"])
+            if set(group) <= set(kinds) and all(scales.absent[kind].all() for kind in group) for kind in group
+        ]  # fmt: skip
+        text = "why.layer-missing.whole" if bare else "why.layer-missing"
+        return Effect("undefined", tuple(sorted(outcomes)), "layer", {layer}, text, {**fill, "kinds": ", ".join(bare)})
     if outcome == "safe":
-        read = any(scales.bad[kind].any() for kind in kinds)
-        text = "why.sign-cancels" if turned else "why.masked" if read else "why.ignored"
-        return Effect("safe" if read else "ignored", (), "none", {layer}, text, fill)
+        if turned:
+            return Effect("safe", (), "none", {layer}, "why.sign-cancels", fill)
+        if any(scales.bad[kind].any() for kind in kinds):
+            return _harmless(scales, kinds, max(max(a / b, b / a) for a, b in zip(pair, maxima, strict=True)))
+        return Effect("ignored", (), "none", {layer}, "why.ignored", fill)
     kind = "negative" if outcome == "degraded" and min(pair) < 0 else outcome
     return Effect(
         outcome, tuple(sorted(outcomes - {outcome} and outcomes)), "layer", {layer}, f"why.layer-{kind}", fill
     )
+
+
+def _harmless(scales: LayerScales, kinds: list[str], off: float) -> Effect:
+    """What is bad and changes nothing: hidden by a maximum, or too little off for the block scales to show it."""
+    slots = int(sum(scales.bad[kind].sum() for kind in kinds))
+    text, fill = ("why.masked", {}) if off <= 1 else ("why.room", {"ratio": f"{off:,.3g}"})
+    return Effect("safe", (), "none", {scales.layer}, text, {"slots": slots, **fill})
+
+
+def _smallest(scales: LayerScales, kinds: list[str]) -> tuple[float, float]:
+    """The smallest that was measured for gate and up, and for down; infinite where none was."""
+    out = []
+    for group in (scales.first, ["down"]):
+        values = [scales.values[kind][scales.measured[kind] & ~scales.bad[kind]] for kind in group if kind in kinds]
+        out.append(min((float(each.min()) for each in values if each.size), default=np.inf))
+    return out[0], out[1]
 
 
 def _layer_maxima(scales: LayerScales, kinds: list[str]) -> tuple[float, float]:

@@ -167,20 +167,45 @@ def json_number(value: float) -> float:
 def outliers(values: npt.NDArray[np.float32], good: Mask, peers: Mask | None = None) -> Mask:
     """Values far from their peers in log space, by median and MAD of those of ``peers``, or of all.
 
+    However far these are spread: what lies 64 times beyond all of them, but a few that do so too, is far.
+
     >>> outliers(np.float32([2e-3, 2.2e-3, 1.8e-3, 2.0]), np.ones(4, bool)).tolist()
     [False, False, False, True]
     >>> outliers(np.float32([2e-3] * 3 + [2.1e-3]), np.ones(4, bool)).any()
     np.False_
+    >>> outliers(np.float32([1e-3, 5e-3, 2e-3, 1e-2, 4e-4, 3e-3, 3.0]), np.ones(7, bool)).tolist().index(True)
+    6
     """
     out = np.zeros(values.shape, np.bool_)
     # Of two values neither is the odd one.
     if good.sum() < 3 or (peers is not None and peers.sum() < 3):
         return out
     logs = np.log2(values[good].astype(np.float64))
-    distance = np.abs(logs - median_of(logs if peers is None else logs[peers[good]]))
+    if logs.max() - logs.min() <= OUTLIER_FLOOR:
+        return out
+    of = logs if peers is None else logs[peers[good]]
+    distance = np.abs(logs - median_of(of))
     spread = float(median_of(distance if peers is None else distance[peers[good]]))
-    out[good] = distance > max(OUTLIER_FLOOR, OUTLIER_SPREAD * spread)
+    low, high = _body(of)
+    far = distance > max(OUTLIER_FLOOR, OUTLIER_SPREAD * spread)
+    out[good] = far | (logs < low - OUTLIER_FLOOR) | (logs > high + OUTLIER_FLOOR)
     return out
+
+
+def _body(logs: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """The range of logarithms (N,) without those beyond a gap: one of four or more, or a fifth."""
+    ordered, count = np.sort(logs), len(logs)
+    while count >= 4 and len(ordered) > 1:
+        steps = np.diff(ordered)
+        at = int(np.argmax(steps)) + 1
+        few = min(at, len(ordered) - at) + count - len(ordered)
+        if steps[at - 1] <= OUTLIER_FLOOR:
+            break
+        if few > 1 and 5 * few > count:
+            # Of two groups neither is the odd one: `spread` tells of them.
+            return -np.inf, np.inf
+        ordered = ordered[at:] if 2 * at < len(ordered) else ordered[:at]
+    return float(ordered[0]), float(ordered[-1])
 
 
 def robust_z(value: float, peers: npt.NDArray[np.float32]) -> float | None:
