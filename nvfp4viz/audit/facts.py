@@ -143,6 +143,14 @@ class Facts:
         usable = bool((self.states[role, layer, projection] == OK).any())
         return role in SCALARS and usable and self.view.slot(layer, 0, projection, role).index is not None
 
+    def never_written(self, table: ScaleTable) -> npt.NDArray[np.bool_]:
+        """Experts whose slot a server that loads without a missing shard leaves as the memory was."""
+        missing: npt.NDArray[np.bool_] = table.state == MISSING
+        known = not self.checkpoint.blind_files and any(
+            item.code == "container.missing-shard" for item in self.checkpoint.problems
+        )
+        return missing | (table.state == UNREADABLE) if known else missing
+
     def is_one_for_all(self, layer: int, projections: Iterable[str], role: str) -> bool:
         """Do all experts of a layer share one tensor of the role that is no vector, or would if it were there?"""
         kinds, dialect = tuple(projections), self.view.dialects.get(layer)

@@ -17,6 +17,7 @@ from nvfp4viz.audit.facts import Facts
 from nvfp4viz.audit.findings import safe_words
 from nvfp4viz.audit.forecast_files import of_alignment, of_bytes, of_files, of_functions, of_structure
 from nvfp4viz.audit.forecast_linears import of_linears
+from nvfp4viz.audit.forecast_lost import lost_shards, of_lost
 from nvfp4viz.audit.forecast_scales import (
     MILD,
     OUTCOMES,
@@ -83,6 +84,10 @@ def forecast(
         # The one finding about all layers is that none has an activation scale.
         if item.severity != "info" and item.role and (item.layer is not None or item.code == "scheme.mislabelled"):
             causes.setdefault((item.tower or "", item.role, item.layer), []).append(_named(item))
+    lost = lost_shards(facts, found)
+    for shard in lost.values():
+        for layer in shard.layers.get("experts", ()):
+            causes.setdefault(("", "input_scale", layer), []).append("container.missing-shard")
     config = facts.checkpoint.config or {}
 
     def of_backend(name: str, family: Family) -> BackendForecast:
@@ -90,6 +95,7 @@ def forecast(
         effects = [
             *_each(found, lambda items: of_files(family, items)),
             *_each(found, lambda items: of_structure(family, items)),
+            *_each(found, lambda items: of_lost(family, items, lost, weight_only=as_w4a16)),
             *_each(found, lambda items: of_alignment(name, items)),
             *_each(found, lambda items: of_bytes(name, family, items)),
         ]
@@ -254,7 +260,7 @@ def _merged(effects: list[Effect], safe: str) -> Effect:
     )
 
 
-_ABSENT = ("scale.missing", "expert.rank-hole", "scheme.mislabelled")
+_ABSENT = ("scale.missing", "expert.rank-hole", "scheme.mislabelled", "container.missing-shard")
 _ODD = ("scale.outlier", "scale.filled", "scale.identity")
 # Which findings of a role's in a layer a sentence tells of; the others stand beside it.
 _TELLS = {

@@ -15,14 +15,8 @@ from nvfp4viz.serving.selection import ACTIVATIONS
 def of_files(family: Family, findings: list[Finding]) -> Iterable[Effect]:
     """Files and configuration that stop a load, or that servers skip silently."""
     for item in findings:
-        if item.code in ("container.missing-shard", "container.stale-index") and item.severity == "error":
-            # vLLM and SGLang were seen to load without the shard (vllm#34859, sglang#32279).
-            silent = family.engine in ("vllm", "sglang") and item.code == "container.missing-shard"
-            text = "why.missing-shard.silent" if silent else "why.file"
-            outcome = "undefined" if silent else "load-error"
-            possible = ("nan", "zero") if silent else ()
-            yield Effect(outcome, possible, "model", set(), text, {"file": _file(item)})
-        elif item.code.startswith("container.") and item.severity == "error":
+        # Of shards that are missing `nvfp4viz.audit.forecast_lost` speaks.
+        if item.code.startswith("container.") and item.severity == "error" and item.code != "container.missing-shard":
             yield Effect("load-error", (), "model", set(), "why.file", {"file": _file(item)})
         elif item.code == "config.invalid" and _stops(item, family):
             yield Effect("load-error", (), "model", set(), "why.config", {"file": _file(item)})

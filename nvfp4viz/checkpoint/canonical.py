@@ -297,9 +297,10 @@ def canonical_of(
         for (block, expert, projection), suffixes in promised.items()
         if block in layer_of
     }
+    algorithms = {quant_config.algo_of(block) for block in blocks.values()} if promises else set[str | None]()
     read = ModuleReader(
         table, found.parts, layer_of, method, lambda layer: config_experts(config, layer), promises,
-        whole=whole, drafts=drafts,
+        whole=whole, drafts=drafts, label=algorithms.pop() if len(algorithms) == 1 else None,
     )  # fmt: skip
     due = _with_first(projections_due(read.stored, read.dialects, drafts), blocks | drafts, read.dialects, table)
     most = max((read.experts_in[layer] for layer in blocks), default=0)

@@ -98,6 +98,8 @@ class ModuleReader:
         Suffixes that lie in files that cannot be read, by layer, expert (None: all) and projection as on disk.
     whole
         All names are known: there are no files whose contents nobody lists.
+    label
+        The algorithm that the configuration gives all experts; None where it says nothing, or differs by layer.
 
     Attributes
     ----------
@@ -116,8 +118,9 @@ class ModuleReader:
         *,
         whole: bool,
         drafts: Collection[int],
+        label: str | None = None,
     ) -> None:
-        self._table, self._method, self._whole = table, method, whole
+        self._table, self._method, self._whole, self._label = table, method, whole, label
         kept = [(layer_of[part.block], part) for part in parts if part.block in layer_of]
         # Thousands of projections have one signature: suffixes with their types and shapes.
         kind_of = table.kind.tolist().__getitem__
@@ -155,7 +158,7 @@ class ModuleReader:
     ) -> Dialect | None:
         types = {suffix: self._table.kinds[kind][0] for suffix, kind in zip(suffixes, kinds, strict=True)}
         types |= dict.fromkeys(unread, UNREAD)
-        return recognise(types, arrangement, self._method, whole=self._whole)
+        return recognise(types, arrangement, self._method, whole=self._whole, label=self._label)
 
     def _vote(self, counts: Counter[int]) -> Dialect | None:
         """The dialect of most projections of a layer that tell."""

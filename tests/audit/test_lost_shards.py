@@ -190,3 +190,16 @@ def test_a_true_hole_is_told_beside_a_lost_shard(gone, tmp_path):
 def test_what_a_name_without_a_type_tells(types, arrangement, method, whole, block):
     dialect = recognise(types, arrangement, method, whole=whole)
     assert (dialect and dialect.block) == block
+
+
+@pytest.mark.parametrize("method", ["quark", "modelopt"])
+@pytest.mark.parametrize("lost", [("weight",), ("weight_scale",), ("weight", "weight_scale")])
+def test_the_label_of_all_experts_settles_what_lost_types_leave_open(lost, method):
+    types = {"weight": "U8", "weight_scale": "U8"} | dict.fromkeys(lost, UNREAD)
+    found = recognise(types, "expert", method, label="MXFP4")
+    assert (found.block, found.id) == ("MXFP4", method)
+    for label in (None, "MXFP8", "FP8"):
+        other = recognise(types, "expert", method, label=label)
+        assert other == recognise(types, "expert", method)
+    # What can be read contradicts it.
+    assert recognise({**types, "weight": "F8_E4M3"}, "expert", method, label="MXFP4") is None

@@ -24,7 +24,9 @@ UNREAD = "?"
 """The element type of a tensor that is known by its name, and lies in a file that cannot be read."""
 
 
-def recognise(types: Mapping[str, str], arrangement: str, method: str | None, *, whole: bool = True) -> Dialect | None:
+def recognise(
+    types: Mapping[str, str], arrangement: str, method: str | None, *, whole: bool = True, label: str | None = None
+) -> Dialect | None:
     """The dialect of one projection.
 
     Parameters
@@ -37,6 +39,8 @@ def recognise(types: Mapping[str, str], arrangement: str, method: str | None, *,
         The configuration's `quant_method`, asked only where two dialects share suffixes and types.
     whole
         These are all of its tensors: what is not among them does not lie in a file that was not given.
+    label
+        The algorithm that the configuration gives all experts, asked only for types that cannot be read.
 
     Returns
     -------
@@ -47,12 +51,21 @@ def recognise(types: Mapping[str, str], arrangement: str, method: str | None, *,
     'deepseek-v4'
     >>> recognise({"weight": "U8", "weight_scale_2": UNREAD}, "expert", None).id
     'modelopt'
+    >>> lost = {"weight": UNREAD, "weight_scale": "U8"}
+    >>> recognise(lost, "expert", "quark"), recognise(lost, "expert", "quark", label="MXFP4").id
+    (None, 'quark')
     """
     if arrangement == "fused":
         return _fused(types, method or "", whole)
     if arrangement == "stacked":
         return _stacked(types)
-    return _per_expert(types, method or "", whole)
+    found = _per_expert(types, method or "", whole)
+    if found is not None or label != "MXFP4" or UNREAD not in types.values():
+        return found
+    # Bytes of powers of two scale six and eight bits as well, and codes say nothing of blocks: the configuration does.
+    due = {"weight": PACKED[0], "weight_scale": E8M0[0]}
+    known = {suffix: due.get(suffix, dtype) if dtype == UNREAD else dtype for suffix, dtype in types.items()}
+    return _per_expert(known, method or "", whole)
 
 
 def _fused(types: Mapping[str, str], method: str, whole: bool) -> Dialect | None:
