@@ -40,9 +40,10 @@ def of_linears(family: Family, findings: Iterable[Finding], *, weight_only: bool
             # Transformers fuses nothing, and a weight-only kernel reads none of a four-bit module.
             if family.engine == "tensorrt-llm" and not item.params["fp8"] and not weight_only:
                 yield _unequal(item)
-            elif family.engine != "transformers" and (item.params["fp8"] or not _ignores(family, weight_only)):
+            elif not _ignores(family, item, weight_only):
                 fill = _fill(item) | {"larger": item.params["larger"], "family": item.params["family"]}
-                yield Effect("degraded", MILD, _scope(item), _layers(item), "why.sibling.linear", fill)
+                possible = _perhaps("degraded", MILD, _may_ignore(family, item, weight_only))
+                yield Effect("degraded", possible, _scope(item), _layers(item), "why.sibling.linear", fill)
         elif item.text == "scale.pair-mismatch.linear":
             # Transformers fuses nothing; vLLM and SGLang multiply with the largest, weight-only or not.
             if family.engine == "tensorrt-llm":
@@ -88,32 +89,24 @@ def _weight(family: Family, item: Finding) -> _Outcome:
 
 
 def _activation(family: Family, item: Finding, weight_only: bool) -> Effect:
-    fp8 = item.params["fp8"]
-    if _ignores(family, weight_only) and not fp8:
-        return _ignored(item)
-    if fp8 and family.engine == "transformers":
+    if _ignores(family, item, weight_only):
         return _ignored(item)
     if not item.params["open"]:
         # Siblings have the same input, and so the same scale.
         return Effect("safe", (), "none", _layers(item), "why.linear-masked", _fill(item))
-    outcome, possible = outcome_of_scales(_OF_CLASS[item.params["kind"]], _HEALTHY)
-    if fp8 and _may_ignore_fp8(family, weight_only):
-        possible = tuple(sorted({outcome, *possible, "ignored"}))
-    return _effect(item, (outcome, possible), "input")
+    return _input(family, item, outcome_of_scales(_OF_CLASS[item.params["kind"]], _HEALTHY), weight_only)
 
 
 def _boundless(family: Family, item: Finding, weight_only: bool) -> Effect:
     """A scale that an infinite maximum left: the largest of all, which no fused sibling hides."""
-    if family.engine == "transformers" or (_ignores(family, weight_only) and not item.params["fp8"]):
+    if _ignores(family, item, weight_only):
         return _ignored(item)
-    outcome, possible = outcome_of_scales(float(np.finfo(np.float32).max) / item.params["over"], _HEALTHY)
-    if item.params["fp8"] and _may_ignore_fp8(family, weight_only):
-        possible = tuple(sorted({outcome, *possible, "ignored"}))
-    return _effect(item, (outcome, possible), "input")
+    largest = float(np.finfo(np.float32).max) / item.params["over"]
+    return _input(family, item, outcome_of_scales(largest, _HEALTHY), weight_only)
 
 
 def _missing(family: Family, item: Finding, weight_only: bool) -> Effect:
-    if _ignores(family, weight_only):
+    if _ignores(family, item, weight_only):
         return _ignored(item)
     if family.engine == "tensorrt-llm":
         return Effect("load-error", (), "model", _layers(item), "why.key-error", _fill(item))
@@ -121,7 +114,7 @@ def _missing(family: Family, item: Finding, weight_only: bool) -> Effect:
     for fate in FATES:
         outcome, possible = outcome_of_scales(fate, _HEALTHY)
         outcomes |= {outcome, *possible}
-    return _effect(item, ("undefined", tuple(sorted(outcomes))), "missing")
+    return _input(family, item, ("undefined", tuple(sorted(outcomes))), weight_only)
 
 
 def _number_of_fp8(family: Family, item: Finding) -> Effect:
@@ -166,28 +159,48 @@ def _of_cache(item: Finding) -> Effect:
     return _effect(item, (outcome, tuple(sorted(perhaps))), "cache")
 
 
-def _ignores(family: Family, weight_only: bool) -> bool:
-    return weight_only or family.reach == "none"
+def _ignores(family: Family, item: Finding, weight_only: bool) -> bool:
+    """Is it certain that nobody reads an activation scale?  A weight-only label is one of four-bit modules."""
+    return family.engine == "transformers" or (weight_only and not _is_fp8(item))
 
 
-def _may_ignore_fp8(family: Family, weight_only: bool) -> bool:
-    """Which kernel an FP8 layer gets is another matter than that of the experts; some are weight-only.
+def _may_ignore(family: Family, item: Finding, weight_only: bool) -> bool:
+    """Which kernel an ordinary layer gets is another matter than that of the experts; some are weight-only.
 
-    Read of vLLM; of the others it is supposed where theirs for the experts is.
+    vLLM chooses among those for NVFP4 by an order of its own (section 5.2 of `serving-vllm.md`), whatever
+    ``--moe-backend`` says; a four-bit one that no flag names reads activations wherever experts' do.  How SGLang
+    chooses was not read: it is supposed where theirs for the experts is weight-only.
     """
-    return family.engine == "vllm" or _ignores(family, weight_only)
+    return family.reach == "none" or (_is_fp8(item) and (weight_only or family.engine == "vllm"))
+
+
+def _is_fp8(item: Finding) -> bool:
+    return bool(item.params.get("fp8")) or ".fp8" in item.text
 
 
 def _ignored(item: Finding) -> Effect:
-    fp8 = item.params.get("fp8") or ".fp8" in item.text
-    return Effect("ignored", (), "none", _layers(item), f"why.linear-ignored{'.fp8' if fp8 else ''}", _fill(item))
+    text = f"why.linear-ignored{'.fp8' if _is_fp8(item) else ''}"
+    return Effect("ignored", (), "none", _layers(item), text, _fill(item))
+
+
+def _input(family: Family, item: Finding, result: _Outcome, weight_only: bool) -> Effect:
+    """What an activation scale does that some kernel reads; where perhaps none does, the words say so."""
+    outcome, possible = result
+    apart = _may_ignore(family, item, weight_only)
+    text = f"why.linear-{'missing' if outcome == 'undefined' else outcome}{'.apart' if apart else ''}"
+    fill = _fill(item) | {"format": "FP8" if _is_fp8(item) else "NVFP4"}
+    return Effect(outcome, _perhaps(outcome, possible, apart), _scope(item), _layers(item), text, fill)
+
+
+def _perhaps(outcome: str, possible: tuple[str, ...], ignored: bool) -> tuple[str, ...]:
+    """The outcomes that are possible, with that nobody reads what is wrong."""
+    own = () if outcome == "undefined" else (outcome,)
+    return tuple(sorted({*own, *possible, "ignored"})) if ignored else possible
 
 
 def _effect(item: Finding, result: _Outcome, cause: str) -> Effect:
     outcome, possible = result
-    text = f"why.linear-{cause}" if cause in ("missing", "cache") else f"why.linear-{outcome}"
-    # An FP8 layer's activation scale that perhaps nobody reads.
-    text += ".fp8" if cause == "input" and "ignored" in possible else ""
+    text = f"why.linear-{cause if cause == 'cache' else outcome}"
     return Effect(outcome, possible, _scope(item), _layers(item), text, _fill(item))
 
 

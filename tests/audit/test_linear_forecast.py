@@ -12,8 +12,10 @@ from tests.audit.reading import found, outcomes
 
 SHARED = "model.layers.0.mlp.shared_experts"
 ATTENTION = "model.layers.0.self_attn"
-READS = {name for name, family in FAMILIES.items() if family.reach != "none"}
-UNREADING = set(FAMILIES) - READS
+UNREADING = {"transformers"}
+READS = set(FAMILIES) - UNREADING
+# Rows whose kernel for experts reads no activation scale; that for ordinary layers is picked apart.
+APART = {name for name, family in FAMILIES.items() if family.reach == "none"} - UNREADING
 BY_VALUE = {np.nan: "nan", np.inf: "nan", 0.0: "zero", 4.4e-42: "zero", -1e-4: "degraded"}
 
 
@@ -97,6 +99,21 @@ def test_an_activation_scale_spoils_what_reads_it(value):
     said = {outcomes(report)[name] for name in READS - {"tensorrt-llm"}}
     assert said == {"undefined" if value is None else BY_VALUE[value]}
     assert outcomes(report)["tensorrt-llm"] == ("load-error" if value is None else BY_VALUE[value])
+    for one in report.backends:
+        assert ("ignored" in one.possible) == (one.name in APART)
+        assert one.name not in APART or one.outcome in (*one.possible, "undefined")
+        for language in ("en", "zh"):
+            assert ("NVFP4" in describe(one, language)[0]) == (one.name in APART)
+
+
+def test_a_weight_only_label_is_read_by_all():
+    """There nothing reads the activation scale of a four-bit layer, whichever kernel it gets."""
+    tensors = {**LAYOUTS["modelopt"].tensors(), **shared()}
+    layout, name = LAYOUTS["modelopt"], f"{SHARED}.down_proj.input_scale"
+    quant = {"quantization": {**layout.quant["quantization"], "quant_algo": "W4A16_NVFP4"}}
+    report = opened({**tensors, name: number(np.nan)}, quant=quant)
+    assert {outcomes(report)[each] for each in ("vllm-marlin", "vllm-humming", "sglang-marlin")} <= {"safe", "ignored"}
+    assert not any({"nan", "degraded"} & {one.outcome, *one.possible} for one in report.backends)
 
 
 def test_an_activation_scale_that_siblings_hide():

@@ -4,14 +4,12 @@ import numpy as np
 import pytest
 
 from nvfp4viz.audit import audit, describe
-from nvfp4viz.audit.backends import FAMILIES
 from nvfp4viz.checkpoint import memory_checkpoint, tensor
 from tests.audit.layouts import LAYOUTS, linear
 from tests.audit.reading import found, outcomes
 from tests.audit.test_fp8_inputs import eight, listed, scale
-from tests.audit.test_linear_forecast import ATTENTION, SHARED, attention, number, opened, shared
+from tests.audit.test_linear_forecast import APART, ATTENTION, READS, SHARED, attention, number, opened, shared
 
-READS = {name for name, family in FAMILIES.items() if family.reach != "none"}
 WARN = [("scale.outlier", "warn", 0, None, None)]
 # It asserts that what it fuses has equal scales.
 REFUSED = ("load-error", ("degraded", "load-error", "safe"))
@@ -49,6 +47,8 @@ def test_attention(last, factor):
         assert f"{ATTENTION}.{last}" in describe(item, language)[0] or factor < 1
     for one in report.backends:
         wanted = ("degraded", ("degraded", "safe")) if one.name in READS else ("safe", ())
+        if one.name in APART:
+            wanted = ("degraded", ("degraded", "ignored", "safe"))
         if one.name == "tensorrt-llm":
             wanted = REFUSED
         assert (one.outcome, one.possible) == wanted
