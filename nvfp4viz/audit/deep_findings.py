@@ -103,7 +103,8 @@ def _without_copies(findings: Sequence[Finding], facts: Facts, scan: DeepScan) -
             return False
         kinds = facts.view.projections_in[layer]
         experts = {tuple(first.get((layer, kind, e), e) for kind in kinds) for e in item.experts}
-        return len(experts) < least_copies(facts.tables["input_scale", layer, kind] for kind in kinds)
+        # One expert alone has no twin among those that share all maxima.
+        return len(experts) < min(least_copies(facts, layer), len(item.experts))
 
     return [item for item in findings if not is_explained(item)]
 

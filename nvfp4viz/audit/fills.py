@@ -1,20 +1,23 @@
 """Activation scales that nobody measured: what exporters write for experts that calibration never reached.
 
 An exact value is a fingerprint only as far as it could not have been measured.  Calibration on BF16 activations gives
-amax with 8 significant bits, so a measured 0.5, 1 or 6, and two experts with one maximum, occur now and then in a
-checkpoint with tens of thousands of slots.  Where a layer's values are that coarse, all projections of an expert must
-agree, in at least three experts.
+amax with 8 significant bits, and a scale that is stored in BF16 has no more, so a measured 0.5, 1 or 6, and two experts
+with one maximum, occur now and then in a checkpoint with tens of thousands of slots.  Where a projection's values are
+that coarse, either all projections of some experts agree, three at least (`_agreed`), or so many experts of one
+projection have the number that it is no chance (`_is_no_chance`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
+from math import comb
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nvfp4viz.audit.facts import Facts, ScaleTable
+from nvfp4viz.audit.facts import UNREADABLE, Facts, ScaleTable
 
 Mask = npt.NDArray[np.bool_]
 _F = np.float32
@@ -28,8 +31,13 @@ FINGERPRINTS = (
     (_F(1) / _F(2688), "per-token-base"),
 )
 
-# The same of a scale that is amax/448, E4M3's largest number: of activations in FP8.
+# The same of a scale that is amax/448, E4M3's largest number: of activations in FP8.  There `export_amax` writes 448
+# and not 6, a scale of exactly 1 (`never_set`), and no base scale is known.
 FP8_FLOAT_MAX = np.finfo(_F).max / _F(448)
+FP8_FINGERPRINTS = ((_F(0.5) / _F(448), "default-amax"), (FP8_FLOAT_MAX, "float-max"))
+
+# Significant bits of numbers that are stored in BF16 and in F16.
+_HALF_BITS = (8, 11)
 
 
 def fills_of(facts: Facts, layer: int) -> dict[str, dict[str, Mask]]:
@@ -39,12 +47,14 @@ def fills_of(facts: Facts, layer: int) -> dict[str, dict[str, Mask]]:
     return facts.fills[layer]
 
 
-def _fills_of(facts: Facts, layer: int) -> dict[str, dict[str, Mask]]:
-    if facts.block(layer) == "NVFP4" and facts.view.scheme != "W4A8":
-        return back_fills(facts, layer)
-    tables = {kind: facts.tables["input_scale", layer, kind] for kind in facts.view.projections_in[layer]}
-    masks = {kind: np.abs(table.values - FP8_FLOAT_MAX) <= np.spacing(FP8_FLOAT_MAX) for kind, table in tables.items()}
-    return {kind: {"float-max.fp8": mask} if mask.any() else {} for kind, mask in masks.items()}
+def _tables(facts: Facts, layer: int) -> dict[str, ScaleTable]:
+    return {kind: facts.tables["input_scale", layer, kind] for kind in facts.view.projections_in[layer]}
+
+
+def divisor_of(facts: Facts, layer: int) -> int:
+    """What a layer's activation scales divide amax by: the largest number of NVFP4, or of FP8 activations."""
+    label = facts.labels.get(layer) or ""
+    return 2688 if facts.block(layer) == "NVFP4" and "W4A8" not in (facts.view.scheme, label[:4]) else 448
 
 
 def never_set(table: ScaleTable) -> Mask:
@@ -67,47 +77,124 @@ def boundless(fills: Mapping[str, Mask]) -> Mask | None:
     return next((mask for origin, mask in fills.items() if origin.startswith("float-max")), None)
 
 
-def back_fills(facts: Facts, layer: int) -> dict[str, dict[str, Mask]]:
-    """Which experts' activation scales of a layer were filled in: (E,) masks by projection and origin."""
-    tables = {kind: facts.tables["input_scale", layer, kind] for kind in facts.view.projections_in[layer]}
-    if not tables:
-        return {}
-    coarse = all(is_coarse(table) for table in tables.values())
+def _fills_of(facts: Facts, layer: int) -> dict[str, dict[str, Mask]]:
+    tables, over = _tables(facts, layer), divisor_of(facts, layer)
+    known, ending = (FINGERPRINTS, "") if over == 2688 else (FP8_FINGERPRINTS, ".fp8")
+    hits = {
+        origin: {kind: table.good() & _is(table.values, value) for kind, table in tables.items()}
+        for value, origin in known
+    }
+    some = {kind: np.any([masks[kind] for masks in hits.values()], axis=0) for kind in tables}
     out: dict[str, dict[str, Mask]] = {kind: {} for kind in tables}
-    for value, origin in FINGERPRINTS:
-        # The division may be rounded once more on its way through a file: one unit in the last place either side.
-        masks = {
-            kind: table.good() & (np.abs(table.values - value) <= np.spacing(value)) for kind, table in tables.items()
-        }
-        if coarse and origin != "float-max":
-            agreed = np.logical_and.reduce(list(masks.values()))
-            masks = dict.fromkeys(masks, agreed if agreed.sum() >= 3 else np.zeros_like(agreed))
+    for origin, masks in hits.items():
+        agreed = _agreed(masks)
         for kind, mask in masks.items():
+            if not mask.any():
+                continue
+            proven = origin == "float-max" or not _may_be_measured(tables, kind, some, over)
+            if not proven and not _is_no_chance(tables, kind, mask, some, facts.view.top_k):
+                mask = agreed
             if mask.any():
-                out[kind][origin] = mask
-    copied = _copies_of_maximum(list(tables.values()))
-    for found in out.values():
-        left = copied & ~np.logical_or.reduce([*found.values(), np.zeros_like(copied)])
+                out[kind][origin + ending] = mask
+    copied = _copies_of_maximum(tables, over)
+    for kind, found in out.items():
+        left = copied & ~np.logical_or.reduce([*found.values(), copied & False])
         if left.any():
-            found["copied-maximum"] = left
+            out[kind]["copied-maximum"] = left
     return out
 
 
-def _copies_of_maximum(tables: list[ScaleTable]) -> Mask:
+def _agreed(masks: Mapping[str, Mask]) -> Mask:
+    """Experts with one number in all projections, if they are too many for chance; of down and one more at least.
+
+    However many have it in gate and up: one loud token, or one loud channel, may be behind all of these.
+    """
+    every: Mask = np.logical_and.reduce(list(masks.values()))
+    most = max((int(mask.sum()) for kind, mask in masks.items() if kind != "down"), default=0)
+    enough = "down" in masks and len(masks) > 1 and every.sum() >= least_by_chance(most)
+    return every if enough else np.zeros_like(every)
+
+
+def _may_be_measured(tables: Mapping[str, ScaleTable], kind: str, some: Mapping[str, Mask], over: int) -> bool:
+    """Is a projection's exact number one of those that calibration gives, by what else lies there?
+
+    Where nothing else does, the layer's other projections answer; but not for numbers that were not read.
+    """
+    own = _others(tables[kind], some[kind])
+    if own.size:
+        return are_coarse(own, over)
+    rest = [_others(table, some[other]) for other, table in tables.items() if other != kind]
+    unread = bool((tables[kind].state == UNREADABLE).any())
+    return unread or not any(each.size for each in rest) or any(are_coarse(each, over) for each in rest)
+
+
+def _others(table: ScaleTable, some: Mask) -> npt.NDArray[np.float32]:
+    return table.values[table.good() & ~some & (table.stored != 1)]
+
+
+def _is_no_chance(
+    tables: Mapping[str, ScaleTable], kind: str, hits: Mask, some: Mapping[str, Mask], top_k: int | None
+) -> bool:
+    """Do so many experts have one fingerprint in a projection that BF16 maxima would hardly ever give it?
+
+    Each expert's maximum is this number once in about 128 times, and `least_by_chance` says how many of so many are
+    too many.  The inputs of down are the expert's own products, so that each counts.  Those of gate and up are tokens:
+    one loud token gives all the ``top_k`` experts that it is routed to one maximum, so that only so many experts are
+    one piece of evidence, whether in gate or in both.  Nor does the layer's largest value prove anything there: all
+    loud tokens may have it, where a norm's output ends at one channel.  After calibration exporters may give all
+    experts one maximum: that is one measurement too.
+    """
+    table = tables[kind]
+    good = table.good()
+    own, found = table.values[good & ~some[kind]], int(hits.sum())
+    # Where another number repeats about as often, repetition means nothing.
+    if table.shared or found <= 2 * (np.unique(own, return_counts=True)[1].max() if own.size else 0):
+        return False
+    if kind == "down":
+        apart = own.size or any(np.unique(each.values[each.good()]).size > 1 for each in tables.values())
+        return bool(apart) and found >= least_by_chance(int(good.sum()))
+    if not top_k or not (own > table.values[hits].max()).any():
+        return False
+    return -(-found // top_k) >= least_by_chance(int(good.sum()))
+
+
+@cache
+def least_by_chance(among: int, chance: float = 1e-6) -> int:
+    """How many of so many have one BF16 number less often than by this chance, at one in 128 each; three at least.
+
+    A checkpoint has some hundred projections with experts, so that a millionth for each is a false alarm in 10,000 of
+    them.  One in 128: that many BF16 numbers lie between a power of two and the next, and maxima spread over more.
+
+    >>> [least_by_chance(among) for among in (3, 8, 32, 64, 128, 256)]
+    [3, 4, 6, 7, 9, 13]
+    """
+    part, left, count = 1 / 128, 1.0, 0
+    while count <= among and left > chance:
+        left -= comb(among, count) * part**count * (1 - part) ** (among - count)
+        count += 1
+    return max(count, 3)
+
+
+def _copies_of_maximum(tables: Mapping[str, ScaleTable], over: int) -> Mask:
     """Experts filled "with the maximum of the others": equal to it to the last bit, in every projection.
 
     One projection proves nothing: the input of gate and up is the token itself, so one loud token routed to eight
     experts gives all eight one maximum.  The input of down is the expert's own product, but amax of BF16 activations
     has 8 significant bits, so two experts of 128 share one now and then.  Hence all projections must agree, and
-    where values are that coarse three experts.  Where other values repeat as often, repetition means nothing.
+    where down's values are that coarse three experts; where they are finer one is enough, since each projection's
+    maximum may be another expert's.  Where other values repeat as often, repetition means nothing; and of numbers that
+    were not read one may be larger, or another repetition.
     """
-    filled = np.logical_and.reduce([_shares_maximum(table) for table in tables])
-    return filled if filled.sum() >= least_copies(tables) else np.zeros_like(filled)
+    none = np.zeros(max((len(table.values) for table in tables.values()), default=0), np.bool_)
+    if len(tables) < 2 or "down" not in tables or any((table.state == UNREADABLE).any() for table in tables.values()):
+        return none
+    filled = np.logical_and.reduce([_shares_maximum(table) for table in tables.values()])
+    return filled if filled.sum() >= (3 if is_coarse(tables["down"], over) else 1) else none
 
 
-def least_copies(tables: Iterable[ScaleTable]) -> int:
-    """How many experts must share all maxima of a layer's ``input_scale`` tables before that is no chance."""
-    return 3 if all(is_coarse(table) for table in tables) else 2
+def least_copies(facts: Facts, layer: int) -> int:
+    """How many experts must share all maxima of a layer before that is no chance, one that was measured among them."""
+    return 3 if is_coarse(facts.tables["input_scale", layer, "down"], divisor_of(facts, layer)) else 2
 
 
 def _shares_maximum(table: ScaleTable) -> Mask:
@@ -122,25 +209,63 @@ def _shares_maximum(table: ScaleTable) -> Mask:
     return good & (table.values == values[-1]) if counts[-1] > others else np.zeros_like(good)
 
 
-def is_coarse(table: ScaleTable) -> bool:
-    """Most values are a BF16 number over 2688, give or take the last bit of the division."""
-    return are_coarse(table.values[table.good()])
+def is_coarse(table: ScaleTable, over: int = 2688) -> bool:
+    """Most usable values of a projection are as coarse as `are_coarse` says."""
+    return are_coarse(table.values[table.good()], over)
 
 
-def are_coarse(values: npt.NDArray[Any]) -> bool:
-    """The same of numbers (N,); not of none."""
-    mantissa, _ = np.frexp(values.astype(np.float64) * 2688)
-    off = np.abs(mantissa * 256 - np.rint(mantissa * 256))
-    return bool(off.size) and float(np.mean(off < 1e-4)) > 0.5
+def are_coarse(values: npt.NDArray[Any], over: int = 2688) -> bool:
+    """Have most of these multipliers (N,) so few bits that an exact one may be chance?  Not of none.
+
+    Those of BF16 or F16, in amax or in what is stored, whether that is the multiplier or its reciprocal; give or take
+    the last bits of the divisions.
+
+    >>> amax = np.float32([6.0, 5.9375, 7.25])
+    >>> are_coarse(amax / np.float32(2688)), are_coarse(1 / np.float32([446, 450, 370])), are_coarse(np.float32([]))
+    (True, True, False)
+    >>> are_coarse(np.float32([6.0123, 5.9361, 7.2518]) / np.float32(2688))
+    False
+    """
+    numbers = values.astype(np.float64)
+    forms = (numbers * over, numbers, 1 / numbers)
+    return bool(numbers.size) and any(_have_bits(each, _HALF_BITS[-1]) for each in forms)
+
+
+def _have_bits(numbers: npt.NDArray[np.float64], bits: int) -> bool:
+    """Have most numbers (N,) no more significant bits?"""
+    scaled = np.frexp(numbers)[0] * 2**bits
+    return float(np.mean(np.abs(scaled - np.rint(scaled)) < 2.0**-10)) > 0.5
+
+
+def _is(values: npt.NDArray[Any], known: np.float32) -> Mask:
+    """Which of some multipliers (E,) are this number, to the last bit of the type that they are stored in.
+
+    The division may be rounded once more on its way through a file: one unit in the last place either side.
+    """
+    out: Mask = np.abs(values - known) <= np.spacing(known)
+    near = np.abs(values - known) <= known * 2.0 ** -_HALF_BITS[0]
+    if near.any() and not out.any():
+        usable = values[np.isfinite(values) & (values > 0)].astype(np.float64)
+        for bits in _HALF_BITS:
+            if _have_bits(usable, bits):
+                return near & (values == _F(_rounded(float(known), bits)))
+            if _have_bits(1 / usable, bits):
+                return near & (values == _F(1) / _F(_rounded(1 / float(known), bits)))
+    return out
+
+
+def _rounded(number: float, bits: int) -> float:
+    mantissa, power = np.frexp(number)
+    return float(np.ldexp(np.rint(mantissa * 2**bits), power - bits))
 
 
 def fills_of_modules(
-    scales: Mapping[str, np.float32], families: Iterable[tuple[str, ...]], *, coarse: bool
+    scales: Mapping[str, np.float32], families: Iterable[tuple[str, ...]], *, coarse: bool, over: int = 2688
 ) -> dict[str, list[str]]:
     """Ordinary modules whose activation scale was filled in, by origin.
 
-    Where measured values are coarse, each of the numbers but the largest float32 is measured once in about 128 times,
-    so that three and one in 32 more must have it, of modules that do not read one input.
+    Where values are coarse, each of the numbers but the largest float32 is measured once in about 128 times, so that
+    more must have it than chance gives once in 10,000 checkpoints, of modules that do not read one input.
 
     Parameters
     ----------
@@ -150,17 +275,20 @@ def fills_of_modules(
         Last parts of the names of modules that read one input.
     coarse
         What to take for granted where every value is one of these numbers: it is that of the routed experts.
+    over
+        What the scales divide amax by.
     """
     modules, values = list(scales), np.array(list(scales.values()), _F)
-    masks = {origin: np.abs(values - value) <= np.spacing(value) for value, origin in FINGERPRINTS}
-    others = values[~np.logical_or.reduce(list(masks.values()))]
-    coarse = are_coarse(others) if others.size else coarse
+    known = FINGERPRINTS if over == 2688 else FP8_FINGERPRINTS
+    masks = {origin: _is(values, value) for value, origin in known}
+    others = values[~np.logical_or.reduce(list(masks.values())) & (values != 1)]
+    coarse = are_coarse(others, over) if others.size else coarse
     family_of = {last: number for number, family in enumerate(families) for last in family}
     inputs = []
     for module in modules:
         parent, _, last = module.rpartition(".")
         inputs.append((parent, family_of.get(last, last)))
-    least = 3 + len(set(inputs)) // 32 if coarse else 1
+    least = least_by_chance(len(set(inputs)), 1e-4) if coarse else 1
     out = {}
     for origin, mask in masks.items():
         hit = np.flatnonzero(mask).tolist()

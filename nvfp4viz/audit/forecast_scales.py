@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -100,6 +100,8 @@ def of_static_inputs(family: Family, scales: LayerScales) -> Iterable[Effect]:
     block or leaves activations in BF16.
     """
     layer, bad = scales.layer, scales.unusable()
+    if family.reach != "none":
+        yield from _filled(scales, layer, replace(family, reach="expert"))
     slots = sum(int(mask.sum()) for mask in bad.values())
     if not slots:
         return

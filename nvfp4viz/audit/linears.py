@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from nvfp4viz.audit.facts import CLAIMS, Facts, is_scalar, median_of
-from nvfp4viz.audit.fills import FP8_FLOAT_MAX, fills_of_modules, is_coarse
+from nvfp4viz.audit.fills import divisor_of, fills_of_modules, is_coarse
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.module_names import MATRICES, layer_of, layers_of
+from nvfp4viz.audit.namesakes import namesake_findings
 from nvfp4viz.audit.report import Finding, json_value
 from nvfp4viz.audit.scales import block_fault, block_width, half_findings, json_number, severity_of
 from nvfp4viz.audit.siblings import apart_in_linears, times
@@ -122,6 +123,7 @@ def linear_findings(
     yield from _siblings(facts.view, four_bit, values, siblings)
     yield from _inputs_apart(checkpoint, facts.view, values, siblings, weight_only)
     yield from _filled(checkpoint, facts, values, siblings, weight_only)
+    yield from namesake_findings(checkpoint, facts.view, values, siblings, weight_only=weight_only)
 
 
 Scalar = tuple[Linear, str, str, np.float32, np.float32]
@@ -431,40 +433,41 @@ def _filled(
         (linear.format, linear.name): (name, stored, value) for linear, role, name, stored, value in values
         if role == "input_scale" and value >= FLT_MIN and np.isfinite(value)
     }  # fmt: skip
-    found: list[tuple[str, list[str], str]] = []
-    four_bit = {module: value for (kind, module), (_, _, value) in usable.items() if kind == "NVFP4"}
-    # The fingerprints are those of amax/2688.
-    if four_bit and not weight_only and facts.view.scheme != "W4A8":
-        label_of = checkpoint.quant_config.algo_of
-        four_bit = {
-            module: value for module, value in four_bit.items() if not (label_of(module) or "").startswith("W4A8")
-        }
-        tables = list(facts.scalars("input_scale"))
-        fills = fills_of_modules(four_bit, siblings, coarse=not tables or any(map(is_coarse, tables)))
-        found += [(f"filled.linear.{origin}", modules, "NVFP4") for origin, modules in fills.items()]
-        ones = [module for module in four_bit if usable["NVFP4", module][1] == 1]
-        if len(ones) < len(four_bit):
-            found.append(("identity.linear", ones, "NVFP4"))
-    far = [module for (kind, module), (_, _, value) in usable.items() if kind == "FP8" and _is_float_max(value)]
-    found.append(("filled.linear.float-max", far, "FP8"))
-    for text, modules, kind in found:
+    label_of = checkpoint.quant_config.algo_of
+    # By what the scales divide amax by; a server that reads only weights reads no four-bit module's.
+    by_divisor: dict[int, dict[str, tuple[str, np.float32, np.float32]]] = {2688: {}, 448: {}}
+    kinds = {}
+    for (kind, module), numbers in usable.items():
+        eight = kind == "FP8" or facts.view.scheme == "W4A8" or (label_of(module) or "").startswith("W4A8")
+        if kind == "FP8" or (kind == "NVFP4" and not weight_only):
+            by_divisor[448 if eight else 2688][module] = numbers
+            kinds[module] = kind
+    read = [table for table in facts.scalars("input_scale") if table.good().any()]
+    coarse = not read or any(is_coarse(table, divisor_of(facts, table.layer)) for table in read)
+    found: list[tuple[str, list[str], int]] = []
+    for over, numbers_of in by_divisor.items():
+        scales = {module: value for module, (_, _, value) in numbers_of.items()}
+        for origin, modules in fills_of_modules(scales, siblings, coarse=coarse, over=over).items():
+            # They hurt other servers.
+            for kind in ("NVFP4", "FP8"):
+                found.append((f"filled.linear.{origin}", [one for one in modules if kinds[one] == kind], over))
+    ones = [module for module, (_, stored, _) in by_divisor[2688].items() if stored == 1]
+    if len(ones) < len(by_divisor[2688]):
+        found.append(("identity.linear", ones, 2688))
+    for text, modules, over in found:
         if not modules:
             continue
-        names, stored = zip(*(usable[kind, module][:2] for module in modules), strict=True)
+        names, stored = zip(*(by_divisor[over][module][:2] for module in modules), strict=True)
         known = text.startswith("filled") and not text.endswith("default-amax")
         fill = {
             "stored": ", ".join(dict.fromkeys(str(json_value(number)) for number in stored[:4])),
-            "over": 2688 if kind == "NVFP4" else 448, "numbers": layers_of(names, facts.view), "fp8": kind == "FP8",
+            "over": over, "numbers": layers_of(names, facts.view), "fp8": kinds[modules[0]] == "FP8",
         }  # fmt: skip
         yield make(
             f"scale.{text.partition('.')[0]}", "warn" if known else "info", text=f"scale.{text}", role="input_scale",
             layer=layer_of(names, facts.view), tensors=names, value=stored[0] if len(set(stored)) == 1 else None,
             fill=fill,
         )  # fmt: skip
-
-
-def _is_float_max(value: np.float32) -> bool:
-    return bool(np.abs(value - FP8_FLOAT_MAX) <= np.spacing(FP8_FLOAT_MAX))
 
 
 def by_format(linears: Iterable[Linear]) -> Mapping[str, list[Linear]]:
