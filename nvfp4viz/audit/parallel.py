@@ -73,7 +73,9 @@ class WidthRank(msgspec.Struct, frozen=True):
     cut
         Blocks of the down projection that lie on one of its borders, so that half of one is another rank's.
     missed
-        Of `ALIGNMENTS`, those that ``rows`` is no multiple of.
+        Of `ALIGNMENTS`, those that ``rows`` is no multiple of, as ``parallel.alignment`` minds it (`_minded`).
+    filled
+        Those that it is a multiple of.
     """
 
     rank: int
@@ -82,6 +84,7 @@ class WidthRank(msgspec.Struct, frozen=True):
     rows: float
     cut: int
     missed: tuple[int, ...]
+    filled: tuple[int, ...]
 
 
 class ExpertRank(msgspec.Struct, frozen=True):
@@ -101,26 +104,42 @@ class ExpertRank(msgspec.Struct, frozen=True):
     unusable: int
 
 
-def width_ranks(facts: Facts, tp: int) -> tuple[WidthRank, ...]:
+def width_ranks(facts: Facts, tp: int | None) -> tuple[WidthRank, ...]:
     """The intermediate axis over ``tp`` ranks: in equal parts, or gpt-oss's in whole blocks, the last ranks fewer.
 
-    Empty where the width or the block is not known.
+    One rank where nobody asked (None).  Empty where the width or the block is not known.
     """
     width, group = expert_width(facts), block_size(facts)
     if width is None or group is None:
         return ()
     halves = 2 if is_gated(facts) else 1
-    share = Fraction(width, tp)
+    ranks = tp or 1
+    share = Fraction(width, ranks)
     if _by_whole_blocks(facts, width):
-        share = Fraction(-(-width // (tp * group)) * group)
+        share = Fraction(-(-width // (ranks * group)) * group)
     out = []
-    for rank in range(tp):
+    for rank in range(ranks):
         borders = min(rank * share, Fraction(width)), min((rank + 1) * share, Fraction(width))
         rows = halves * (borders[1] - borders[0])
         cut = sum(border % group != 0 for border in borders)
-        missed = tuple(size for size in ALIGNMENTS if rows % size)
-        out.append(WidthRank(rank, float(borders[0]), float(borders[1]), float(rows), cut, missed))
+        filled = tuple(size for size in ALIGNMENTS if rows % size == 0)
+        missed = _minded(rows, halves, asked=tp is not None)
+        out.append(WidthRank(rank, float(borders[0]), float(borders[1]), float(rows), cut, missed, filled))
     return tuple(out)
+
+
+def _minded(rows: int | Fraction, halves: int, *, asked: bool) -> tuple[int, ...]:
+    """Of `ALIGNMENTS`, those that a rank's rows miss, where that is worth a word.
+
+    Without a word about ranks, a width below one tile is a toy's, and one that misses 128 alone is padded everywhere.
+
+    >>> _minded(32, 2, asked=False), _minded(160, 2, asked=False), _minded(192, 2, asked=False)
+    ((), (64, 128), ())
+    >>> _minded(32, 2, asked=True), _minded(192, 2, asked=True)
+    ((64, 128), (128,))
+    """
+    missed = tuple(size for size in ALIGNMENTS if rows % size)
+    return missed if asked or (rows >= halves * ALIGNMENTS[0] and ALIGNMENTS[0] in missed) else ()
 
 
 def expert_ranks(facts: Facts, ep: int) -> tuple[ExpertRank, ...]:
@@ -178,9 +197,8 @@ def _widths(facts: Facts, width: int, group: int, tp: int | None) -> Iterator[Fi
     halves = 2 if is_gated(facts) else 1
     rank_width = width // ranks
     rows = halves * rank_width
-    missed = [size for size in ALIGNMENTS if rows % size]
-    # Without a word about ranks, a width below one tile is a toy's, and one that misses 128 alone is padded everywhere.
-    if missed and (tp is not None or (rank_width >= 64 and 64 in missed)):
+    missed = _minded(rows, halves, asked=tp is not None)
+    if missed:
         works = [size for size in works if halves * width // size % 128 == 0]
         fill |= {
             "rows": rows, "rank": rank_width, "missed": ", ".join(map(str, missed)),

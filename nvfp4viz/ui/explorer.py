@@ -19,7 +19,7 @@ from nvfp4viz.ui.numbers import four
 
 if TYPE_CHECKING:
     from nvfp4viz.audit import Finding
-    from nvfp4viz.checkpoint import Slot
+    from nvfp4viz.checkpoint import Header, Slot
     from nvfp4viz.ui.explorer_open import Opened
     from nvfp4viz.ui.lesson import Lesson
 
@@ -246,8 +246,9 @@ def _tensor(page: Lesson, opened: Opened, role: str, slot: Slot) -> None:
     unread = is_unread(opened, slot)
     status = unread_word(opened, "unread") if unread else "present" if entry else "missing" if needed else "absent"
     parts = [f"**{role}**", page.t(f"anatomy.status.{status}")]
-    name = slot.name.rpartition(".")[2]
-    if name != role:
+    name, dialect = slot.name.rpartition(".")[2], opened.audit.facts.view.dialects.get(slot.layer)
+    # What a layout never has is called nothing.
+    if name != role and (entry or dialect is None or dialect.may_have(role)):
         parts.append(code_span(name))
     if entry:
         parts.append(f"{entry.dtype} {list(entry.shape) if entry.shape else page.t('anatomy.scalar')}")
@@ -330,22 +331,36 @@ def backends(page: Lesson, opened: Opened) -> None:
 
 
 def files(page: Lesson, opened: Opened) -> None:
-    """The shards as their headers describe them."""
+    """The shards as their headers describe them, and those that are missing."""
     page.prose("files.text")
-    lost = opened.audit.checkpoint.lost
-    page.table(
-        ("file", ">size", ">header", ">tensors", "state"),
-        [
-            (
-                code_span(header.file),
-                f"{header.size:,}",
-                f"{header.header_bytes:,}",
-                f"{len(header.entries):,}",
-                page.t("files.header" if header.file in lost else "files.fine" if header.readable else "files.broken"),
-            )
-            for header in opened.audit.checkpoint.files
-        ],
-    )
+    checkpoint = opened.audit.checkpoint
+    rows = {
+        header.file: (
+            code_span(header.file),
+            f"{header.size:,}",
+            f"{header.header_bytes:,}",
+            f"{len(header.entries):,}",
+            _state(page, opened, header),
+        )
+        for header in checkpoint.files
+    }
+    for item in checkpoint.problems:
+        if item.code == "container.missing-shard":
+            # Only an index says what lay in it.
+            placed = f"{len(item.tensors):,}" if item.tensors else ""
+            state = page.t(f"files.{'missing' if placed else 'missing_unknown'}", count=placed)
+            rows[item.file] = (code_span(item.file), "–", "–", "–", state)
+    page.table(("file", ">size", ">header", ">tensors", "state"), [rows[file] for file in sorted(rows)])
+
+
+def _state(page: Lesson, opened: Opened, header: Header) -> str:
+    """What was read of a file that is there."""
+    if header.file in opened.audit.checkpoint.lost:
+        return page.t("files.header")
+    cut = next((item.params for item in header.problems if item.code == "container.truncated"), None)
+    if not header.readable or cut is None:
+        return page.t("files.fine" if header.readable else "files.broken")
+    return page.t("files.cut", count=f"{cut['count']:,}", missing=f"{cut['missing']:,}")
 
 
 def slot_rows(opened: Opened) -> list[dict[str, object]]:

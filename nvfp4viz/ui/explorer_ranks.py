@@ -8,6 +8,7 @@ import streamlit as st
 
 from nvfp4viz.audit.parallel import (
     ALIGNMENTS,
+    WidthRank,
     block_size,
     expert_ranks,
     expert_width,
@@ -34,14 +35,15 @@ def ranks(page: Lesson, opened: Opened) -> None:
         return
     page.prose("ranks.text")
     about = [item for item in opened.audit.report.findings if is_about_ranks(item)]
+    split = width_ranks(facts, page.view["tp"])
     if tp == ep == 1:
         page.prose("ranks.choose")
     elif not about:
-        page.finding("ranks.fine", tp=tp, ep=ep)
+        full = all(one.filled == ALIGNMENTS for one in split)
+        page.finding(f"ranks.fine{'' if full else '_not_full'}", tp=tp, ep=ep)
     finding_cards(about, key="explorer_ranks")
     width, group = expert_width(facts), block_size(facts)
     page.heading("ranks.width")
-    split = width_ranks(facts, tp)
     if split:
         page.prose("ranks.width_text", width=width, group=group, ranks=tp)
         page.table(
@@ -52,7 +54,7 @@ def ranks(page: Lesson, opened: Opened) -> None:
                     f"{_number(one.begin)} – {_number(one.end)}",
                     _number(one.rows),
                     page.t("ranks.cut", count=one.cut) if one.cut else page.t("ranks.whole"),
-                    page.t("ranks.misses" if one.missed else "ranks.fits", sizes=_sizes(one.missed or ALIGNMENTS)),
+                    _tiles(page, one),
                 )
                 for one in split[:MOST_ROWS]
             ],
@@ -84,8 +86,11 @@ def _said_of_others(page: Lesson, ranks: int) -> None:
         st.caption(page.t("ranks.more", shown=MOST_ROWS, ranks=f"{ranks:,}"))
 
 
-def _sizes(sizes: tuple[int, ...]) -> str:
-    return listed(map(str, sizes))
+def _tiles(page: Lesson, one: WidthRank) -> str:
+    """What a rank's rows miss, if the audit minds it, or fill."""
+    if not (one.missed or one.filled):
+        return page.t("ranks.below")
+    return page.t(f"ranks.{'misses' if one.missed else 'fits'}", sizes=listed(map(str, one.missed or one.filled)))
 
 
 def _number(value: float) -> str:

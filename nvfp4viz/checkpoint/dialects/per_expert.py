@@ -73,6 +73,19 @@ class Dialect:
         """Is it known what an activation scale would be called, so that none under that name means none?"""
         return "input_scale" in self.certain
 
+    def may_have(self, role: str) -> bool:
+        """May a file of this layout have a tensor of a role, whether this one does or not?
+
+        >>> from nvfp4viz.checkpoint.dialects import COMPRESSED_TENSORS_MXFP4, GPT_OSS
+        >>> GPT_OSS.may_have("input_scale"), GPT_OSS.may_have("weight_scale_2")
+        (True, False)
+        >>> COMPRESSED_TENSORS_MXFP4.may_have("input_scale")
+        False
+        """
+        # A global scale is a second level's, which MXFP4 has not.
+        second = role == "weight_scale_2" or (role == "input_scale" and self.divisors)
+        return role in self.suffixes and not (second and self.block == "MXFP4")
+
     def name(self, module: str, role: str) -> str:
         """A tensor's name, from its module's.
 
