@@ -44,6 +44,12 @@ def of_linears(family: Family, findings: Iterable[Finding], *, weight_only: bool
                 fill = _fill(item) | {"larger": item.params["larger"], "family": item.params["family"]}
                 possible = _perhaps("degraded", MILD, _may_ignore(family, item, weight_only))
                 yield Effect("degraded", possible, _scope(item), _layers(item), "why.sibling.linear", fill)
+        elif item.text == "scale.outlier.linear":
+            yield _far(family, item, weight_only)
+        elif item.text == "scale.outlier.linear.weight":
+            possible = MILD if max(map(abs, np.log2(item.params["ratios"]))) < HARSH else WILD
+            fill = _fill(item) | {"ratio": item.params["ratio"], "tensor": item.params["tensor"]}
+            yield Effect("degraded", possible, _scope(item), _layers(item), "why.namesakes.weight", fill)
         elif item.text == "scale.pair-mismatch.linear":
             # Transformers fuses nothing; vLLM and SGLang multiply with the largest, weight-only or not.
             if family.engine == "tensorrt-llm":
@@ -103,6 +109,20 @@ def _boundless(family: Family, item: Finding, weight_only: bool) -> Effect:
         return _ignored(item)
     largest = float(np.finfo(np.float32).max) / item.params["over"]
     return _input(family, item, outcome_of_scales(largest, _HEALTHY), weight_only)
+
+
+def _far(family: Family, item: Finding, weight_only: bool) -> Effect:
+    """One that no module of its name comes near (`nvfp4viz.audit.namesakes`); it may be right."""
+    if _ignores(family, item, weight_only):
+        return _ignored(item)
+    ends = set(MILD)
+    for ratio in item.params["ratios"]:
+        outcome, possible = outcome_of_scales(_HEALTHY * ratio, _HEALTHY)
+        ends |= {outcome, *possible}
+    apart = _may_ignore(family, item, weight_only)
+    fill = _fill(item) | {"ratio": item.params["ratio"], "tensor": item.params["tensor"]}
+    text = f"why.namesakes{'.apart' if apart else ''}"
+    return Effect("degraded", _perhaps("degraded", tuple(sorted(ends)), apart), _scope(item), _layers(item), text, fill)
 
 
 def _missing(family: Family, item: Finding, weight_only: bool) -> Effect:

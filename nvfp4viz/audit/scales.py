@@ -186,20 +186,20 @@ def outliers(values: npt.NDArray[np.float32], good: Mask, peers: Mask | None = N
     of = logs if peers is None else logs[peers[good]]
     distance = np.abs(logs - median_of(of))
     spread = float(median_of(distance if peers is None else distance[peers[good]]))
-    low, high = _body(of)
+    low, high = body(of)
     far = distance > max(OUTLIER_FLOOR, OUTLIER_SPREAD * spread)
     out[good] = far | (logs < low - OUTLIER_FLOOR) | (logs > high + OUTLIER_FLOOR)
     return out
 
 
-def _body(logs: npt.NDArray[np.float64]) -> tuple[float, float]:
+def body(logs: npt.NDArray[np.float64], floor: float = OUTLIER_FLOOR) -> tuple[float, float]:
     """The range of logarithms (N,) without those beyond a gap: one of four or more, or a fifth."""
     ordered, count = np.sort(logs), len(logs)
     while count >= 4 and len(ordered) > 1:
         steps = np.diff(ordered)
         at = int(np.argmax(steps)) + 1
         few = min(at, len(ordered) - at) + count - len(ordered)
-        if steps[at - 1] <= OUTLIER_FLOOR:
+        if steps[at - 1] <= floor:
             break
         if few > 1 and 5 * few > count:
             # Of two groups neither is the odd one: `spread` tells of them.
