@@ -39,6 +39,10 @@ class Family:
         Activation functions that its class takes; None where it takes all, or no condition was read.
     clamps
         It applies ``swiglu_limit``.
+    biases
+        It adds biases of the experts' projections.
+    ranks
+        It takes experts that are split over expert-parallel ranks.
     keeps_sign
         It divides by an activation scale and multiplies with it in software, where the sign of both cancels.
     mxfp4
@@ -53,6 +57,8 @@ class Family:
     mxfp4: bool = True
     activations: tuple[str, ...] | None = None
     clamps: bool = True
+    biases: bool = True
+    ranks: bool = True
     keeps_sign: bool = False
 
 
@@ -64,7 +70,7 @@ def _of_vllm(name: str) -> Family:
     row = next(row for row in MOE if row.id == name)
     return Family(
         row.reach, "vllm", row.serves, row.reads_down, row.gate_rules, row.id in _MXFP4, row.activations, row.clamps,
-        keeps_sign=row.id == "vllm-emulation",
+        row.biases, "ep" not in row.without, keeps_sign=row.id == "vllm-emulation",
     )  # fmt: skip
 
 

@@ -72,7 +72,7 @@ def deepen(
             report,
             findings=findings,
             verdict=worst([item.severity for item in findings]),
-            backends=backend_forecasts(done.facts, findings),
+            backends=backend_forecasts(done.facts, findings, done.ep),
             coverage=_recounted(report, kept),
             container=msgspec.structs.replace(report.container, bytes_read=read),
         ),

@@ -45,6 +45,7 @@ def forecast(
     weight_only: bool,
     refused: str | None = None,
     block: str | None = None,
+    ep: int | None = None,
 ) -> tuple[BackendForecast, ...]:
     """One forecast per backend, in the order of the vocabulary.
 
@@ -60,6 +61,8 @@ def forecast(
         The algorithm's name, where vLLM raises an error at it.
     block
         ``"NVFP4"`` or ``"MXFP4"``, where no layer's experts are stored and only the configuration says what they are.
+    ep
+        Expert-parallel ranks; None where nobody asked.
     """
     found = list(findings)
     # What is wrong is the same for all thirteen backends; only what they make of it differs.
@@ -94,8 +97,8 @@ def forecast(
         as_w4a16 = weight_only or (promoted and family.engine == "vllm")
         effects = [
             *_each(found, lambda items: of_files(family, items)),
-            *_each(found, lambda items: of_structure(family, items)),
             *_each(found, lambda items: of_lost(family, items, lost, weight_only=as_w4a16)),
+            *_each(found, lambda items: of_structure(family, items, facts)),
             *_each(found, lambda items: of_alignment(name, items)),
             *_each(found, lambda items: of_bytes(name, family, items)),
         ]
@@ -117,7 +120,7 @@ def forecast(
             effects += _caused(causes, "input_scale", by_block["NVFP4"], lambda each: of_activations(family, each))
             effects += _each(found, lambda items: _siblings(family, items))
         if not only_mxfp4:
-            effects += of_functions(family, config, set(facts.layers))
+            effects += of_functions(family, config, facts, ep)
         effects += _caused(causes, "input_scale", by_block["MXFP4"], lambda each: of_static_inputs(family, each))
         effects += _caused(causes, "weight_scale_2", weights, lambda each: of_weights(family, each))
         effects += _each(found, lambda items: _groups_of_weights(family, items))
@@ -153,7 +156,7 @@ def _of_tower(effect: Effect, tower: str | None) -> Effect:
 
 
 def _siblings(family: Family, findings: list[Finding]) -> Iterator[Effect]:
-    """Gate and up that disagree about their common input, and a layer that stands apart: either may be right."""
+    """Gate and up that disagree about their common input, layers that stand apart or were not set: all may be right."""
     for item in findings:
         text = item.text.removesuffix(".divisor")
         if text == "scale.outlier.sibling" and item.layer is not None and family.reach != "none":
@@ -161,14 +164,17 @@ def _siblings(family: Family, findings: list[Finding]) -> Iterator[Effect]:
             # Where they lie so far apart, the larger leaves nothing of what belongs to the smaller.
             possible = MILD if item.params["widest"] < FADES_ABOVE else ("degraded", "safe", "zero")
             yield Effect("degraded", possible, "layer", {item.layer}, "why.sibling", fill)
-        elif text == "scale.outlier.layer" and item.layer is not None and family.reach != "none":
+        elif text.startswith("scale.outlier.layer") and item.layer is not None and family.reach != "none":
             fill = {"layer": item.layer, "ratio": item.params["ratio"], "slots": item.count}
-            yield Effect("degraded", WILD, "layer", {item.layer}, "why.layer-apart", fill)
+            why = "why.layer-far" if text.endswith(".far") else "why.layer-apart"
+            yield Effect("degraded", WILD, "layer", {item.layer}, why, fill)
         elif text == "scale.outlier.groups" and item.role == "input_scale" and family.reach != "none":
             # By one maximum the larger ones decide for all.
             scope = "layer" if family.reach == "layer" else "experts"
             fill = {"layer": item.layer, "ratio": item.params["ratio"], "slots": item.count}
             yield Effect("degraded", WILD, scope, {item.layer or 0}, "why.groups", fill)
+        elif text in ("scale.identity.layer", "scale.identity.model") and family.reach != "none":
+            yield Effect("safe", MILD, "none", set(item.params["numbers"]), "why.never-set", dict(item.params))
         elif text == "scale.convention.inputs" and family.reach != "none":
             # Which of the two it is the file does not say.
             ends = ("degraded", "safe", "zero")

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nvfp4viz.audit.backends import DEEP_CODES, Family, activation_of, is_clamped, outcome_of_bytes
+from nvfp4viz.audit.facts import Facts
 from nvfp4viz.audit.forecast_scales import MILD, WILD, Effect
 from nvfp4viz.audit.labels import CONFLICTS, TWO_LABELS
 from nvfp4viz.audit.report import Finding
+from nvfp4viz.audit.two_files import readers_of
 from nvfp4viz.serving.selection import ACTIVATIONS
 
 
@@ -38,10 +40,19 @@ def of_files(family: Family, findings: list[Finding]) -> Iterable[Effect]:
             yield Effect("load-error", (), "model", {item.layer or 0}, "why.left-alone", {"tensor": item.tensors[0]})
         elif item.text == "weight.unquantised.unlisted" and family.engine == "vllm":
             yield Effect("load-error", (), "model", {item.layer or 0}, "why.unlisted", {"tensor": item.tensors[0]})
+        elif item.text == "config.excluded-but-quantised.fused" and family.engine not in item.params["engines"]:
+            # What others call the fused module was not read.
+            file = item.params["file"] if item.params.get("one_file") else None
+            if file is None or family.engine in readers_of(file):
+                fill = {"tensor": item.tensors[0], "slots": item.count}
+                yield Effect("safe", ("load-error", "safe"), "none", set(), "why.lists-disagree", fill)
         elif item.code == "config.excluded-but-quantised" and family.engine in item.params.get("engines", ()):
             layers = set(item.params.get("numbers", ()))
             if item.text.endswith(".part"):
                 yield Effect("load-error", (), "model", layers, "why.excluded-part", dict(item.params))
+            elif item.text.endswith(".fused"):
+                possible, end = ((), "") if item.params["certain"] else (("load-error", "safe"), ".perhaps")
+                yield Effect("load-error", possible, "model", set(), f"why.excluded-fused{end}", dict(item.params))
             elif layers and family.engine == "vllm":
                 yield Effect("load-error", (), "model", layers, "why.excluded")
             elif layers:
@@ -111,7 +122,7 @@ _REFUSED_LAYOUTS = (
 _SINGLED_OUT = ("weight.unquantised.left-alone", "weight.unquantised.unlisted")
 
 
-def of_structure(family: Family, findings: list[Finding]) -> Iterable[Effect]:
+def of_structure(family: Family, findings: list[Finding], facts: Facts) -> Iterable[Effect]:
     """Whole experts that are absent, unquantised or of another format, and tensors of the weights that are missing."""
     for item in findings:
         layers = set(item.params.get("numbers", ())) if item.layer is None else {item.layer}
@@ -125,6 +136,15 @@ def of_structure(family: Family, findings: list[Finding]) -> Iterable[Effect]:
         if lost and unread and not refuses:
             fill = {"tensor": item.tensors[0], "slots": item.count}
             yield Effect("degraded", MILD, "experts", layers, "why.up-unread", fill)
+        elif item.text == "scale.missing.mixer.perhaps":
+            # They may do without on purpose: a forecast is no worse than its finding.
+            ends = ("load-error", "safe") if refuses else ("degraded", "nan", "safe", "zero")
+            yield Effect("safe", ends, "none", layers, "why.mixer-perhaps", dict(item.params))
+        elif lost and item.code != "scale.missing" and _is_short(item, facts):
+            # One tensor for all experts that holds fewer does not fit its parameter.
+            fill = {"tensor": "".join(item.tensors[:1])}
+            possible = ("load-error", "safe") if perhaps else ()
+            yield Effect("load-error", possible, "model", layers, "why.layout", fill)
         elif item.text == "expert.absent.all":
             ends = ("load-error", (), "model") if refuses else ("undefined", ("degraded", "nan", "zero"), "layer")
             yield Effect(*ends, layers, f"why.no-experts{'.key-error' if refuses else ''}")
@@ -133,7 +153,7 @@ def of_structure(family: Family, findings: list[Finding]) -> Iterable[Effect]:
             yield Effect(
                 "load-error" if refuses else "undefined",
                 tuple(sorted((*ends, "safe"))) if perhaps else () if refuses else ends,
-                "model" if refuses else "layer" if item.experts is None else "experts",
+                "model" if refuses else _scope_of_loss(family, item, facts),
                 layers,
                 "why.key-error" if refuses else "why.weights-missing",
                 {"tensor": item.tensors[0] if item.tensors else "", "slots": item.count},
@@ -152,14 +172,53 @@ def of_structure(family: Family, findings: list[Finding]) -> Iterable[Effect]:
             yield Effect("degraded", WILD, "model", set(), "why.convention.linear")
 
 
-def of_functions(family: Family, config: Mapping[str, Any], layers: set[int]) -> Iterable[Effect]:
-    """What the class refuses by the experts' activation function, whatever their scales are (5.1)."""
+def _scope_of_loss(family: Family, item: Finding, facts: Facts) -> str:
+    """The layer where all of its experts are lost, and where unwritten activation scales enter a maximum over them."""
+    if item.tower or item.layer is None or item.experts is None:
+        return "layer"
+    if len(item.experts) == facts.view.experts_in.get(item.layer):
+        return "layer"
+    kinds = facts.view.projections_in[item.layer] if item.projection is None else (item.projection,)
+    lost = any((item.layer, expert, kind) not in facts.view.modules for expert in item.experts for kind in kinds)
+    return (
+        "layer" if lost and family.reach == "layer" and "input_scale" in facts.needs.get(item.layer, ()) else "experts"
+    )
+
+
+def _is_short(item: Finding, facts: Facts) -> bool:
+    """Are some experts absent from tensors that hold a layer's others?"""
+    dialect = facts.view.dialects.get(item.layer) if item.layer is not None and not item.tower else None
+    if dialect is None or dialect.arrangement == "expert" or item.experts is None or item.layer is None:
+        return False
+    kinds = facts.view.projections_in[item.layer] if item.projection is None else (item.projection,)
+    return any((item.layer, 0, kind) in facts.view.modules for kind in kinds) and 0 not in item.experts
+
+
+def of_functions(family: Family, config: Mapping[str, Any], facts: Facts, ep: int | None) -> Iterable[Effect]:
+    """What the class refuses by what its kernel does for experts, whatever their scales are (5.1)."""
+    layers = set(facts.layers)
+    if not family.ranks and (ep or 1) > 1:
+        yield Effect("unsupported", (), "model", layers, "why.unsupported.ep", {"ep": ep})
+    if not family.biases and (bias := _bias(facts)):
+        yield Effect("unsupported", (), "model", layers, "why.unsupported.bias", {"tensor": bias})
     activation = activation_of(config)
     # Of a name that is in nobody's list it was not read what vLLM takes it for.
     if family.activations is not None and activation in ACTIVATIONS and activation not in family.activations:
         yield Effect("unsupported", (), "model", layers, "why.unsupported.activation", {"activation": activation})
     elif not family.clamps and is_clamped(config):
         yield Effect("unsupported", (), "model", layers, "why.unsupported.clamp")
+
+
+def _bias(facts: Facts) -> str | None:
+    """The name of a bias of an expert's projection; one layer is as good as another."""
+    for layer in facts.view.moe_layers[:1]:
+        for kind in facts.view.projections_in[layer]:
+            module = facts.view.modules.get((layer, 0, kind))
+            names = [f"{module.name}{dot}bias" for dot in "._"] if module is not None else []
+            for name in names:
+                if name in facts.checkpoint.tensors:
+                    return name
+    return None
 
 
 def of_alignment(name: str, findings: list[Finding]) -> Iterable[Effect]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from nvfp4viz.audit.backends import CLIPS_BELOW, FATES, LOSES_ABOVE, NOTHING_ABOVE, Family, outcome_of_scales
-from nvfp4viz.audit.facts import MISSING, OK, Facts, median_of
+from nvfp4viz.audit.facts import OK, Facts, median_of
 from nvfp4viz.audit.fills import boundless, fills_of, never_set
 from nvfp4viz.audit.scales import has_wrong_convention, is_slight, mismatched_pairs, outliers
 from nvfp4viz.audit.siblings import times
@@ -170,9 +170,6 @@ class LayerScales:
         self.shared = fused or any(tables[kind].shared and bool(mask.any()) for kind, mask in self.bad.items())
         self.missing = int(sum(mask.sum() for mask in self.absent.values()))
         self.wrong = int(sum(mask.sum() for mask in (*self.bad.values(), *self.split.values())))
-        # Negative second-level weight scales, of the one that stands for gate and up, and of down.
-        second = {kind: facts.tables.get(("weight_scale_2", layer, kind)) for kind in (*self.first[:1], "down")}
-        self.turned = [table.values < 0 if table is not None else np.zeros(0, np.bool_) for table in second.values()]
         self.healthy = (
             *(
                 _typical(
@@ -224,12 +221,6 @@ class LayerScales:
         )
         return max(first, default=self.healthy[0]), second[0] if second else self.healthy[1]
 
-    def cancels(self, pair: tuple[float, float], expert: int) -> bool:
-        """Is each of these two as negative as the weight scale that the kernel multiplies it with?"""
-        if not (np.isfinite(pair).all() and min(pair) < 0 and all(mask.size for mask in self.turned)):
-            return False
-        return all((value < 0) == bool(mask[expert]) for value, mask in zip(pair, self.turned, strict=True))
-
     def _known(self, expert: int, kinds: list[str]) -> list[str]:
         return [kind for kind in kinds if kind in self.known and self.known[kind][expert]]
 
@@ -274,8 +265,12 @@ def _per_expert(scales: LayerScales, layer: int) -> Iterable[Effect]:
         elif outcomes != {"safe"}:
             pair = scales.pair(expert, 0.0)
             outcome, possible = outcome_of_scales(*pair, scales.expected(expert))
-            possible = MILD if outcome == "degraded" and scales.cancels(pair, expert) else possible
-            stored.append((expert, outcome, possible, scales.classes_of(expert)))
+            classes = scales.classes_of(expert)
+            if outcome == "degraded" and classes <= {"negative"}:
+                # What is only far from its peers may be meant, and where both signs turn nothing does: with the sign
+                # of a weight scale, or where the hardware keeps a block scale's.
+                possible = tuple(sorted({*MILD, *possible}))
+            stored.append((expert, outcome, possible, classes))
         else:
             pair = np.divide(scales.pair(expert, 0.0), scales.expected(expert))
             room = max(room, float(pair.max()), float(1 / pair.min()))
@@ -325,7 +320,7 @@ def _one_maximum(scales: LayerScales, layer: int, family: Family) -> Effect:
         pair = [abs(value) if family.keeps_sign else value for value in pair]
         outcome, possible = outcome_of_scales(pair[0], pair[1], maxima)
         outcomes |= {outcome, *possible}
-        if outcome == "degraded" and all(scales.cancels((pair[0], pair[1]), expert) for expert in scales.experts()):
+        if outcome == "degraded" and min(pair) < 0:
             outcomes.add("safe")
         if outcome == "safe" and any(
             own > known and own > LOSES_ABOVE * least for own, known, least in zip(pair, maxima, smallest, strict=True)
@@ -388,6 +383,8 @@ class LayerWeights:
         self.layer, self.tower = layer, facts.tower
         tables = {kind: facts.tables["weight_scale_2", layer, kind] for kind in facts.view.projections_in[layer]}
         self.classes = {kind: table.classes() for kind, table in tables.items()}
+        # What one number does it does to all of them.
+        self.scope = "layer" if all(table.shared for table in tables.values()) and tables else "experts"
         inputs = {kind: facts.tables.get(("input_scale", layer, kind)) for kind in tables}
         self.inputs = {kind: table.values for kind, table in inputs.items() if table is not None}
         self.mismatched, self.ratios = mismatched_pairs(facts, layer)
@@ -434,7 +431,7 @@ def of_weights(family: Family, weights: LayerWeights) -> Iterable[Effect]:
             effects.setdefault((outcome, possible, text), []).append(expert)
     for (outcome, possible, text), experts in effects.items():
         fill = {"experts": id_list(tuple(sorted(set(experts)))), "layer": layer, "slots": len(experts)}
-        yield Effect(outcome, possible, "experts", {layer}, text, fill)
+        yield Effect(outcome, possible, weights.scope, {layer}, text, fill)
     if family.gate_rules and weights.mismatched.any():
         ids = tuple(np.flatnonzero(weights.mismatched).tolist())
         fill = {"experts": id_list(ids), "layer": layer, "slots": len(ids)}
@@ -443,7 +440,7 @@ def of_weights(family: Family, weights: LayerWeights) -> Iterable[Effect]:
             yield Effect("safe", (), "none", {layer}, "why.pair.slight", fill)
             return
         off = np.abs(np.log2(weights.ratios[list(ids)])).max()
-        yield Effect("degraded", MILD if off < HARSH else WILD, "experts", {layer}, text, fill)
+        yield Effect("degraded", MILD if off < HARSH else WILD, weights.scope, {layer}, text, fill)
     # Up's own is not read where gate's stands for both; where the larger does, it may be up's.
     unread = "up" if paired and family.engine != "tensorrt-llm" else None
     over = [mask for kind, mask in weights.reversed.items() if kind != unread]
@@ -451,13 +448,13 @@ def of_weights(family: Family, weights: LayerWeights) -> Iterable[Effect]:
         ids = tuple(np.flatnonzero(np.any(over, axis=0)).tolist())
         whole = bool((np.any(over, axis=0) | ~weights.stored).all())
         fill = {"experts": "" if whole else id_list(ids), "layer": layer, "slots": len(ids)}
-        yield Effect("degraded", WILD, "layer" if whole else "experts", {layer}, "why.convention", fill)
+        yield Effect("degraded", WILD, "layer" if whole else weights.scope, {layer}, "why.convention", fill)
     for kind, far in weights.far.items():
         told = weights.mismatched if family.gate_rules and kind in ("gate", "up") and weights.mismatched.size else False
         ids = tuple(np.flatnonzero(far & ~np.asarray(told)).tolist())
         if ids:
             fill = {"experts": id_list(ids), "layer": layer, "projection": kind, "slots": len(ids)}
-            yield Effect("degraded", WILD, "experts", {layer}, "why.weight-outlier", fill)
+            yield Effect("degraded", WILD, weights.scope, {layer}, "why.weight-outlier", fill)
 
 
 def weight_outcome(family: Family, kind: str, name: str) -> tuple[str, tuple[str, ...]]:

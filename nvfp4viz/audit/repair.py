@@ -340,7 +340,8 @@ class _Places:
             return
         if item.layer is None and item.code != "scheme.mislabelled":
             return
-        if item.text.startswith(("scale.outlier.sibling", "scale.outlier.layer", "scale.outlier.groups")):
+        apart = ("scale.outlier.sibling", "scale.outlier.layer", "scale.outlier.groups", "scale.identity.layer")
+        if item.text.startswith(apart):
             # Which of the two projections is wrong, or what a whole layer should have, nobody knows.
             return
         for layer in self.facts.layers if item.layer is None else (item.layer,):

@@ -80,6 +80,7 @@ class Audit:
     checkpoint: Checkpoint
     view: CanonicalView
     facts: Facts
+    ep: int | None = None
 
     def rows(self) -> tuple[SlotRow, ...]:
         """Every slot with its status."""
@@ -176,16 +177,17 @@ def for_ranks(done: Audit, tp: int | None, ep: int | None) -> Audit:
     findings = ordered([*kept, *parallel_findings(done.facts, tp, ep)])
     return replace(
         done,
+        ep=ep,
         report=msgspec.structs.replace(
             done.report,
             verdict=worst([item.severity for item in findings]),
             findings=findings,
-            backends=backend_forecasts(done.facts, findings),
+            backends=backend_forecasts(done.facts, findings, ep),
         ),
     )
 
 
-def backend_forecasts(facts: Facts, findings: Sequence[Finding]) -> tuple[BackendForecast, ...]:
+def backend_forecasts(facts: Facts, findings: Sequence[Finding], ep: int | None = None) -> tuple[BackendForecast, ...]:
     """The forecasts, where some layer's experts have a scheme.
 
     None where files were not read, which may hold worse, nor of one shard alone: each forecast is about the whole.  Of
@@ -198,12 +200,12 @@ def backend_forecasts(facts: Facts, findings: Sequence[Finding]) -> tuple[Backen
     if algo is not None:
         return forecast(
             facts, findings, promoted=is_promoted(facts.checkpoint), weight_only=algo.startswith("W4A16"),
-            refused=vllm_refuses(facts.checkpoint), block="MXFP4" if "MXFP4" in algo else "NVFP4",
+            refused=vllm_refuses(facts.checkpoint), block="MXFP4" if "MXFP4" in algo else "NVFP4", ep=ep,
         )  # fmt: skip
     if not (view.complete and any(facts.block(layer) for layer in view.moe_layers)):
         return ()
     scheme, refused = _served_scheme(facts), vllm_refuses(facts.checkpoint)
-    return forecast(facts, findings, promoted=scheme.promoted, weight_only=scheme.weight_only, refused=refused)
+    return forecast(facts, findings, promoted=scheme.promoted, weight_only=scheme.weight_only, refused=refused, ep=ep)
 
 
 def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tuple[str, ...]]) -> Audit:

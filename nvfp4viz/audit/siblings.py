@@ -91,15 +91,16 @@ def apart(facts: Facts, layer: int) -> Siblings | None:
     return Siblings(tuple(ids), *middle, float(np.exp2(np.abs(own[both]).max())))
 
 
-# Powers of two by which a layer must be off the others, and may be off their reciprocal.
-_LAYER_OFF, _NEAR_RECIPROCAL = 10.0, 4.0
+# Powers of two by which a layer must be off the others, and may be off their reciprocal; and by which it must be off
+# wherever it lies: massive activations make layers differ some thousand times, and a block scale has room for 2^14.
+_LAYER_OFF, _NEAR_RECIPROCAL, LAYER_FAR = 10.0, 4.0, 14.0
 
 
 def layer_findings_of_inputs(facts: Facts) -> Iterator[Finding]:
-    """``scale.outlier`` of one layer's activation scales that are about the reciprocal of the other layers'.
+    """``scale.outlier`` of one layer's activation scales that are far off the other layers' or about their reciprocal.
 
     Its experts agree with one another, so that only other layers show it; a scale above one alone proves nothing, and
-    layers do differ, but not by a thousand times and up to where the other convention would be.
+    layers do differ, but not by a thousand times and up to where the other convention would be, nor by 2^14.
     """
     found: dict[int, list[tuple[str, float, float]]] = {}
     for kind in ("gate", "up", "gate_up", "down"):
@@ -118,7 +119,8 @@ def layer_findings_of_inputs(facts: Facts) -> Iterator[Finding]:
             rest = float(median_of(np.array(others))) if len(others) >= 2 else own
             # Of two halves neither is the odd one.
             agreed = 2 * sum(abs(middle - rest) < _LAYER_OFF / 2 for middle in others) > len(middles)
-            if agreed and abs(own - rest) >= _LAYER_OFF and abs(own + rest) <= _NEAR_RECIPROCAL:
+            mirrored = abs(own - rest) >= _LAYER_OFF and abs(own + rest) <= _NEAR_RECIPROCAL
+            if agreed and (mirrored or abs(own - rest) >= LAYER_FAR):
                 found.setdefault(at, []).append((kind, own, rest))
     for at, kinds in sorted(found.items()):
         if apart(facts, at) is not None:
@@ -140,10 +142,9 @@ def layer_findings_of_inputs(facts: Facts) -> Iterator[Finding]:
         if place["experts"] is not None:
             place["count"] = int(sum(mask.sum() for mask in left.values()))
             place["tensors"] = _names(facts, at, left)
-        yield make(
-            "scale.outlier", "warn", text=f"scale.outlier.layer{'.divisor' if divisors else ''}", role="input_scale",
-            layer=at, **place, fill=fill,
-        )  # fmt: skip
+        far = "" if abs(own + rest) <= _NEAR_RECIPROCAL else ".far"
+        text = f"scale.outlier.layer{far}{'.divisor' if divisors else ''}"
+        yield make("scale.outlier", "warn", text=text, role="input_scale", layer=at, **place, fill=fill)
 
 
 def _unexplained(facts: Facts, layer: int, kind: str) -> Mask:

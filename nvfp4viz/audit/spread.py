@@ -1,8 +1,8 @@
-"""Scales whose peers are no measure: two halves of a layer that differ, and activation scales large everywhere.
+"""Scales whose peers are no measure: two halves of a layer that differ, activation scales large, or 1.0, everywhere.
 
 An outlier is one among many (`scales`), and a layer apart is one among layers (`siblings`).  Where half of a layer's
 experts are far from the other half, or all of a file's scales may be the other way up, nothing says which is right: the
-first is a warning, the second a note.
+first is a warning, the others are notes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from nvfp4viz.audit.facts import F32, Facts, ScaleTable, median_of
-from nvfp4viz.audit.fills import measured_inputs, never_set
+from nvfp4viz.audit.fills import divisor_of, measured_inputs, never_set
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.scales import (
@@ -27,7 +27,7 @@ from nvfp4viz.audit.siblings import apart, times
 
 
 def spread_findings(facts: Facts, *, activations: bool) -> Iterator[Finding]:
-    """``scale.outlier`` of two groups in a layer; ``scale.convention`` (``info``) of all activation scales.
+    """``scale.outlier`` of two groups in a layer; notes on all activation scales of the model or of a layer.
 
     Parameters
     ----------
@@ -40,6 +40,7 @@ def spread_findings(facts: Facts, *, activations: bool) -> Iterator[Finding]:
                 yield from _groups(facts, layer, role)
     if activations:
         yield from _large_inputs(facts)
+        yield from _all_ones(facts)
 
 
 def _groups(facts: Facts, layer: int, role: str) -> Iterator[Finding]:
@@ -180,3 +181,37 @@ def _large(facts: Facts, tables: list[ScaleTable]) -> F32 | None:
         return None
     stored: F32 = np.concatenate([table.stored[good] for table, good in zip(tables, goods, strict=True)])
     return stored
+
+
+def _all_ones(facts: Facts) -> Iterator[Finding]:
+    """``scale.identity`` of layers in which nobody has set a number: as stored each of a projection's is 1.
+
+    `never_set` has the ones among other numbers.
+    """
+    found: dict[int, list[str]] = {}
+    for table in facts.scalars("input_scale"):
+        if "input_scale" not in facts.needs[table.layer] or not (table.stored == 1).any():
+            continue
+        good = table.good()
+        if good.any() and (table.stored[good] == 1).all():
+            found.setdefault(table.layer, []).append(table.projection)
+    if not found:
+        return
+    text = f"scale.identity.layer{'.divisor' if facts.view.divisors_in(next(iter(found))) else ''}"
+    layers = [at for at in facts.layers if "input_scale" in facts.needs[at]]
+    if all(set(found.get(at, ())) == set(facts.view.projections_in[at]) for at in layers):
+        tables = [facts.tables["input_scale", at, kind] for at, kinds in found.items() for kind in kinds]
+        names = [facts.view.slot(at, 0, kind, "input_scale").name for at, kinds in found.items() for kind in kinds]
+        count = sum(1 if table.shared else int(table.good().sum()) for table in tables)
+        yield make(
+            "scale.identity", "info", text=text.replace("layer", "model"), role="input_scale", tensors=names,
+            count=count, value=1.0, fill={"numbers": layers, "over": divisor_of(facts, layers[0])},
+        )  # fmt: skip
+        return
+    for at, kinds in found.items():
+        masks = [facts.tables["input_scale", at, kind].good() for kind in kinds]
+        place = facts.place(at, kinds, "input_scale", tuple(np.flatnonzero(np.any(masks, axis=0)).tolist()))
+        yield make(
+            "scale.identity", "info", text=text, role="input_scale", layer=at, **place, value=1.0,
+            fill={"kinds": ", ".join(in_order(kinds)), "numbers": [at], "over": divisor_of(facts, at)},
+        )  # fmt: skip

@@ -82,6 +82,8 @@ class MoeBackend:
         Layouts of activations it takes: ``"standard"``, ``"batched"``.
     clamps
         Applies ``swiglu_limit``.
+    biases
+        Adds biases of the experts' projections.
     open
         Its conditions were not read; then nothing is said about it.
     reach
@@ -111,6 +113,7 @@ class MoeBackend:
     without: tuple[str, ...] = ()
     formats: tuple[str, ...] = ("standard",)
     clamps: bool = True
+    biases: bool = True
     open: bool = False
     reads_down: bool = True
     gate_rules: bool = True
@@ -163,7 +166,7 @@ MOE: tuple[MoeBackend, ...] = (
     ),
     MoeBackend(
         "vllm-emulation", "EMULATION", "emulation", FROM_75, None, STATIC, "layer", "stored", rocm=True,
-        multiplies="bf16",
+        multiplies="bf16", biases=False,
     ),
     MoeBackend(
         "vllm-flashinfer-b12x", "FLASHINFER_B12X", "flashinfer_b12x", FAMILY_120,

@@ -8,6 +8,7 @@ import pytest
 from nvfp4viz.audit import audit, describe, for_ranks, run_audit
 from nvfp4viz.audit.backends import FAMILIES
 from nvfp4viz.audit.parallel import expert_width
+from nvfp4viz.checkpoint import tensor
 from nvfp4viz.serving.selection import MOE, MoeRequest, select_moe
 from tests.audit.layouts import CONFIG, EXPERTS, HIDDEN, LAYOUTS, modelopt, packed, with_quant
 from tests.audit.reading import found, outcomes
@@ -368,3 +369,69 @@ def test_the_larger_of_two_weight_scales_hides_the_smaller_and_no_nan(id, projec
     # Where both are bad nothing hides it.
     layout.put(tensors, 3, "up" if projection == "gate" else "gate", "weight_scale_2", layout.stored(value))
     assert outcomes(audit(layout.open(tensors)))["tensorrt-llm"] == gates
+
+
+@pytest.mark.parametrize("id", ["modelopt", "compressed-tensors", "fused", "W4A16"])
+def test_a_class_that_takes_no_expert_parallel_ranks(id):
+    """Section 5.1: FlashInfer's B12X has "no EP"; one rank is none."""
+    checkpoint = LAYOUTS[id].open()
+    refusing = {name for name, family in FAMILIES.items() if not family.ranks}
+    assert refusing == {"vllm-flashinfer-b12x"}
+    split = unsupported(audit(checkpoint, ep=2))
+    assert split.keys() - unsupported(audit(checkpoint)).keys() == refusing
+    assert "2 expert-parallel ranks" in split["vllm-flashinfer-b12x"]
+    for ep in (1, None):
+        assert unsupported(audit(checkpoint, ep=ep)) == unsupported(audit(checkpoint))
+
+
+@pytest.mark.parametrize(
+    ("id", "bias"), [("fused", "gate_up_proj_bias"), ("fused", "down_proj_bias"), ("modelopt", "0.up_proj.bias")]
+)
+def test_a_class_that_adds_no_biases(id, bias):
+    """Section 5.1: EMULATION has "no LoRA/bias"."""
+    layout = LAYOUTS[id]
+    [module] = {re.sub(r"experts\..*", f"experts.{bias}", name) for name in layout.names("down", "input_scale")}
+    report = audit(layout.open({**layout.tensors(), module: tensor(np.zeros(4, np.float32))}))
+    assert found(report) == []
+    assert {name for name, why in unsupported(report).items() if "bias" in why} == {"vllm-emulation"}
+
+
+@pytest.mark.parametrize("id", ["modelopt", "compressed-tensors", "w1/w2/w3", "Quark NVFP4", "non-gated"])
+def test_an_absent_expert_leaves_its_scales_to_the_layer_s_maximum(id):
+    layout = LAYOUTS[id]
+    tensors = {name: item for name, item in layout.tensors().items() if ".experts.3." not in name}
+    report = audit(layout.open(tensors))
+    assert {code for code, *_ in found(report)} <= {"expert.absent", "expert.gap"}
+    assert {FAMILIES[item.name].reach for item in report.backends if item.outcome == "undefined"} >= {"layer", "expert"}
+    for item in report.backends:
+        reach = FAMILIES[item.name].reach
+        if item.outcome == "undefined":
+            assert item.scope == ("layer" if reach == "layer" else "experts"), item.name
+
+
+@pytest.mark.parametrize("id", ["modelopt", "compressed-tensors", "w1/w2/w3", "Quark NVFP4", "non-gated"])
+@pytest.mark.parametrize("factor", [-1, 2**-9])
+def test_what_may_be_meant_may_be_safe(id, factor):
+    """A number far below its peers, and a sign that hardware or a weight scale may turn back (4.5)."""
+    layout = LAYOUTS[id]
+    tensors = layout.tensors()
+    for kind in layout.kinds:
+        layout.put(
+            tensors,
+            2,
+            kind,
+            "input_scale",
+            layout.get(tensors, 2, kind, "input_scale") * (factor if factor < 0 or not layout.divisors else 1 / factor),
+        )
+    for item in audit(layout.open(tensors)).backends:
+        if FAMILIES[item.name].reach == "expert":
+            assert (item.outcome, item.possible) == ("degraded", ("degraded", "safe")), item.name
+
+
+@pytest.mark.parametrize("value", [0.0, np.nan, np.inf, -1.0])
+def test_one_weight_scale_for_all_experts_reaches_the_layer(value):
+    layout = LAYOUTS["fused"]
+    tensors = layout.tensors()
+    layout.put(tensors, 0, "down", "weight_scale_2", np.float32(value))
+    for item in audit(layout.open(tensors)).backends:
+        assert item.scope in ("layer", "model"), item.name

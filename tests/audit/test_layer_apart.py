@@ -78,11 +78,27 @@ def test_of_one_projection_alone():
         assert item.text == ("scale.outlier.layer" if kind == "down" else "scale.outlier.sibling")
 
 
-@pytest.mark.parametrize("factor", [1 / 900, 1 / 30, 30, 900, 1e8, 1e-6, 1e9])
+@pytest.mark.parametrize("factor", [1 / 5000, 1 / 900, 1 / 30, 30, 900])
 def test_a_layer_that_is_merely_different(factor):
     """Far, and not where the other convention would be: within a layer nothing stands out."""
     report = audit(layered("modelopt", lambda k, kind, own: own * factor if k == 2 else own))
     assert said(report) == []
+
+
+@pytest.mark.parametrize("id", [*IDS, "W4A8"])
+@pytest.mark.parametrize("factor", [1e12, 1e8, 1e-5, 1e-6])
+@pytest.mark.parametrize("kinds", [("down",), ("gate", "up", "gate_up", "down")])
+def test_a_layer_farther_off_than_layers_differ(id, factor, kinds):
+    """Neither a mirror image nor anything that activations explain."""
+    report = audit(layered(id, lambda k, kind, own: own * factor if k == 2 and kind in kinds else own))
+    assert said(report) == WARN
+    [item] = [one for one in report.findings if one.severity == "warn"]
+    text = f"scale.outlier.layer.far{'.divisor' if LAYOUTS[id].divisors else ''}"
+    assert (item.text, item.layer, item.role) == (text, 2, "input_scale")
+    for forecast in report.backends:
+        if forecast.outcome == "unsupported" or FAMILIES[forecast.name].reach == "none":
+            continue
+        assert (forecast.outcome, "safe" in forecast.possible, forecast.text) == ("degraded", True, "why.layer-far")
 
 
 def test_where_too_few_layers_tell():
