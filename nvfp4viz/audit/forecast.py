@@ -9,7 +9,7 @@ the forecasts with running the arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from nvfp4viz.audit.backends import FADES_ABOVE, FAMILIES, Family
@@ -82,15 +82,15 @@ def forecast(
     only_mxfp4 = "NVFP4" not in blocks
     weights = [each for each in (LayerWeights(part, layer) for part, layer in parts) if each.wrong]
 
-    causes: dict[tuple[str, str, int | None], list[str]] = {}
+    causes: Causes = {}
     for item in found:
         # The one finding about all layers is that none has an activation scale.
         if item.severity != "info" and item.role and (item.layer is not None or item.code == "scheme.mislabelled"):
-            causes.setdefault((item.tower or "", item.role, item.layer), []).append(_named(item))
+            causes.setdefault((item.tower or "", item.role, item.layer), []).append((_named(item), item.projection))
     lost = lost_shards(facts, found)
     for shard in lost.values():
         for layer in shard.layers.get("experts", ()):
-            causes.setdefault(("", "input_scale", layer), []).append("container.missing-shard")
+            causes.setdefault(("", "input_scale", layer), []).append(("container.missing-shard", None))
     config = facts.checkpoint.config or {}
 
     def of_backend(name: str, family: Family) -> BackendForecast:
@@ -117,12 +117,16 @@ def forecast(
             if bare and "W4A16" not in family.schemes:
                 text = f"why.unsupported.layers{'' if family.engine == 'vllm' else '.elsewhere'}"
                 effects.append(Effect("unsupported", (), "layer", bare, text))
-            effects += _caused(causes, "input_scale", by_block["NVFP4"], lambda each: of_activations(family, each))
+            effects += _caused(
+                family, causes, "input_scale", by_block["NVFP4"], lambda each: of_activations(family, each)
+            )
             effects += _each(found, lambda items: _siblings(family, items))
         if not only_mxfp4:
             effects += of_functions(family, config, facts, ep)
-        effects += _caused(causes, "input_scale", by_block["MXFP4"], lambda each: of_static_inputs(family, each))
-        effects += _caused(causes, "weight_scale_2", weights, lambda each: of_weights(family, each))
+        effects += _caused(
+            family, causes, "input_scale", by_block["MXFP4"], lambda each: of_static_inputs(family, each)
+        )
+        effects += _caused(family, causes, "weight_scale_2", weights, lambda each: of_weights(family, each))
         effects += _each(found, lambda items: _groups_of_weights(family, items))
         effects += _each(found, lambda items: of_linears(family, items, weight_only=as_w4a16))
         return _forecast(facts, name, _merged(effects, _why_safe(facts, only_mxfp4, as_w4a16)))
@@ -131,10 +135,13 @@ def forecast(
 
 
 Layered = TypeVar("Layered", LayerScales, LayerWeights)
+Causes = dict[tuple[str, str, int | None], list[tuple[str, str | None]]]
+"""By tower, role and layer: findings by name, and the projection of each."""
 
 
 def _caused(
-    causes: Mapping[tuple[str, str, int | None], list[str]],
+    family: Family,
+    causes: Causes,
     role: str,
     layers: Iterable[Layered],
     of: Callable[[Layered], Iterable[Effect]],
@@ -142,9 +149,17 @@ def _caused(
     """Effects of layers' scales, with the findings about these."""
     for each in layers:
         known = causes.get((each.tower, role, each.layer)) or causes.get((each.tower, role, None), [])
+        read = [name for name, kind in known if _is_read(family, role, name, kind)]
         for effect in of(each):
-            effect.causes = tuple(known)
+            effect.causes = tuple(read)
             yield _of_tower(effect, each.tower)
+
+
+def _is_read(family: Family, role: str, name: str, projection: str | None) -> bool:
+    """Does a backend suffer at all from what a finding is about?"""
+    if role == "input_scale":
+        return projection != "down" or family.reads_down
+    return family.gate_rules or not name.startswith("scale.pair-mismatch")
 
 
 def _of_tower(effect: Effect, tower: str | None) -> Effect:

@@ -179,9 +179,6 @@ class LayerScales:
                 for group in (self.first, ["down"] if "down" in kinds else [])
             ),
         )
-        self.classes = sorted(
-            {CLASSES[k] for kind in kinds for k in tables[kind].classes()[stored[kind]].tolist() if k}
-        )
 
     def first_missing(self) -> str:
         for kind, mask in self.absent.items():
@@ -192,6 +189,10 @@ class LayerScales:
     def experts(self) -> tuple[int, ...]:
         """Experts with something wrong."""
         return tuple(np.flatnonzero(np.logical_or.reduce(list(self.bad.values()))).tolist())
+
+    def classes_in(self, kinds: Iterable[str]) -> list[str]:
+        """Classes of some projections' bad values."""
+        return sorted({CLASSES[k] for kind in kinds for k in self._tables[kind].classes().tolist() if k})
 
     def classes_of(self, expert: int) -> set[str]:
         """Classes of one expert's bad values; none where one is merely far from its peers."""
@@ -327,7 +328,7 @@ def _one_maximum(scales: LayerScales, layer: int, family: Family) -> Effect:
         ):
             # The largest of the layer's own has room for it, the smaller ones have not.
             outcome, outcomes = "degraded", outcomes | set(MILD)
-    fill = {"layer": layer, "slots": scales.wrong, "classes": ", ".join(scales.classes)}
+    fill = {"layer": layer, "slots": scales.wrong, "classes": ", ".join(scales.classes_in(kinds))}
     # A stored NaN wins every maximum: then it does not matter what the open slots hold.
     if missing and len(outcomes) > 1:
         # Of a maximum over nothing that is stored there is no harmless one.

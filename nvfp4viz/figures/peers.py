@@ -22,6 +22,8 @@ F32 = npt.NDArray[np.float32]
 HEIGHT, RING = 224, 17
 _EDGE, _SIDE = 0.08, 0.035
 _MOST_TICKS = 8
+# As the map has it.
+_MARKS = {**MARKS, "subnormal": "s"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,13 +55,13 @@ class Peers:
 
     @property
     def usable(self) -> npt.NDArray[np.bool_]:
-        """Experts whose value has a logarithm: finite and positive."""
-        return np.isfinite(self.values) & (self.values > 0)
+        """Experts whose value is one that the audit calls usable: finite, positive, and not subnormal."""
+        return np.isfinite(self.values) & (self.values >= np.finfo(np.float32).tiny)
 
     @property
     def others(self) -> npt.NDArray[np.bool_]:
-        """The picked expert's peers, as the audit counts them: the other usable values that are not subnormal."""
-        out = self.usable & (self.values >= np.finfo(np.float32).tiny)
+        """The picked expert's peers."""
+        out = self.usable.copy()
         out[self.picked] = False
         return out
 
@@ -212,7 +214,7 @@ def peers_drawing(peers: Peers, *, alt: str, lang: str) -> str:
         if good[expert]:
             out.append(f'<i class="dot" {at} title="{expert}: {value:.4g}"></i>')
         else:
-            out.append(f'<b {at} title="{expert}">{MARKS.get(peers.status[expert], "?")}</b>')
+            out.append(f'<b {at} title="{expert}">{_MARKS.get(peers.status[expert], "?")}</b>')
         if expert == peers.picked:
             ring = f'<i class="ring" {at}></i>'
     numbers = "".join(f'<li style="left:{frame.across(expert):.2f}%">{expert}</li>' for expert in frame.experts)

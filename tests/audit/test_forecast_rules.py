@@ -435,3 +435,21 @@ def test_one_weight_scale_for_all_experts_reaches_the_layer(value):
     layout.put(tensors, 0, "down", "weight_scale_2", np.float32(value))
     for item in audit(layout.open(tensors)).backends:
         assert item.scope in ("layer", "model"), item.name
+
+
+@pytest.mark.parametrize("id", ["modelopt", "compressed-tensors", "w1/w2/w3"])
+def test_beside_the_worst_stands_only_what_this_backend_suffers_from(id):
+    """Humming and Transformers fold each half by its own scale; B12X reads no scale of down."""
+    layout = LAYOUTS[id]
+    tensors = layout.tensors()
+    layout.put(tensors, 3, "down", "weight_scale_2", np.float32(np.nan))
+    layout.put(tensors, 5, "up", "weight_scale_2", layout.get(tensors, 5, "up", "weight_scale_2") * 2)
+    for item in audit(layout.open(tensors)).backends:
+        if item.outcome == "nan":
+            assert ("pair-mismatch" in item.why) == FAMILIES[item.name].gate_rules, item.name
+    tensors = layout.tensors()
+    layout.put(tensors, 3, "gate", "input_scale", np.float32(np.nan))
+    layout.put(tensors, 5, "down", "input_scale", layout.stored(0.0) if not layout.divisors else np.float32(np.inf))
+    for item in audit(layout.open(tensors)).backends:
+        if FAMILIES[item.name].reach == "layer":
+            assert ("zero" in item.why) == FAMILIES[item.name].reads_down, item.name
