@@ -171,24 +171,27 @@ def changes(
     value
         The factor of ``scaled`` and ``pair-mismatch``, the number of ``constant``.
     seed
-        For ``random-bits`` and for the byte that ``block-nan`` and ``block-negative`` choose.
+        For ``random-bits`` and for the byte that ``block-nan`` and ``block-negative`` choose; not negative.
 
     Raises
     ------
     InputError
         ``fault.unknown``, ``fault.layout``, ``fault.no-such-slot``, ``fault.pair``, ``fault.role``, ``fault.never``
         where the layout has no such tensor, ``fault.absent`` where it is missing already, ``fault.value``,
-        ``fault.format``; ``fault.no-neighbour`` where nothing of another expert could take the place;
+        ``fault.seed``, ``fault.format``; ``fault.no-neighbour`` where nothing of another expert could take the place;
         ``fault.rounded`` where the tensor's type does not have the fault's number.
     """
     spec = _spec(fault, role, value)
+    if seed < 0:
+        # NumPy's generators take none; the faults that draw nothing refuse it as the others do.
+        raise InputError("fault.seed", seed=printable(str(seed), 40))
     if not view.complete or not view.modules:
         raise InputError("fault.layout", dialect=view.dialect)
     numbers = {at for at, _, _ in view.modules}
     if layer not in numbers or not 0 <= expert < view.experts_in[layer] or projection not in view.projections_in[layer]:
-        raise InputError(
-            "fault.no-such-slot", layer=layer, expert=expert, projection=printable(projection), layers=_span(numbers)
-        )
+        kinds = view.projections_in[layer] if layer in numbers else view.projections
+        there = {"layers": _span(numbers), "projections": ", ".join(kinds)}
+        raise InputError("fault.no-such-slot", layer=layer, expert=expert, projection=printable(projection), **there)
     paired = {"gate", "up"} <= set(view.projections_in[layer])
     apart = paired and projection in ("gate", "up")
     if (fault == "pair-mismatch" and not apart) or (fault == "gate-up-swap" and not paired):

@@ -9,6 +9,7 @@ import safetensors.numpy
 
 from nvfp4viz.checkpoint import FAULTS, copies, inject, inject_tensors, open_checkpoint, tensor, write_checkpoint
 from nvfp4viz.errors import CheckpointError, InputError
+from tests.audit.layouts import LAYOUTS
 from tests.checkpoint.checkpoint_fixtures import CONFIG, CT_QUANT, QUANT, base, ct_base, snapshot, without
 
 AT = {"layer": 0, "expert": 1, "projection": "up"}
@@ -238,6 +239,10 @@ def test_a_damaged_shard_is_not_rewritten(folder, tmp_path):
         ("scaled", {"value": float("nan")}, "fault.value"),
         ("scaled", {"value": 1e300}, "fault.value"),
         ("zero", {"value": 1.0}, "fault.value"),
+        ("random-bits", {"seed": -1}, "fault.seed"),
+        ("block-nan", {"seed": -5}, "fault.seed"),
+        ("block-negative", {"seed": -(10**400)}, "fault.seed"),
+        ("zero", {"seed": -1}, "fault.seed"),
         ("pair-mismatch", {"projection": "down"}, "fault.pair"),
     ],
 )
@@ -260,3 +265,18 @@ def test_a_layout_that_is_not_read_in_full_is_refused():
         inject_tensors({"x": tensor(np.float32(1))}, "zero", **AT)
     assert caught.value.code == "fault.layout"
     assert CT_QUANT["quant_method"] == "compressed-tensors"
+
+
+@pytest.mark.parametrize(
+    ("layout", "projections"), [("fused", "gate_up, down"), ("gpt-oss", "gate_up, down"), ("stacked", "gate, up, down")]
+)
+def test_a_slot_that_is_none_is_refused_with_the_layer_s_own_projections(layout, projections):
+    """One tensor may hold gate and up; then neither has a slot of its own."""
+    it = LAYOUTS[layout]
+    for wrong in ({"expert": 99}, {"projection": "sideways"}):
+        where = {**AT, "projection": "down", **wrong}
+        with pytest.raises(InputError) as caught:
+            inject_tensors(it.tensors(), "missing", config=it.config, hf_quant_config=it.quant, **where)
+        assert caught.value.code == "fault.no-such-slot"
+        assert caught.value.params["projections"] == projections
+        assert f"projections: {projections}." in caught.value.why
