@@ -155,7 +155,7 @@ def of_structure(family: Family, findings: list[Finding], facts: Facts) -> Itera
                 tuple(sorted((*ends, "safe"))) if perhaps else () if refuses else ends,
                 "model" if refuses else _scope_of_loss(family, item, facts),
                 layers,
-                "why.key-error" if refuses else "why.weights-missing",
+                "why.key-error" if refuses else f"why.{'bias' if item.role == 'bias' else 'weights'}-missing",
                 {"tensor": item.tensors[0] if item.tensors else "", "slots": item.count},
             )
         elif item.text.startswith("scheme.pre-quant-scale.values"):

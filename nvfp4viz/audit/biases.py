@@ -1,0 +1,93 @@
+"""Biases that one layer lacks and all others have beside the same weights: ``scale.missing`` of the role ``bias``.
+
+As for a projection of attention (`sisters`), nothing but the other layers says that they belong there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from nvfp4viz.audit.findings import make
+from nvfp4viz.audit.module_names import is_draft, layer_of, layers_of
+from nvfp4viz.audit.report import Finding
+from nvfp4viz.audit.shapes import text_part
+from nvfp4viz.checkpoint import CanonicalView, Checkpoint
+
+_BIAS = re.compile(r"^(.*?(?:^|\.)(?:layers|blocks|h))\.(\d{1,6})\.(.+[._]bias)$")
+# How the weight is called that a bias belongs to, behind the bias's own name or that of the module that holds it.
+_WEIGHTS = ("", ".weight", ".weight_packed", ".qweight", "_blocks")
+
+_LAYER = re.compile(r"^(.*?(?:^|\.)(?:layers|blocks|h))\.\d{1,6}\.(.+)$")
+
+Place = tuple[str, str]
+"""The list of layers that a bias is in, and its name inside a layer."""
+
+
+def bias_findings(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
+    """One finding for all that are lost."""
+    if checkpoint.blind_files or checkpoint.source.only is not None:
+        return
+    config = checkpoint.config or {}
+    # Layers searched one by one need not be alike.
+    if any(holder.get("block_configs") for holder in (config, text_part(config))):
+        return
+    names = _in_order(checkpoint, _lost(checkpoint, view))
+    if names:
+        yield make(
+            "scale.missing", "error", text="scale.missing.bias", role="bias", layer=layer_of(names, view),
+            tensors=names, fill={"numbers": layers_of(names, view)},
+        )  # fmt: skip
+
+
+def _lost(checkpoint: Checkpoint, view: CanonicalView) -> dict[str, Place]:
+    """Names that one layer lacks, where at least two have them and that one has the weight."""
+    having: dict[Place, set[int]] = {}
+    for name in (*checkpoint.tensors, *checkpoint.unreadable):
+        match = _BIAS.match(name) if name.endswith("bias") else None
+        if match is not None and not is_draft(name, view.layers):
+            having.setdefault((match[1], match[3]), set()).add(int(match[2]))
+    last: dict[str, int] = {}
+    for (family, _), own in having.items():
+        last[family] = max(last.get(family, view.layers or 0), *own)
+    lost: dict[str, Place] = {}
+    for (family, rest), own in having.items():
+        bare = [
+            number for number in range(last[family] + 1)
+            if number not in own and not is_draft(f"{family}.{number}.{rest}", view.layers)
+            and _has_weight(checkpoint, f"{family}.{number}.{rest}")
+        ]  # fmt: skip
+        # Without a configuration this may be a piece of a model, cut anywhere.
+        whole = checkpoint.config is not None or min(own) < max(bare, default=0) < max(own)
+        if len(bare) == 1 and len(own) >= 2 and whole:
+            lost[f"{family}.{bare[0]}.{rest}"] = (family, rest)
+    return lost
+
+
+def _has_weight(checkpoint: Checkpoint, bias: str) -> bool:
+    """Is there what this bias is added to?"""
+    stems = dict.fromkeys((bias.removesuffix("bias")[:-1], bias.rpartition(".")[0]))
+    names = (f"{stem}{end}" for stem in stems for end in _WEIGHTS)
+    return any(name in held for name in names for held in (checkpoint.tensors, checkpoint.unreadable))
+
+
+def _in_order(checkpoint: Checkpoint, lost: dict[str, Place]) -> list[str]:
+    """Those whose module has nothing in its layer that it has in no other: DeepSeek V4's hash tables have no bias."""
+    holders = {name.rpartition(".")[0]: place for name, place in lost.items()}
+    if not holders:
+        return []
+    usual: dict[Place, set[str]] = {}
+    own: dict[str, set[str]] = {}
+    for name in (*checkpoint.tensors, *checkpoint.unreadable):
+        holder, _, last = name.rpartition(".")
+        match = _LAYER.match(holder)
+        if holder in holders:
+            own.setdefault(holder, set()).add(last)
+        elif match is not None:
+            usual.setdefault((match[1], match[2]), set()).add(last)
+    out = []
+    for name, (family, rest) in lost.items():
+        holder = name.rpartition(".")[0]
+        if own.get(holder, set()) <= usual.get((family, rest.rpartition(".")[0]), set()):
+            out.append(name)
+    return out
