@@ -14,6 +14,7 @@ import numpy as np
 
 from nvfp4viz.audit.backends import FATES, Family, outcome_of_scales
 from nvfp4viz.audit.forecast_scales import HARSH, MILD, WILD, Effect, weight_outcome
+from nvfp4viz.audit.namesakes import FAR
 from nvfp4viz.audit.report import Finding
 
 # One number of each class, where a healthy scale is 1e-3.
@@ -58,6 +59,10 @@ def of_linears(family: Family, findings: Iterable[Finding], *, weight_only: bool
                 possible = MILD if abs(np.log2(float(item.value))) < HARSH else WILD
                 fill = _fill(item) | {"family": item.params["family"], "ratio": item.params["ratio"]}
                 yield Effect("degraded", possible, _scope(item), _layers(item), "why.pair.linear", fill)
+            elif abs(np.log2(float(item.value))) > FAR:
+                # What no two weights differ by is wrong in one of them, fused or not.
+                fill = _fill(item) | {"family": item.params["family"], "ratio": item.params["ratio"]}
+                yield Effect("degraded", WILD, _scope(item), _layers(item), "why.pair.linear.alone", fill)
         elif item.text == "scale.filled.linear.float-max":
             yield _boundless(family, item, weight_only)
         elif item.text == "scale.missing.linear":

@@ -109,6 +109,14 @@ def test_weight_scales_that_a_server_makes_one(id, factor):
     assert found(opened(times(sound, f"{ATTENTION}.o_proj", factor, suffix), id)) == []
 
 
+def test_weights_that_differ_by_more_than_any_two_do_are_wrong_unfused_too():
+    for factor, expected in ((1e3, "safe"), (1e6, "degraded"), (1e-6, "degraded")):
+        report = opened(times(attention(), f"{ATTENTION}.k_proj", factor, "weight_scale_2"))
+        [one] = [each for each in report.backends if each.name == "transformers"]
+        assert (one.outcome, "safe" in one.possible) == (expected, expected == "degraded")
+        assert ("q_proj/k_proj/v_proj" in one.why) == (expected == "degraded")
+
+
 def test_every_layer_is_one_finding():
     at = [f"model.layers.{layer}.self_attn" for layer in range(3)]
     sound = {}
