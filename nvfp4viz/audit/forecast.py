@@ -123,6 +123,9 @@ def forecast(
             effects += _each(found, lambda items: _siblings(family, items))
         if not only_mxfp4:
             effects += of_functions(family, config, facts, ep)
+        elif family.mxfp4:
+            # Of static FP8 scales of activations.
+            effects += _each(found, lambda items: _siblings(family, items))
         effects += _caused(
             family, causes, "input_scale", by_block["MXFP4"], lambda each: of_static_inputs(family, each)
         )
@@ -179,10 +182,10 @@ def _siblings(family: Family, findings: list[Finding]) -> Iterator[Effect]:
             # Where they lie so far apart, the larger leaves nothing of what belongs to the smaller.
             possible = MILD if item.params["widest"] < FADES_ABOVE else ("degraded", "safe", "zero")
             yield Effect("degraded", possible, "layer", {item.layer}, "why.sibling", fill)
-        elif text.startswith("scale.outlier.layer") and item.layer is not None and family.reach != "none":
+        elif text.startswith("scale.outlier.layer") and item.role == "input_scale" and family.reach != "none":
             fill = {"layer": item.layer, "ratio": item.params["ratio"], "slots": item.count}
             why = "why.layer-far" if text.endswith(".far") else "why.layer-apart"
-            yield Effect("degraded", WILD, "layer", {item.layer}, why, fill)
+            yield Effect("degraded", WILD, "layer", {item.layer or 0}, why, fill)
         elif text == "scale.outlier.groups" and item.role == "input_scale" and family.reach != "none":
             # By one maximum the larger ones decide for all.
             scope = "layer" if family.reach == "layer" else "experts"
@@ -197,8 +200,13 @@ def _siblings(family: Family, findings: list[Finding]) -> Iterator[Effect]:
 
 
 def _groups_of_weights(family: Family, findings: list[Finding]) -> Iterator[Effect]:
-    """Second-level weight scales of a layer in two groups; up's alone is not read where gate's stands for both."""
+    """Second-level weight scales apart by groups or layers; up's alone is not read where gate's stands for both."""
     for item in findings:
+        if item.text.startswith("scale.outlier.layer.weight") and (
+            item.params["kinds"] != "up" or not family.gate_rules
+        ):
+            fill = {"layer": item.layer, "ratio": item.params["ratio"], "slots": item.count}
+            yield Effect("degraded", WILD, "layer", {item.layer or 0}, "why.layer-far.weight", fill)
         if item.text != "scale.outlier.groups" or item.role != "weight_scale_2":
             continue
         if item.params["kinds"] != "up" or not family.gate_rules:

@@ -176,13 +176,12 @@ def _scope_of_loss(family: Family, item: Finding, facts: Facts) -> str:
     """The layer where all of its experts are lost, and where unwritten activation scales enter a maximum over them."""
     if item.tower or item.layer is None or item.experts is None:
         return "layer"
-    if len(item.experts) == facts.view.experts_in.get(item.layer):
+    if len(item.experts) >= facts.view.experts_in.get(item.layer, 0):
         return "layer"
     kinds = facts.view.projections_in[item.layer] if item.projection is None else (item.projection,)
     lost = any((item.layer, expert, kind) not in facts.view.modules for expert in item.experts for kind in kinds)
-    return (
-        "layer" if lost and family.reach == "layer" and "input_scale" in facts.needs.get(item.layer, ()) else "experts"
-    )
+    written = "input_scale" not in facts.needs.get(item.layer, ())
+    return "experts" if written or not lost or family.reach != "layer" else "layer"
 
 
 def _is_short(item: Finding, facts: Facts) -> bool:

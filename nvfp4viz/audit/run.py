@@ -65,7 +65,7 @@ from nvfp4viz.audit.schemes import (
     vllm_refuses,
 )
 from nvfp4viz.audit.shapes import shape_findings
-from nvfp4viz.audit.siblings import layer_findings_of_inputs, sibling_findings
+from nvfp4viz.audit.siblings import layer_apart_findings, sibling_findings
 from nvfp4viz.audit.sisters import sister_findings
 from nvfp4viz.audit.spread import spread_findings
 from nvfp4viz.audit.texts import words
@@ -275,7 +275,8 @@ def _expert_findings(facts: Facts, scheme: _Scheme, config: Mapping[str, Any]) -
     holes = rank_holes(facts) if scheme.activations else {}
     yield from scale_findings(facts, activations=scheme.activations, rank_holes=holes)
     yield from sibling_findings(facts) if scheme.activations else ()
-    yield from layer_findings_of_inputs(facts) if scheme.activations else ()
+    yield from layer_apart_findings(facts, "input_scale") if scheme.activations else ()
+    yield from layer_apart_findings(facts, "weight_scale_2")
     yield from spread_findings(facts, activations=scheme.activations)
     yield from convention_findings(facts)
     yield from pair_findings(facts)

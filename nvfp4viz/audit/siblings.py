@@ -17,7 +17,14 @@ from nvfp4viz.audit.facts import F32, Facts, median_of
 from nvfp4viz.audit.fills import FINGERPRINTS, fills_of, measured_inputs
 from nvfp4viz.audit.findings import NAMES, make
 from nvfp4viz.audit.report import Finding
-from nvfp4viz.audit.scales import OUTLIER_FLOOR, Mask, json_number, outliers
+from nvfp4viz.audit.scales import (
+    OUTLIER_FLOOR,
+    Mask,
+    has_wrong_convention,
+    json_number,
+    mismatched_pairs,
+    outliers,
+)
 from nvfp4viz.checkpoint.numbers import classify
 
 
@@ -94,18 +101,22 @@ def apart(facts: Facts, layer: int) -> Siblings | None:
 # Powers of two by which a layer must be off the others, and may be off their reciprocal; and by which it must be off
 # wherever it lies: massive activations make layers differ some thousand times, and a block scale has room for 2^14.
 _LAYER_OFF, _NEAR_RECIPROCAL, LAYER_FAR = 10.0, 4.0, 14.0
+# Second-level weight scales differ by ten times.
+_WEIGHTS_FAR = 8.0
 
 
-def layer_findings_of_inputs(facts: Facts) -> Iterator[Finding]:
-    """``scale.outlier`` of one layer's activation scales that are far off the other layers' or about their reciprocal.
+def layer_apart_findings(facts: Facts, role: str) -> Iterator[Finding]:
+    """``scale.outlier`` of one layer's scales that are far off the other layers' or about their reciprocal.
 
-    Its experts agree with one another, so that only other layers show it; a scale above one alone proves nothing, and
-    layers do differ, but not by a thousand times and up to where the other convention would be, nor by 2^14.
+    Its experts agree with one another, so that only other layers show it; an activation scale above one alone proves
+    nothing, and layers do differ, but not by a thousand times and up to where the other convention would be, nor by
+    2^14.  A weight scale above one is the other convention (`scales.has_wrong_convention`).
     """
+    inputs = role == "input_scale"
     found: dict[int, list[tuple[str, float, float]]] = {}
     for kind in ("gate", "up", "gate_up", "down"):
-        tables = {at: table for at in facts.view.moe_layers if (table := facts.tables.get(("input_scale", at, kind)))}
-        tables = {at: table for at, table in tables.items() if "input_scale" in facts.needs[at] and len(table.values)}
+        tables = {at: table for at in facts.view.moe_layers if (table := facts.tables.get((role, at, kind)))}
+        tables = {at: table for at, table in tables.items() if role in facts.needs[at] and len(table.values)}
         # Experts of a layer differ by some 30 times: the first is enough to see that there is nothing to see.
         firsts = {at: _log(table.values[0]) for at, table in tables.items()}
         usual = median_of(np.array(list(firsts.values()))) if len(firsts) >= 3 else 0.0
@@ -120,14 +131,15 @@ def layer_findings_of_inputs(facts: Facts) -> Iterator[Finding]:
             # Of two halves neither is the odd one.
             agreed = 2 * sum(abs(middle - rest) < _LAYER_OFF / 2 for middle in others) > len(middles)
             mirrored = abs(own - rest) >= _LAYER_OFF and abs(own + rest) <= _NEAR_RECIPROCAL
-            if agreed and (mirrored or abs(own - rest) >= LAYER_FAR):
+            far = abs(own - rest) >= (LAYER_FAR if inputs else _WEIGHTS_FAR)
+            if agreed and ((mirrored and inputs) or (far and (inputs or not has_wrong_convention(tables[at])))):
                 found.setdefault(at, []).append((kind, own, rest))
     for at, kinds in sorted(found.items()):
-        if apart(facts, at) is not None:
+        if inputs and apart(facts, at) is not None:
             # That one of gate and up is off is said already.
             kinds = [one for one in kinds if one[0] == "down"]
         # A slot without a value, with an unusable one, or odd in its own layer, has its own finding.
-        left = {kind: mask for kind, _, _ in kinds if (mask := _unexplained(facts, at, kind)).any()}
+        left = {kind: mask for kind, _, _ in kinds if (mask := _unexplained(facts, at, kind, role)).any()}
         kinds = [one for one in kinds if one[0] in left]
         if not kinds:
             continue
@@ -138,25 +150,29 @@ def layer_findings_of_inputs(facts: Facts) -> Iterator[Finding]:
         fill = {
             "ratio": times(2 ** abs(own - rest)), "own": shown_own, "others": shown_rest, "kinds": ", ".join(left),
         }  # fmt: skip
-        place = facts.place(at, left, "input_scale", experts)
+        place = facts.place(at, left, role, experts)
         if place["experts"] is not None:
             place["count"] = int(sum(mask.sum() for mask in left.values()))
-            place["tensors"] = _names(facts, at, left)
-        far = "" if abs(own + rest) <= _NEAR_RECIPROCAL else ".far"
-        text = f"scale.outlier.layer{far}{'.divisor' if divisors else ''}"
-        yield make("scale.outlier", "warn", text=text, role="input_scale", layer=at, **place, fill=fill)
+            place["tensors"] = _names(facts, at, left, role)
+        kind = ".weight" if not inputs else "" if abs(own + rest) <= _NEAR_RECIPROCAL else ".far"
+        text = f"scale.outlier.layer{kind}{'.divisor' if divisors else ''}"
+        yield make("scale.outlier", "warn", text=text, role=role, layer=at, **place, fill=fill)
 
 
-def _unexplained(facts: Facts, layer: int, kind: str) -> Mask:
-    """Experts whose activation scale has no finding of its own (`scales`)."""
-    table = facts.tables["input_scale", layer, kind]
-    return measured_inputs(facts, table) & ~outliers(table.values, table.good())
+def _unexplained(facts: Facts, layer: int, kind: str, role: str) -> Mask:
+    """Experts whose scale has no finding of its own (`scales`)."""
+    table = facts.tables[role, layer, kind]
+    left = table.good() & ~outliers(table.values, table.good())
+    if role == "input_scale":
+        return left & measured_inputs(facts, table)
+    pairs, _ = mismatched_pairs(facts, layer)
+    return left & ~pairs if kind in ("gate", "up") and pairs.size else left
 
 
-def _names(facts: Facts, layer: int, left: Mapping[str, Mask]) -> list[str]:
+def _names(facts: Facts, layer: int, left: Mapping[str, Mask], role: str) -> list[str]:
     """The first tensors of these slots, in `Facts.place`'s order; one that holds all experts', once."""
     slots = ((expert, kind) for expert in range(facts.view.experts_in[layer]) for kind in left if left[kind][expert])
-    names = (facts.view.slot(layer, expert, kind, "input_scale").name for expert, kind in slots)
+    names = (facts.view.slot(layer, expert, kind, role).name for expert, kind in slots)
     return list(dict.fromkeys(islice(names, NAMES * len(left))))
 
 

@@ -8,7 +8,7 @@ import pytest
 from nvfp4viz.audit import audit, describe, for_ranks, run_audit
 from nvfp4viz.audit.backends import FAMILIES
 from nvfp4viz.audit.parallel import expert_width
-from nvfp4viz.checkpoint import tensor
+from nvfp4viz.checkpoint import Tensor, tensor
 from nvfp4viz.serving.selection import MOE, MoeRequest, select_moe
 from tests.audit.layouts import CONFIG, EXPERTS, HIDDEN, LAYOUTS, modelopt, packed, with_quant
 from tests.audit.reading import found, outcomes
@@ -453,3 +453,32 @@ def test_beside_the_worst_stands_only_what_this_backend_suffers_from(id):
     for item in audit(layout.open(tensors)).backends:
         if FAMILIES[item.name].reach == "layer":
             assert ("zero" in item.why) == FAMILIES[item.name].reads_down, item.name
+
+
+@pytest.mark.parametrize("id", ["fused", "modelopt", "gpt-oss"])
+def test_experts_gone_from_one_layer_reach_the_layer(id):
+    layout = LAYOUTS[id]
+    config = with_config(layout, num_hidden_layers=3)
+    out = {}
+    for k in range(3):
+        own = layout.tensors() if k != 1 else {n: t for n, t in layout.tensors().items() if "experts" not in n}
+        out |= {name.replace("layers.0", f"layers.{k}"): item for name, item in own.items()}
+    report = audit(layout.open(out, config=config))
+    assert {code for code, *_ in found(report)} == {"expert.absent"}
+    for item in report.backends:
+        if item.outcome == "undefined":
+            assert (item.scope, item.layers) == ("layer", (1,)), item.name
+
+
+@pytest.mark.parametrize("id", ["fused", "stacked", "gpt-oss"])
+def test_a_tensor_with_too_few_experts_does_not_fit(id):
+    """Its parameter is allocated for all; docs/decisions.md says so of every tensor smaller than its parameter."""
+    layout = LAYOUTS[id]
+    short = layout.tensors()
+    for name, item in short.items():
+        if "proj" in name and item.shape[:1] == (8,):
+            data = item.data if isinstance(item.data, bytes) else np.asarray(item.data).tobytes()
+            short[name] = Tensor(item.dtype, (7, *item.shape[1:]), data[: len(data) // 8 * 7])
+    report = audit(layout.open(short))
+    assert "expert.absent" in {code for code, *_ in found(report)}
+    assert {item.outcome for item in report.backends} <= {"load-error", "unsupported"}

@@ -42,6 +42,21 @@ def layered(id, change, layers=4, but=None):
     return layout.open(out, **with_section(layout, section_of(layout), num_hidden_layers=layers))
 
 
+def weights_apart(id, factor, kinds, layer=2, layers=4):
+    """So many layers, of which one's effective second-level weight scales are off by a factor."""
+    layout = LAYOUTS[id]
+    out = {}
+    for k in range(layers):
+        tensors = layout.tensors()
+        for kind in layout.kinds:
+            for expert in range(8 if layout.arrangement != "fused" else 1):
+                own = float(layout.stored(layout.get(tensors, expert, kind, "weight_scale_2")))
+                new = own * (1 + 0.1 * k) * (factor if k == layer and kind in kinds else 1)
+                layout.put(tensors, expert, kind, "weight_scale_2", layout.stored(np.float32(new)))
+        out |= {name.replace("layers.0", f"layers.{k}"): item for name, item in tensors.items()}
+    return layout.open(out, **with_section(layout, section_of(layout), num_hidden_layers=layers))
+
+
 def said(report):
     return [(code, severity) for code, severity, *_ in found(report)]
 
@@ -135,3 +150,28 @@ def test_a_slot_of_it_with_a_finding_of_its_own_has_that_one_alone(stored):
     others = [one for one in report.findings if one is not item and name in one.tensors]
     assert [one.count for one in others] == [1]
     assert all("lie about" not in describe(one, "en")[0] for one in report.findings)
+
+
+@pytest.mark.parametrize("id", [*IDS, "W4A16", "compressed-tensors W4A16"])
+@pytest.mark.parametrize("factor", [1000, 1e-3, 1e-9])
+def test_weight_scales_of_a_layer_farther_off_than_weights_differ(id, factor):
+    assert said(audit(weights_apart(id, 30, ("gate", "up", "gate_up", "down")))) == []
+    for kinds in (("down",), ("gate", "up", "gate_up", "down")):
+        report = audit(weights_apart(id, factor, kinds))
+        assert said(report) == WARN
+        [item] = [one for one in report.findings if one.severity == "warn"]
+        text = f"scale.outlier.layer.weight{'.divisor' if LAYOUTS[id].divisors else ''}"
+        assert (item.text, item.layer, item.role) == (text, 2, "weight_scale_2")
+        for forecast in report.backends:
+            if forecast.outcome != "unsupported":
+                assert (forecast.outcome, forecast.scope, forecast.layers) == ("degraded", "layer", (2,)), forecast.name
+                assert "safe" in forecast.possible
+
+
+@pytest.mark.parametrize("id", ["Quark, static FP8 inputs", "gpt-oss, static FP8 inputs"])
+def test_static_scales_beside_mxfp4_are_held_to_other_layers_too(id):
+    report = audit(layered(id, lambda k, kind, own: own * 1e8 if k == 2 else own))
+    assert said(report) == WARN
+    for forecast in report.backends:
+        if FAMILIES[forecast.name].reach != "none" and forecast.outcome != "unsupported":
+            assert (forecast.outcome, forecast.text) == ("degraded", "why.layer-far"), forecast.name
