@@ -1,7 +1,7 @@
 """Which (layer, expert) slots a checkpoint fills, and where one prompt's tokens were routed over them.
 
-:class:`CoverageGrid` and :class:`RouteOverlay` are plain records; :func:`pack` turns them into the JSON of the
-in-browser coverage map, :func:`coverage_figure` into a Plotly figure for reports, and ``describe_*`` into sentences.
+:class:`CoverageGrid` and :class:`RouteOverlay` are plain records; :func:`pack` and :func:`pack_cells` make of them the
+JSON of the in-browser coverage map, :func:`coverage_figure` a Plotly figure for reports, and ``describe_*`` sentences.
 """
 
 from __future__ import annotations
@@ -234,25 +234,23 @@ def pack(
     selected: tuple[int, int] | None = None,
     tall: bool = False,
 ) -> dict[str, Any]:
-    """The record as JSON for the in-browser map: arrays as base64, words in the reader's language.
+    """What the in-browser map shows of the record, words in the reader's language; the cells are `pack_cells`.
 
     ``selected`` is (layer index, expert); ``tall`` draws bigger, for a projector.
     """
     arrays = [grid.status.tobytes()]
     packed: dict[str, Any] = {
+        "cells": cells_id(grid),
         "name": grid.name,
         "layers": list(grid.layers),
         "drafts": [layer in grid.drafts for layer in grid.layers],
         "experts": grid.experts,
         "roles": list(grid.roles),
         "role": grid.roles.index(role_name),
-        "status": _base64(grid.status.astype(np.uint8)),
         "statuses": list(STATUSES),
         "holes": list(HOLES),
         "marks": _MARKS,
         "names": {name: words(lang, status_key(name, grid.divisor)) for name in STATUSES},
-        "values": None if grid.values is None else _base64(grid.values.astype(np.float32)),
-        "counts": None if grid.counts is None else _base64(grid.counts.astype(np.int32)),
         "scale": f"1/{grid.divisor}" if grid.divisor else grid.scale,
         "words": {name: catalogue(lang)[f"coverage.map.{name}"] for name in _WORDS},
         "selected": None if selected is None else {"layer": selected[0], "expert": selected[1]},
@@ -294,6 +292,24 @@ _WORDS = (
     "first",
     "route",
 )
+
+
+def cells_id(grid: CoverageGrid) -> str:
+    """Changes with what any cell holds."""
+    digest = hashlib.sha256(repr(grid.status.shape).encode())
+    for array in (grid.status, grid.values, grid.counts):
+        digest.update(b"-" if array is None else np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def pack_cells(grid: CoverageGrid) -> dict[str, Any]:
+    """The cells as JSON, arrays as base64: most of what a map is, and the same at every pick."""
+    return {
+        "id": cells_id(grid),
+        "status": _base64(grid.status.astype(np.uint8)),
+        "values": None if grid.values is None else _base64(grid.values.astype(np.float32)),
+        "counts": None if grid.counts is None else _base64(grid.counts.astype(np.int32)),
+    }
 
 
 def _base64(array: NDArray[Any]) -> str:

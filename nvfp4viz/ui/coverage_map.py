@@ -1,18 +1,20 @@
-"""The coverage map on a page: mounts the canvas component and hands back what the reader picked."""
+"""The coverage map on a page: mounts the canvas component beside its cells, and hands back what the reader picked."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nvfp4viz.figures.coverage import CoverageGrid, RouteOverlay, pack
+import streamlit as st
+
+from nvfp4viz.figures.coverage import CoverageGrid, RouteOverlay, pack, pack_cells
 from nvfp4viz.ui.components import load
 from nvfp4viz.ui.i18n import lang
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_MAP = load("coverage_map")
+_MAP, _CELLS = load("coverage_map"), load("coverage_cells")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +65,15 @@ def coverage_map(
     def ignore() -> None:
         return None
 
-    result = _MAP(
-        key=key,
-        data=pack(grid, lang=lang(), role_name=role, overlay=overlay, selected=place, tall=tall),
-        on_selected_change=on_pick or ignore,
-        on_role_change=on_role or ignore,
-    )
+    with st.container(gap=None):
+        result = _MAP(
+            key=key,
+            data={"of": key, **pack(grid, lang=lang(), role_name=role, overlay=overlay, selected=place, tall=tall)},
+            on_selected_change=on_pick or ignore,
+            on_role_change=on_role or ignore,
+        )
+        # Apart from what a pick changes: what the browser has already is not sent again.
+        _CELLS(key=f"{key}.cells", data={"of": key, **pack_cells(grid)})
     chosen, switched = result.get("selected"), result.get("role")
     shown = switched["name"] if switched else role
     pick = Pick(str(chosen["role"]), int(chosen["layer"]), int(chosen["expert"])) if chosen else None

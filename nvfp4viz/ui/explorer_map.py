@@ -12,7 +12,7 @@ from nvfp4viz.audit.texts import id_list
 from nvfp4viz.figures import peers as peer_figures
 from nvfp4viz.figures.coverage import CoverageGrid
 from nvfp4viz.figures.slots import SCALE_ROLES, coverage_grid, peers_of, roles_shown
-from nvfp4viz.ui import state
+from nvfp4viz.ui import caches, state
 from nvfp4viz.ui.coverage_map import coverage_map
 from nvfp4viz.ui.explorer import code_span, is_unread, readable, size_text, unread_word
 from nvfp4viz.ui.i18n import lang, listed
@@ -123,7 +123,9 @@ def map_and_slot(page: Lesson, opened: Opened) -> None:
         if lacking:
             names = listed(map(code_span, lacking))
             st.caption(page.t("map.not_needed", scheme=report.format.scheme, roles=names))
-    grid = coverage_grid(facts, report, role)
+    # What is asked of GPUs and ranks changes no slot.
+    known = opened.identity, opened.audit.checkpoint.name, role
+    grid = caches.kept("explorer.kept.grid", known, lambda: coverage_grid(facts, report, role))
     if grid is None:
         with stage:
             page.prose("map.none")

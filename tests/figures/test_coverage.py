@@ -1,6 +1,8 @@
 """The coverage map's record: what counts as a hole, how a run meets holes, and what the browser is handed."""
 
 import base64
+import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from nvfp4viz.figures.coverage import (
     describe_routes,
     meet,
     pack,
+    pack_cells,
     shown,
 )
 
@@ -92,9 +95,11 @@ def test_full_coverage_says_so(grid):
 
 def test_the_browser_gets_the_same_bytes(grid, overlay):
     packed = pack(grid, lang="en", role_name="w2", overlay=overlay, selected=(1, 4))
-    status = np.frombuffer(base64.b64decode(packed["status"]), np.uint8).reshape(grid.status.shape)
+    cells = pack_cells(grid)
+    assert packed["cells"] == cells["id"]
+    status = np.frombuffer(base64.b64decode(cells["status"]), np.uint8).reshape(grid.status.shape)
     np.testing.assert_array_equal(status, grid.status)
-    values = np.frombuffer(base64.b64decode(packed["values"]), np.float32).reshape(grid.status.shape)
+    values = np.frombuffer(base64.b64decode(cells["values"]), np.float32).reshape(grid.status.shape)
     np.testing.assert_array_equal(values, grid.values)
     ids = np.frombuffer(base64.b64decode(packed["routes"]["ids"]), np.int16).reshape(overlay.ids.shape)
     np.testing.assert_array_equal(ids, overlay.ids)
@@ -115,8 +120,29 @@ def test_the_identity_follows_the_content_not_the_language(grid, overlay):
 def test_sixty_one_by_384_stays_small():
     status = np.zeros((2, 61, 384), np.uint8)
     grid = CoverageGrid("big", tuple(range(61)), ("w13", "w2"), status, np.ones(status.shape, np.float32))
-    packed = pack(grid, lang="en", role_name="w13")
-    assert len(packed["status"]) + len(packed["values"]) < 330_000
+    cells = pack_cells(grid)
+    assert len(cells["status"]) + len(cells["values"]) < 330_000
+
+
+def test_a_pick_brings_no_cells():
+    """What differs from pick to pick is small, however large the map; the cells are the same bytes each time."""
+    status = np.zeros((3, 60, 512), np.uint8)
+    grid = CoverageGrid("big", tuple(range(60)), ("gate", "up", "down"), status, np.ones(status.shape, np.float32))
+    picks = [pack(grid, lang="en", role_name="up", selected=(7, expert)) for expert in (3, 300)]
+    assert picks[0] != picks[1]
+    assert all(len(json.dumps(one)) < 4_000 for one in picks)
+    assert pack_cells(grid) == pack_cells(dataclasses.replace(grid))
+
+
+def test_the_cells_are_others_where_one_of_them_is(grid):
+    """A status, a number or a count: what the browser holds is then asked for anew."""
+    seen = {pack_cells(grid)["id"]}
+    for name in ("status", "values", "counts"):
+        array = getattr(grid, name)
+        changed = np.zeros(grid.status.shape[1:], np.int32) if array is None else array.copy()
+        changed.flat[-1] += 1
+        seen.add(pack_cells(dataclasses.replace(grid, **{name: changed}))["id"])
+    assert len(seen) == 4
 
 
 def test_the_table_has_a_row_a_slot_and_no_value_where_nothing_is_stored(grid, overlay):

@@ -1,5 +1,5 @@
-// Layer × expert coverage on a canvas, with one prompt's routes drawn over it.  Takes the record that figures/coverage.py packs;
-// looks things up, computes nothing.  Scales from 4×64 (rows apart, routes as curves) to 61×384 (dense cells, routes as marks).
+// Layer × expert coverage on a canvas, with one prompt's routes drawn over it.  Takes the record that figures/coverage.py packs, and
+// the cells that coverage_cells.js holds; looks things up, computes nothing.  Scales from 4×64 (rows apart, routes as curves) to 61×384 (dense cells, routes as marks).
 const GUTTER = 44; // layer labels
 const AXIS = 22; // expert numbers
 const MOTION_MS = 350;
@@ -46,25 +46,30 @@ class CoverageMap {
     this.scheme = matchMedia("(prefers-color-scheme: dark)");
     this.schemed = () => this.recolour();
     this.scheme.addEventListener("change", this.schemed);
+    this.heard = ({ detail }) => this.waiting?.[0].of === detail && this.show(...this.waiting);
+    document.addEventListener("nvfp4viz-cells", this.heard);
   }
 
   close() {
     this.resized.disconnect();
     this.themed.disconnect();
     this.scheme.removeEventListener("change", this.schemed);
+    document.removeEventListener("nvfp4viz-cells", this.heard);
     cancelAnimationFrame(this.frame);
   }
 
   // ---- data ------------------------------------------------------------------------------------------------------------
   show(data, setStateValue) {
+    const cells = globalThis.nvfp4vizCells?.get(data.of);
+    // They are an element of their own, which may come after this one; until then the map goes on showing what it has.
+    this.waiting = cells?.id === data.cells ? null : [data, setStateValue];
+    if (this.waiting) return;
     const fresh = this.data?.id !== data.id;
     this.data = data;
     this.words = data.words;
     this.pick = setStateValue;
-    this.status = decode(data.status, Uint8Array);
-    this.values = data.values ? decode(data.values, Float32Array) : null;
+    ({ status: this.status, values: this.values, counts: this.counts } = cells);
     this.bits = this.values ? new Uint32Array(this.values.buffer) : null;
-    this.counts = data.counts ? decode(data.counts, Int32Array) : null;
     const r = data.routes;
     this.routes = r ? { ...r, ids: decode(r.ids, Int16Array), blind: decode(r.blind, Uint8Array) } : null;
     if (fresh || this.token === undefined || (r && this.token >= r.tokens.length)) this.token = r ? r.focus : null;
@@ -80,6 +85,7 @@ class CoverageMap {
     this.controls();
     this.recolour();
     this.speak();
+    this.repoint();
     if (this.progress < 1) this.animate();
   }
 
@@ -210,6 +216,7 @@ class CoverageMap {
     this.legend();
     this.draw();
     this.speak();
+    this.repoint();
     this.report("role", { name: this.data.roles[index] }, index);
   }
 
@@ -322,16 +329,16 @@ class CoverageMap {
   draw() {
     if (!this.size || !this.colour) return;
     const g = this.canvas.getContext("2d");
+    g.setTransform(1, 0, 0, 1, 0, 0);
+    g.clearRect(0, 0, this.canvas.width, this.canvas.height);
+    g.drawImage(this.ground(), 0, 0);
     g.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
-    g.clearRect(0, 0, this.size.width, this.size.height);
-    this.axes(g);
-    g.save();
-    g.beginPath();
-    g.rect(this.plot.x - 1, 0, this.plot.width + 3, this.plot.y + this.plot.height + 1);
-    g.clip();
-    this.cells(g);
-    if (this.routes) (this.airy ? this.curves(g) : this.marks(g));
-    g.restore();
+    if (this.routes) {
+      g.save();
+      this.clip(g);
+      (this.airy ? this.curves(g) : this.marks(g));
+      g.restore();
+    }
     // A frame stands around its cell, at the first expert too.
     g.save();
     g.beginPath();
@@ -339,6 +346,30 @@ class CoverageMap {
     g.clip();
     this.frameCursor(g);
     g.restore();
+  }
+
+  clip(g) {
+    g.beginPath();
+    g.rect(this.plot.x - 1, 0, this.plot.width + 3, this.plot.y + this.plot.height + 1);
+    g.clip();
+  }
+
+  // Axes and cells, drawn once for one look of the map: pointing, picking and the cursor change none of them, and a large map has
+  // tens of thousands.
+  ground() {
+    const { data, canvas, pan } = this;
+    const look = [data.id, data.cells, this.role, this.zoom, pan.x, pan.y, canvas.width, canvas.height, this.ratio, ...Object.values(this.colour)].join();
+    if (this.look === look) return this.drawn;
+    this.look = look;
+    this.drawn ??= document.createElement("canvas");
+    this.drawn.width = canvas.width;
+    this.drawn.height = canvas.height;
+    const g = this.drawn.getContext("2d");
+    g.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
+    this.axes(g);
+    this.clip(g);
+    this.cells(g);
+    return this.drawn;
   }
 
   axes(g) {
@@ -679,6 +710,13 @@ class CoverageMap {
     this.draw();
   }
 
+  // What lies under the pointer may be another cell by now, or none.
+  repoint() {
+    if (!this.hover) return;
+    const { layer, expert } = this.hover;
+    this.showTip(layer < this.data.layers.length && expert < this.data.experts ? this.hover : null);
+  }
+
   choose(cell) {
     this.cursor = cell;
     this.selected = { ...cell };
@@ -696,6 +734,7 @@ class CoverageMap {
         this.pan.x = drag.x - (event.clientX - drag.fromX);
         this.pan.y = drag.y - (event.clientY - drag.fromY);
         drag.moved ||= Math.abs(event.clientX - drag.fromX) > 4;
+        this.showTip(null);
         this.layout();
         return;
       }
@@ -714,6 +753,7 @@ class CoverageMap {
       if (!event.ctrlKey && !event.metaKey) return; // plain wheel scrolls the page
       event.preventDefault();
       this.setZoom(this.zoom * (event.deltaY < 0 ? 1.25 : 0.8), this.cellAt(event));
+      this.showTip(this.cellAt(event));
     }, { passive: false });
     field.addEventListener("keydown", (event) => {
       const { layers, experts } = this.data;
@@ -732,6 +772,8 @@ class CoverageMap {
       else if (event.key === "0") this.setZoom(1);
       else if (event.key === "n" || event.key === "N") this.nextHole(event.key === "N" ? -1 : 1);
       else return;
+      // The keyboard leads now, and the readout says where it stands: a tip would go on speaking of the pointer's cell, and hide others.
+      this.showTip(null);
       event.preventDefault();
       event.stopPropagation();
     });
