@@ -4,7 +4,7 @@ from nvfp4viz.figures import blocks as figures
 from nvfp4viz.quant.grouping import GROUPINGS
 from nvfp4viz.ui import blocks_parts as parts
 from nvfp4viz.ui import blocks_tensor as tensor
-from nvfp4viz.ui import errors, lesson, state
+from nvfp4viz.ui import errors, lesson, own_mark, state
 from nvfp4viz.ui.pick import EXPERTS, LAYERS
 from nvfp4viz.ui.samples import SAMPLE_IDS
 from nvfp4viz.ui.shell import ensure_shell
@@ -20,6 +20,7 @@ page = lesson.open_page(
     data=state.choice(parts.DATA, default="outliers"),
     size=state.option(figures.SIZES, default=parts.ASKED),
     checkpoint=state.choice(SAMPLE_IDS, default="tiny-moe-nvfp4-holes"),
+    origin=own_mark.setting(),
     of=state.choice(tensor.OF, default=tensor.OF[0]),
     tensor=tensor.TENSOR,
     stack=state.integer(0, None, default=0),
@@ -40,6 +41,7 @@ page = lesson.open_page(
     s_col=state.integer(0, 63, default=1),
 )
 view = page.view
+tensor.mark(page)
 # For every part: the code shown and the downloads ask for these places too.
 page.bound(e_row=view["w_rows"] - 1, e_k=view["w_blocks"] * parts.K_STEP - 1)
 page.bound(s_row=view["s_rows"] - 1, s_col=view["s_cols"] - 1)
@@ -76,5 +78,5 @@ page.foot(
         "scale_offsets": lambda: parts.offset_rows(page),
         "scale_bytes": lambda: parts.byte_rows(page),
     },
-    left_out=tensor.left_out_of_links(page),
+    left_out=own_mark.left_out(page, tensor.MARK),
 )

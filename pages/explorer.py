@@ -17,6 +17,7 @@ from nvfp4viz.ui import (
     explorer_report,
     explorer_source,
     lesson,
+    own_mark,
     state,
 )
 from nvfp4viz.ui.samples import SAMPLE_IDS
@@ -27,6 +28,8 @@ page = lesson.open_page(
     "explorer",
     checkpoint=state.choice(SAMPLE_IDS, default="tiny-moe-nvfp4-holes"),
     other=state.choice(SAMPLE_IDS, default="tiny-moe-nvfp4-full"),
+    origin=own_mark.setting(),
+    other_origin=own_mark.setting(),
     role=state.choice(SCALE_ROLES, default="input_scale"),
     gpu=state.choice(("any", *explorer.GPUS), default="any"),
     tp=state.integer(1, explorer_ranks.MOST_RANKS),
@@ -85,5 +88,5 @@ if opened is not None:
 page.foot(
     **explorer_code.shown(opened, page.view),
     data={} if opened is None else {"slots": lambda: explorer.slot_rows(opened)},
-    left_out=explorer_open.left_out_of_links(),
+    left_out=explorer_source.left_out_of_links(page),
 )

@@ -17,7 +17,7 @@ from nvfp4viz.formats import BLOCK, MX_BLOCK
 from nvfp4viz.quant import grouping
 from nvfp4viz.serving import matrix
 from nvfp4viz.serving.matrix import HOWS, Part, StoredMatrix
-from nvfp4viz.ui import caches, errors, explorer_open, snippets, state
+from nvfp4viz.ui import caches, errors, explorer_open, own_mark, snippets, state
 from nvfp4viz.ui.explorer_code import source_of
 from nvfp4viz.ui.i18n import lang
 from nvfp4viz.ui.lesson import Lesson
@@ -33,6 +33,10 @@ _SOURCE = "blocks.source"
 _WHOLE, _ASKED = "blocks.whole", "blocks.asked"
 _FIRST = "blocks.first"
 """The tensor that the page itself has chosen, in the checkpoint that was open last."""
+
+MARK = "origin"
+"""The setting that marks a link which cannot carry what is open."""
+_PLACES = (*own_mark.SLOT, "tensor", "stack", "row", "column")
 
 # A name as checkpoints write them; it is looked up in the open file before anything is read.
 TENSOR = state.Param(None, lambda text: text[:200], "a-z 0-9 . _ /")
@@ -57,9 +61,14 @@ def _facts(identity: str, _checkpoint: Checkpoint) -> tuple[CanonicalView, tuple
     return view, matrix.matrix_names(_checkpoint, view)
 
 
+def _is_private() -> bool:
+    """Whether what the Explorer has open stands before a sample."""
+    return explorer_open.remembered() is not None and st.session_state.get(_SOURCE, "explorer") == "explorer"
+
+
 def _opened(page: Lesson) -> _Open:
     own = explorer_open.remembered()
-    if own is not None and st.session_state.get(_SOURCE, "explorer") == "explorer":
+    if own is not None and _is_private():
         return _Open(own.identity, own.audit.checkpoint, *_facts(own.identity, own.audit.checkpoint), private=True)
     sample = page.view["checkpoint"]
     path = caches.sample_path(sample)
@@ -68,10 +77,10 @@ def _opened(page: Lesson) -> _Open:
     return _Open(identity, checkpoint, *_facts(identity, checkpoint), private=False)
 
 
-def left_out_of_links(page: Lesson) -> str:
-    """A sentence about a checkpoint that no link names."""
-    shown = (page.view["part"], page.view["data"]) == ("error", "checkpoint") and _opened(page).private
-    return explorer_open.left_out_of_links() if shown else ""
+def mark(page: Lesson) -> None:
+    """The mark of the link, brought up to what is shown."""
+    shown = (page.view["part"], page.view["data"]) == ("error", "checkpoint")
+    own_mark.settle(page, MARK, own=shown and _is_private(), places=_PLACES)
 
 
 def settle(page: Lesson) -> None:
@@ -147,9 +156,15 @@ def pick(page: Lesson) -> None:
         # Streamlit's select is one line, and the side is narrow: what is chosen is written out below it.
         with st.container(gap=None):
             st.selectbox(
-                page.t("tensor.checkpoint"), SAMPLE_IDS, format_func=sample_title, **page.view.widget("checkpoint")
+                page.t("tensor.checkpoint"),
+                SAMPLE_IDS,
+                format_func=sample_title,
+                on_change=own_mark.drop,
+                args=(page, MARK),
+                **page.view.widget("checkpoint"),
             )
             st.caption(sample_title(page.view["checkpoint"]))
+            own_mark.tell(page, MARK, page.view["checkpoint"])
     names, asked = opened.names, page.view["tensor"]
     if opened.view.moe_layers and asked is not None:
         pick_one(page, "of", OF, label="tensor.of", texts="tensor")

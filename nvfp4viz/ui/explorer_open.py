@@ -15,7 +15,6 @@ from nvfp4viz.checkpoint import LocalSource, MemorySource
 from nvfp4viz.checkpoint.index import other_shards
 from nvfp4viz.errors import CheckpointError
 from nvfp4viz.ui import caches
-from nvfp4viz.ui.i18n import t
 
 if TYPE_CHECKING:
     from nvfp4viz.checkpoint import Source
@@ -119,11 +118,6 @@ def kept_upload(place: str) -> str:
 def remember(opened: Opened | None) -> None:
     """Keep what the Explorer has open for other pages of this session; a sample is in their links already."""
     st.session_state["explorer.now"] = None if opened is None or opened.kind == "sample" else opened
-
-
-def left_out_of_links() -> str:
-    """A sentence about what is open and no link says: names of folders and addresses are the reader's own."""
-    return "" if remembered() is None else t("ui.copy.no_source")
 
 
 def remembered() -> Opened | None:

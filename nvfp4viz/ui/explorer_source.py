@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from nvfp4viz.ui import explorer_address, explorer_open, explorer_roots
+from nvfp4viz.ui import explorer_address, explorer_open, explorer_roots, own_mark
 from nvfp4viz.ui.samples import SAMPLE_IDS, sample_title
 
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 FIRST, SECOND = "explorer", "explorer.other"
 # The setting that holds each one's sample.
 SAMPLE = {FIRST: "checkpoint", SECOND: "other"}
+# And the one that marks a link which cannot carry what is open.
+MARK = {FIRST: "origin", SECOND: "other_origin"}
 
 
 def choose(page: Lesson, place: str = FIRST) -> Opened | None:
@@ -44,21 +46,40 @@ def choose(page: Lesson, place: str = FIRST) -> Opened | None:
         key=f"{place}.source",
         persist_state="session",  # a widget of a tab that is closed would forget what was chosen
     )
-    if kind == "upload":
-        return _upload(page, place)
-    if kind == "address":
-        return explorer_address.address_source(page, place)
-    if kind == "server":
-        return explorer_roots.roots_source(page, place)
+    draw = {"upload": _upload, "address": explorer_address.address_source, "server": explorer_roots.roots_source}
+    opened = None
+    try:
+        opened = draw[kind](page, place) if kind in draw else None
+    finally:
+        slot = own_mark.SLOT if place == FIRST else ()
+        own_mark.settle(page, MARK[place], own=opened is not None, places=slot)
+    return opened if kind in draw else _sample(page, place)
+
+
+def _sample(page: Lesson, place: str) -> Opened:
+    def choose_it() -> None:
+        own_mark.drop(page, MARK[place])
+
     # Together, so that the line below takes no room where it is not shown.
     with st.container(gap=None):
         st.selectbox(
-            page.t("source.label"), SAMPLE_IDS, format_func=sample_title, width=680, **page.view.widget(SAMPLE[place])
+            page.t("source.label"),
+            SAMPLE_IDS,
+            format_func=sample_title,
+            width=680,
+            on_change=choose_it,
+            **page.view.widget(SAMPLE[place]),
         )
         sample = page.view[SAMPLE[place]]
         with st.container(key=f"{place.replace('.', '_')}_chosen"):
             st.caption(sample_title(sample))
+        own_mark.tell(page, MARK[place], sample)
     return explorer_open.open_sample(sample)
+
+
+def left_out_of_links(page: Lesson) -> str:
+    """A sentence about checkpoints that are open and no link carries."""
+    return own_mark.left_out(page, *MARK.values())
 
 
 def _upload(page: Lesson, place: str) -> Opened | None:

@@ -239,7 +239,8 @@ class Lesson:
 
         ``code`` fills the page's snippet ``content/code/<id>.py`` (or ``<snippet>.py``), which ``run`` runs; ``data``
         maps a file's stem to its rows (or a function that computes them when somebody downloads); where there is none
-        yet, the place of the files says so.  ``left_out`` is a sentence about what the link cannot carry.
+        yet, the place of the files says so.  ``left_out`` is a sentence about what the link cannot carry: it stands
+        beside the button before a reader copies, too.
         Rows say themselves which settings they come from: `export.about`.
         """
         # What the page itself has settled on arrival is no step of the reader's: the browser corrects the address
@@ -276,6 +277,7 @@ class Lesson:
                     "label": t("ui.copy.label"),
                     "copied": _what_link_opens(t("ui.copy.copied"), left_out),
                     "byHand": _what_link_opens(t("ui.copy.by_hand"), left_out),
+                    "leftOut": left_out,
                     "query": urlencode(self.view.address()),
                 },
                 width="content",

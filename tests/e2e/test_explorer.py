@@ -8,6 +8,7 @@ from playwright.sync_api import expect
 
 from nvfp4viz.audit import audit
 from nvfp4viz.checkpoint import MemorySource
+from nvfp4viz.figures.words import words
 from sample_checkpoints import ensure
 
 from .conftest import Server, overflow, settle
@@ -78,6 +79,23 @@ def test_ranks_typed_by_a_reader_reach_the_link_and_the_findings(visit, lang):
     open_tab(page, lang, "ranks")
     page.get_by_text("parallel.group-split").first.wait_for()
     assert page.get_by_role("row").count() >= 2 + 3
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_ranks_show_no_button_that_does_nothing(visit, lang):
+    """An empty field cannot be stepped, and says to type; a number in it can."""
+    page = visit(f"/explorer?lang={lang}")
+    box = page.locator(".st-key-explorer_serving [data-testid=stNumberInput]").first
+    buttons = box.locator("[data-testid=stNumberInputContainer] button")
+    field = box.locator("input")
+    assert field.get_attribute("placeholder") == words(lang, "explorer.ranks.any")
+    assert field.evaluate("field => field.scrollWidth <= field.clientWidth")
+    assert not [button for button in buttons.all() if button.is_visible()]
+    field.fill("1")
+    field.press("Enter")
+    page.wait_for_url("**tp=1**")
+    buttons.last.click()
+    page.wait_for_url("**tp=2**")
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
@@ -159,6 +177,67 @@ def test_a_mended_copy_lands_beside_its_source(browser, tmp_path, monkeypatch):
     finally:
         context.close()
         server.stop()
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_a_link_from_an_own_checkpoint_says_so_to_both(visit, lang):
+    """Beside the sender's button before it is pressed; to the receiver, whose sample has other numbers in that slot."""
+    page = visit(f"/explorer?lang={lang}")
+    page.get_by_role("radio", name=WORDS[lang]["kinds"][0]).click()
+    page.locator("[data-testid=stFileUploader] input[type=file]").set_input_files(sorted(ensure(HOLES).iterdir()))
+    page.get_by_text(words(lang, "ui.copy.no_source")).wait_for()
+    page.wait_for_url("**origin=own**")
+    settle(page)
+    link = page.url.partition("/explorer")[2]
+    assert "/" not in link
+    other = visit("/explorer" + link)
+    told = words(lang, "ui.own.told", sample="#", waits="").partition("**")[0]
+    expect(other.get_by_text(told)).to_be_visible()
+    expect(other.get_by_text(words(lang, "ui.copy.no_source"))).to_have_count(0)
+    other.reload()
+    other.get_by_text(told).wait_for()
+
+
+def test_a_pick_sends_no_cells_and_the_map_follows(visit):
+    """What the browser has of a map is not sent again; the map's cursor and the page's are one, whoever moves it."""
+    page = visit("/explorer?lang=en&checkpoint=gemma4-skeleton&layer=0&expert=1&projection=gate")
+    frames = []
+    page.on("websocket", lambda socket: socket.on("framereceived", lambda data: frames.append(len(data))))
+    page.reload()
+    field, readout = page.get_by_role("application"), page.locator(".readout")
+    field.wait_for()
+    settle(page)
+    cells = 3 * 30 * 128 * 5 * 4 // 3  # in base64: a byte and a float32 of each
+    assert max(frames) > cells
+    frames.clear()
+    field.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**expert=2**")
+    settle(page)
+    page.locator(".st-key-expert input").press("ArrowUp")
+    page.wait_for_url("**expert=3**")
+    settle(page)
+    assert "expert 3" in readout.inner_text()
+    assert max(frames) < cells
+
+
+def test_the_tip_goes_when_the_keyboard_moves_the_cursor(visit):
+    page = visit(f"/explorer?lang=en&checkpoint={HOLES}&layer=0&expert=1&projection=gate")
+    field, tip = page.get_by_role("application"), page.locator(".tip")
+    field.hover(position={"x": 300, "y": 20})
+    expect(tip).to_be_visible()
+    pointed = tip.inner_text()
+    page.get_by_role("radio", name="gate", exact=True).focus()
+    page.keyboard.press("ArrowRight")  # another projection, under a pointer that rests
+    expect(tip).not_to_have_text(pointed)
+    settle(page)
+    field.focus()
+    page.keyboard.press("ArrowDown")
+    expect(tip).to_be_hidden()
+    assert "layer 1" in page.locator(".readout").inner_text().lower()
+    field.hover(position={"x": 320, "y": 20})
+    expect(tip).to_be_visible()
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)

@@ -5,8 +5,7 @@
 // Streamlit can only add entries, and Back would lead to the same page again.
 const WRITTEN = new WeakMap();
 
-function settleAddress(root, query) {
-  WRITTEN.set(root, query);
+function settleAddress(query) {
   const parts = (text) => new URLSearchParams(text).toString();
   if (parts(window.location.search) !== parts(query)) {
     window.history.replaceState(window.history.state, "", `${window.location.pathname}${query ? `?${query}` : ""}${window.location.hash}`);
@@ -17,12 +16,14 @@ export default function ({ data, parentElement }) {
   const button = parentElement.querySelector("button");
   const said = parentElement.querySelector(".said");
   const link = parentElement.querySelector(".link");
-  if (WRITTEN.get(parentElement) !== data.query) {
-    settleAddress(parentElement, data.query);
+  const before = WRITTEN.get(parentElement);
+  if (before?.query !== data.query) settleAddress(data.query);
+  if (before?.query !== data.query || before.leftOut !== data.leftOut) {
     // What was copied is another view by now.
-    said.textContent = "";
+    said.textContent = data.leftOut;
     link.hidden = true;
   }
+  WRITTEN.set(parentElement, data);
   button.textContent = data.label;
   link.setAttribute("aria-label", data.label);
   button.onclick = async () => {
