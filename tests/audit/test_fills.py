@@ -8,7 +8,7 @@ from nvfp4viz.audit import audit, describe, run_audit
 from nvfp4viz.audit.deep_findings import deepen
 from nvfp4viz.audit.facts import UNREADABLE, ScaleTable
 from nvfp4viz.audit.fills import FP8_FINGERPRINTS, divisor_of, fills_of, fills_of_modules, least_by_chance
-from tests.audit.layouts import CT, EXPERTS, HALF, LAYOUTS, ct_linear, in_type, linear
+from tests.audit.layouts import CT, EXPERTS, HALF, LAYOUTS, ct_linear, in_type, linear, modelopt
 from tests.audit.reading import found
 from tests.audit.test_lost_shards import sharded
 
@@ -322,3 +322,15 @@ def test_fp8_modules_have_the_fingerprint_over_their_own_number():
     assert fills_of_modules(coarse, [], coarse=False, over=448) == {}
     finer = {name: value * np.float32(1.0137) if "9" not in name else value for name, value in coarse.items()}
     assert fills_of_modules(finer, [], coarse=True, over=448) == {"default-amax": ["model.layers.9.o_proj"]}
+
+
+def test_a_layer_that_an_allow_list_gives_fp8_activations():
+    layout = LAYOUTS["W4A8"]
+    listed = {"model.layers.0.mlp.experts": {"quant_algo": "W4A8_NVFP4_FP8", "group_size": 16}}
+    quant = modelopt("MIXED_PRECISION", exclude=(), quantized_layers=listed)
+    tensors = measured(layout, fine=True)
+    put(layout, tensors, (2,), ("down",), 0.5)
+    assert filled(layout, tensors, quant=quant)[0] == every(("down",), (2,))
+    # What would be 6/2688 is a measured 1.
+    put(layout, tensors, (2,), ("down",), 1.0)
+    assert filled(layout, tensors, quant=quant)[0] == set()
