@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from nvfp4viz.audit.facts import CLAIMS, Facts
 from nvfp4viz.audit.findings import make
-from nvfp4viz.audit.module_names import MIXERS, is_draft
+from nvfp4viz.audit.layer_kinds import are_halves, kinds_of, mixes_tokens
+from nvfp4viz.audit.module_names import MIXERS, family_of, is_draft
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.shapes import text_part
 from nvfp4viz.audit.texts import id_list, layer_list
@@ -148,6 +149,10 @@ def _halves(facts: Facts, parts: Mapping[int, set[str]], bare: Iterable[int], ta
     view, config = facts.view, facts.checkpoint.config or {}
     if any(holder.get("block_configs") for holder in (config, text_part(config))):
         return []
+    kinds = kinds_of(config, max(parts, default=0) + 1)
+    # What a layer of attention or of a recurrence alone has lost, `nvfp4viz.audit.mixers` tells.
+    mixing = {layer for layer, kind in enumerate(kinds) if are_halves(kinds) and mixes_tokens(kind)}
+    bare = [layer for layer in bare if layer not in mixing]
     parent = tail.partition(".")[0]
     full = [parts[layer] for layer in view.moe_layers if layer in parts]
     known = set().union(*full)
@@ -189,8 +194,7 @@ def unseen_layers(facts: Facts) -> tuple[tuple[int, ...], tuple[int, ...]]:
     checkpoint, view = facts.checkpoint, facts.view
     if not (view.layers and view.moe_layers):
         return (), ()
-    first = view.moe_layers[0]
-    family = f".{view.blocks[first]}".rpartition(f".{first}.")[0].removeprefix(".")
+    family = family_of(view)
     known = {layer for layer, _, _ in view.modules}
     unseen = [layer for layer in range(view.layers) if layer not in known]
     if not (unseen and family):

@@ -14,7 +14,7 @@ from typing import Any
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.fp8 import Said, misfit, said_of
 from nvfp4viz.audit.linears import SUFFIXES, Linear, fp8_scale, missing_finding, stored_beginnings
-from nvfp4viz.audit.module_names import is_draft
+from nvfp4viz.audit.module_names import family_of, is_draft
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.routers import router_names
 from nvfp4viz.audit.scales import block_width
@@ -99,7 +99,12 @@ def absent_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterab
             said = any(is_size(holder.get(key)) for key in (*_SHARED_WIDTHS, *_SHARED_COUNTS))
             if said or 2 * len(without) <= len(layers):
                 due |= {layer: {}.keys() for layer in without}
-        family = _family(view)
+        elif not any(view.blocks[layer].endswith(f".{path}.experts") for layer in view.moe_layers):
+            # An MLP beside the experts (Gemma 4), which nearly all layers with experts have.
+            without = [layer for layer in view.moe_layers if layer not in layers]
+            if 2 * len(without) <= len(layers.keys() & set(view.moe_layers)):
+                due |= {layer: {}.keys() for layer in without}
+        family = family_of(view)
         modules = [
             f"{family}.{layer}.{path}.{disk}."
             for layer, kinds in sorted(due.items()) for kind, disk in every.items() if kind not in kinds
@@ -191,7 +196,7 @@ def _is_gated(checkpoint: Checkpoint, view: CanonicalView) -> bool:
 
 def _other_gate(checkpoint: Checkpoint, view: CanonicalView, layers: Iterable[int], path: str) -> bool:
     """Is something stored of these MLPs that may be a gate under another name?"""
-    starts = tuple(f"{_family(view)}.{layer}.{path}." for layer in layers)
+    starts = tuple(f"{family_of(view)}.{layer}.{path}." for layer in layers)
     return any(
         re.search(r"gate|w13|(?:^|\.)w1\.", name.partition(f".{path}.")[2])
         for name in (*checkpoint.tensors, *checkpoint.unreadable)
@@ -199,16 +204,10 @@ def _other_gate(checkpoint: Checkpoint, view: CanonicalView, layers: Iterable[in
     )
 
 
-def _family(view: CanonicalView) -> str:
-    """What stands before the number of a layer with experts."""
-    first = view.moe_layers[0]
-    return f".{view.blocks[first]}".rpartition(f".{first}.")[0].removeprefix(".")
-
-
 def mlp_kinds(view: CanonicalView, linears: Iterable[Linear]) -> dict[str, dict[int, dict[str, str]]]:
     """Projections of the model's own MLPs under the names that they have, by path inside a layer, by layer."""
     found: dict[str, dict[int, dict[str, str]]] = {}
-    family = _family(view) if view.moe_layers else None
+    family = family_of(view) if view.moe_layers else None
     for linear in linears:
         match = _place(view, linear)
         if match is not None and match[1] == family:
@@ -250,7 +249,7 @@ def _mlps(view: CanonicalView, linears: Iterable[Linear], said: Said) -> dict[st
             layers = found.setdefault(match[1], {}).setdefault(match[3], {})
             layers.setdefault(int(match[2]), {})[PROJECTIONS[match[4]]] = (size, linear.name)
     if view.moe_layers:
-        return found.get(_family(view), {})
+        return found.get(family_of(view), {})
     return max(found.values(), key=lambda paths: max(map(len, paths.values())), default={})
 
 

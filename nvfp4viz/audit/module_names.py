@@ -46,6 +46,12 @@ def _layer(name: str, view: CanonicalView) -> int | None:
     return next(own, number)
 
 
+def family_of(view: CanonicalView) -> str:
+    """What stands before the number of a layer with experts, such as ``model.layers``."""
+    first = view.moe_layers[0]
+    return f".{view.blocks[first]}".rpartition(f".{first}.")[0].removeprefix(".")
+
+
 def is_quantised_by_all(name: str) -> bool:
     """Does every exporter quantise such a module, and every server build it so, where nothing leaves it out?
 

@@ -1,18 +1,20 @@
-"""Routers and attention projections that one layer lacks and its sisters have.
+"""Routers, attention's projections and parts of recurrences that a layer lacks and its sisters have.
 
 Nothing but the other layers says that they belong there, so they must agree: every layer with experts chooses them by a
-router, and attention lacks a projection in one layer only, beside the others of its kind.
+router, and keys or values lack in one layer only, beside the others of its kind.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
+from nvfp4viz.audit.layer_kinds import are_halves, is_mlp, is_uneven, kinds_of
 from nvfp4viz.audit.linears import SUFFIXES, Linear, is_weightless, missing_finding, stored_beginnings
 from nvfp4viz.audit.mixers import mixer_findings
-from nvfp4viz.audit.module_names import ATTENTION, is_draft
+from nvfp4viz.audit.module_names import ATTENTION, MIXERS, family_of, is_draft
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.routers import router_names
 from nvfp4viz.audit.shapes import text_part
@@ -21,25 +23,40 @@ from nvfp4viz.checkpoint.dialects.recognise import UNREAD
 
 _PLACE = re.compile(r"^(.*?(?:^|\.)layers)\.(\d{1,6})\.(.+)\.([^.]+)$")
 _HEAD = re.compile(r"^(.*?(?:^|\.)layers)\.(\d{1,6})\.([^.]+)")
-# Layers that take keys and values from one another, or from one projection, and layers searched one by one.
-_SHARES = re.compile(r"k_eq_v|kv_shared|share_kv|kv_share|cross_attention|cross_decoder|block_configs")
+_IN_PART = re.compile(r"^(.*?(?:^|\.)layers)\.(\d{1,6})\.([^.]+)\.(.+)$")
+# Layers that take keys and values from one another, that take values from keys, and that attend to something else.
+_SHARES = re.compile(r"kv_shared|share_kv|kv_share|^use_cla$")
+_VALUES_ARE_KEYS = re.compile(r"k_eq_v")
+_CROSSES = re.compile(r"cross_attention|cross_decoder")
+_VALUES = frozenset({"v_proj", "wv"})
+_KEYS_AND_VALUES = _VALUES | {"k_proj", "kv_b_proj", "kv_a_proj_with_mqa", "wk", "wkv"}
 
 
 def sister_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Iterable[Linear]) -> Iterator[Finding]:
-    """``scale.missing`` of a weight: a router, a projection of attention, or all of it."""
+    """``scale.missing`` of a weight: a router, a projection of attention, a part of a recurrence, or a whole mixer."""
     if checkpoint.blind_files or checkpoint.source.only is not None:
         return
     config = checkpoint.config or {}
     linears = tuple(linears)
     names = _routers(checkpoint, view)
-    shares = text_part(config).get("use_cla") or any(_SHARES.search(key) for key in (*config, *text_part(config)))
-    if not shares:
+    keys = {key for holder in (config, text_part(config)) for key, value in holder.items() if value}
+    if not is_uneven(config) and not any(map(_CROSSES.search, keys)):
         modules = [*linears, *_unread(checkpoint)]
+        shared = _KEYS_AND_VALUES if any(map(_SHARES.search, keys)) else frozenset()
+        shared = shared or (_VALUES if any(map(_VALUES_ARE_KEYS.search, keys)) else frozenset())
         kinds = _attention(view, modules)
-        names += [*_projections(kinds), *_whole_attention(view, modules, kinds)]
+        of_each = list(_by_kind(view, config, kinds))
+        # The only layer of its kind may take its values from its keys; a query and an output have all.
+        names += _projections(kinds, shared | _VALUES if of_each else shared)
+        names += [name for groups in of_each for name in _projections(groups, shared)]
+        names += () if shared else _whole_attention(view, modules, kinds)
+        parts = _recurrences(checkpoint, view)
+        of_each = list(_by_kind(view, config, parts))
+        for groups in of_each or [parts]:
+            names += _projections(_without_attention(groups), frozenset(), several=bool(of_each))
     # A longer name, such as a packed one's, is one too.
     stored = stored_beginnings(checkpoint, names)
-    lost = [name for name in names if name not in stored]
+    lost = [name for name in dict.fromkeys(names) if name not in stored]
     if lost:
         yield missing_finding("weight", lost, view)
     yield from mixer_findings(checkpoint, view, linears, lost)
@@ -79,10 +96,11 @@ def _has_more(checkpoint: Checkpoint, block: str, layer: int) -> bool:
 
 
 Kinds = dict[tuple[str, str], dict[int, set[str]]]
-"""By family and path inside a layer, by layer: attention's projections that are stored."""
+"""By family and path inside a layer, by layer: what is stored there, such as ``q_proj.weight``."""
 
 
 def _attention(view: CanonicalView, linears: Iterable[Linear]) -> Kinds:
+    """Attention's projections."""
     kinds: Kinds = {}
     for linear in linears:
         last = linear.name.rpartition(".")[2]
@@ -90,8 +108,50 @@ def _attention(view: CanonicalView, linears: Iterable[Linear]) -> Kinds:
         known = last in ATTENTION and (linear.format != "other" or is_weightless(linear))
         match = _PLACE.match(linear.name) if known else None
         if match is not None and not is_draft(linear.name, view.layers):
-            kinds.setdefault((match[1], match[3]), {}).setdefault(int(match[2]), set()).add(last)
+            kinds.setdefault((match[1], match[3]), {}).setdefault(int(match[2]), set()).add(f"{last}.weight")
     return kinds
+
+
+def _recurrences(checkpoint: Checkpoint, view: CanonicalView) -> Kinds:
+    """Everything but biases and scales in parts that mix tokens, vectors such as ``A_log`` among them."""
+    kinds: Kinds = {}
+    for name in (*checkpoint.tensors, *checkpoint.unreadable):
+        match = None if ".experts." in name else _IN_PART.match(name)
+        if match is None or not MIXERS.search(match[3]) or "norm" in match[3] or is_draft(name, view.layers):
+            continue
+        module, _, last = match[4].rpartition(".")
+        if last == "bias" or "scale" in last or "zero" in last:
+            continue
+        # Codes are a weight under whichever name.
+        stored = f"{module}.weight" if module and "weight" in last else match[4]
+        kinds.setdefault((match[1], match[3]), {}).setdefault(int(match[2]), set()).add(stored)
+    return kinds
+
+
+def _without_attention(groups: Kinds) -> Kinds:
+    """The groups of layers of which none has a projection of attention: of these `_attention` speaks."""
+    return {
+        place: layers
+        for place, layers in groups.items()
+        if not any(name.partition(".")[0] in ATTENTION for names in layers.values() for name in names)
+    }
+
+
+def _by_kind(view: CanonicalView, config: Mapping[str, Any], groups: Kinds) -> Iterator[Kinds]:
+    """The same for the layers of each kind that the configuration knows, where it does."""
+    if not view.moe_layers:
+        return
+    kinds = kinds_of(config, max(view.layers or 0, view.moe_layers[-1] + 1))
+    family = family_of(view)
+    for kind in dict.fromkeys(map(str, kinds)):
+        if are_halves(kinds) and is_mlp(kind):
+            continue
+        mine = {number for number, own in enumerate(kinds) if str(own) == kind}
+        yield {
+            place: {number: names for number, names in layers.items() if number in mine}
+            for place, layers in groups.items()
+            if place[0] == family
+        }
 
 
 def _whole_attention(view: CanonicalView, linears: Iterable[Linear], kinds: Kinds) -> list[str]:
@@ -113,21 +173,34 @@ def _whole_attention(view: CanonicalView, linears: Iterable[Linear], kinds: Kind
         # A norm stands before attention; a piece of a layer has none.
         whole = any("norm" in part for part in own)
         if whole and head not in own and any(own | {head} == beside.get(number) for number in layers):
-            lost += [f"{family}.{without[0]}.{path}.{last}.weight" for last in sorted(usual)]
+            lost += [f"{family}.{without[0]}.{path}.{name}" for name in sorted(usual)]
     return lost
 
 
-def _projections(kinds: Kinds) -> list[str]:
-    """A projection that one layer's attention lacks, while all others that have the others have it."""
-    lost = []
-    for (family, path), layers in kinds.items():
-        # Sliding and full attention may differ; one layer alone among many of one kind does not.
-        (usual, _), *others = Counter(map(frozenset, layers.values())).most_common()
-        odd = [layer for layer, parts in layers.items() if parts != usual]
-        if len(odd) == 1 and len(others) == 1 and layers[odd[0]] < usual:
-            lost += [f"{family}.{odd[0]}.{path}.{last}.weight" for last in sorted(usual - layers[odd[0]])]
-        elif len(odd) == 1 and len(layers) == 2 and usual < layers[odd[0]]:
-            # Of two layers the one with more is the whole one.
-            short = next(layer for layer in layers if layer != odd[0])
-            lost += [f"{family}.{short}.{path}.{last}.weight" for last in sorted(layers[odd[0]] - usual)]
-    return lost
+def _projections(groups: Kinds, shared: frozenset[str], *, several: bool = True) -> Iterator[str]:
+    """What a layer's attention or recurrence lacks, while the others have it.
+
+    Parameters
+    ----------
+    shared
+        Projections that layers take from elsewhere, as the configuration says.
+    several
+        Several layers that lack it are no kind of their own.
+    """
+    for (family, path), layers in groups.items():
+        sets = {
+            layer: frozenset(name for name in names if name.partition(".")[0] not in shared)
+            for layer, names in layers.items()
+        }
+        # Sliding and full attention may differ; a few layers that lack a part of what most have do not.
+        usual = max(Counter(sets.values()).items(), key=lambda item: (item[1], len(item[0])), default=(frozenset(), 0))[
+            0
+        ]
+        odd = {layer: names for layer, names in sets.items() if names != usual}
+        if not odd or 2 * len(odd) > len(sets) or not all(names < usual for names in odd.values()):
+            continue
+        for layer, names in odd.items():
+            for name in sorted(usual - names):
+                # Several layers may take keys and values from others.
+                if len(odd) == 1 or (several and name.partition(".")[0] not in _KEYS_AND_VALUES):
+                    yield f"{family}.{layer}.{path}.{name}"

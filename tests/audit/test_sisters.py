@@ -100,10 +100,20 @@ def test_layers_that_differ_on_purpose(layers):
     assert said(audit(model(*layers))) == []
 
 
-@pytest.mark.parametrize("key", ["attention_k_eq_v", "num_kv_shared_layers", "block_configs"])
+@pytest.mark.parametrize("key", ["attention_k_eq_v", "num_kv_shared_layers", "use_cla", "block_configs"])
 def test_a_configuration_that_says_that_layers_share(key):
+    """What it does not explain is missed: nobody shares the query, and values from keys need the keys."""
     value = [{}] * 4 if key == "block_configs" else 1
-    assert said(audit(model(ATTENTION, ATTENTION, ATTENTION, ("q_proj", "o_proj"), **{key: value}))) == []
+    shorter = ("q_proj", "k_proj", "o_proj") if key == "attention_k_eq_v" else ("q_proj", "o_proj")
+    assert said(audit(model(ATTENTION, ATTENTION, ATTENTION, shorter, **{key: value}))) == []
+    for part in shorter if key != "block_configs" else ():
+        left = tuple(name for name in shorter if name != part)
+        report = audit(model(ATTENTION, shorter, ATTENTION, left, **{key: value}))
+        assert said(report) == LOST
+        assert report.findings[0].tensors == (f"model.layers.3.self_attn.{part}.weight",)
+    # A key that is there and says nothing explains nothing.
+    if key == "num_kv_shared_layers":
+        assert said(audit(model(ATTENTION, ATTENTION, ATTENTION, ("q_proj", "k_proj", "o_proj"), **{key: 0}))) == LOST
 
 
 def test_a_name_that_is_longer_is_there():
