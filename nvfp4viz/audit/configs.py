@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+from nvfp4viz.audit.built_names import excluded_as_built, fused_exclusions, fused_findings, part_of_a_name
 from nvfp4viz.audit.facts import label_in, pruned_layers
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.fp8_numbers import SCALES
-from nvfp4viz.audit.labels import TOGETHER, is_native, label_findings
+from nvfp4viz.audit.labels import is_native, label_findings
 from nvfp4viz.audit.linears import FP8, Linear, fp8_scale
 from nvfp4viz.audit.module_names import is_draft, is_quantised_by_all
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.routers import router_names
 from nvfp4viz.audit.two_files import files_findings, of_each_file
-from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, TensorEntry
+from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, SourceConfig, TensorEntry
 from nvfp4viz.checkpoint.canonical import EXPERT_KEYS, config_experts, config_number
-from nvfp4viz.checkpoint.module_rules import bare, compiled, targets_of
-from nvfp4viz.checkpoint.problems import as_written, printable
+from nvfp4viz.checkpoint.module_rules import compiled, targets_of
+from nvfp4viz.checkpoint.problems import as_written
 from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG
 
 
@@ -29,13 +30,8 @@ def config_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Sequen
         yield _absent(checkpoint)
     # The other file is not read at all, and what it lacks harms nobody.
     used = checkpoint.quant_config.used
-    if used is not None and used.missing and quantised:
-        fill = {"file": used.file, "fields": ", ".join(used.missing), "engines": ("vllm",)}
-        text = "config.incomplete"
-        if "quant_method" in used.missing:
-            # transformers' `quantizers/auto.py` (00e3e79) raises an error, whatever the algorithm.
-            fill["engines"], text = ("vllm", "transformers"), "config.incomplete.method"
-        yield make("config.incomplete", "backend", text=text, count=len(used.missing), fill=fill)
+    if used is not None and quantised:
+        yield from _incomplete(used)
     yield from _no_expression(checkpoint.quant_config)
     yield from _no_number(checkpoint, view)
     quant = checkpoint.quant_config
@@ -43,6 +39,26 @@ def config_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Sequen
     yield from files_findings(checkpoint, view, linears, labels) if len(sections) == 2 else labels
     yield from _against_tensors(checkpoint, view, linears, told=bool(labels))
     yield from of_each_file(quant, lambda lists: _against_excludes(checkpoint, view, linears, lists))
+
+
+def _incomplete(used: SourceConfig) -> Iterator[Finding]:
+    """Fields that are not there, and who cannot do without them.
+
+    Without a method transformers' ``quantizers/auto.py`` (00e3e79) raises an error, whatever the algorithm, and vLLM
+    takes a flat section for nobody's: ``config/model.py`` (0052a5b) asks `quant_method`, and ``modelopt.py`` (00155cd)
+    answers to its own alone.  A nested one it knows by its producer.
+    """
+    fields = used.missing
+    if "quant_method" in fields and used.layout == "nested":
+        fill = {"file": used.file, "fields": "quant_method", "engines": ("transformers",)}
+        yield make("config.incomplete", "backend", text="config.incomplete.method.nested", count=1, fill=fill)
+        fields = tuple(name for name in fields if name != "quant_method")
+    if fields:
+        method = "quant_method" in fields
+        engines = ("vllm", "transformers") if method else ("vllm",)
+        fill = {"file": used.file, "fields": ", ".join(fields), "engines": engines}
+        text = f"config.incomplete{'.method' * method}"
+        yield make("config.incomplete", "backend", text=text, count=len(fields), fill=fill)
 
 
 def _absent(checkpoint: Checkpoint) -> Finding:
@@ -174,9 +190,13 @@ def _against_excludes(
         yield from _listed_but_plain(quant, linears)
         return
     yield from _singled_out(lists, view)
-    yield from _part_of_a_name(lists, view, linears)
-    telling = _telling(checkpoint, view, linears, lists)
-    excluded = [entry.name for entry in telling if lists.is_excluded(entry.name.rpartition(".")[0])]
+    fused = fused_exclusions(lists, linears)
+    yield from part_of_a_name(lists, view, linears, fused)
+    yield from fused_findings(fused)
+    told = {name for one in fused for name in one.modules}
+    telling = (entry.name for entry in _telling(checkpoint, view, linears, lists))
+    own = ((name, name.rpartition(".")[0]) for name in telling)
+    excluded = [name for name, module in own if module not in told and lists.is_excluded(module)]
     if excluded:
         layers = [at for at in view.moe_layers if view.dialects[at] is not None and lists.is_excluded(view.blocks[at])]
         singled = _named_experts(lists)
@@ -193,7 +213,7 @@ def _against_excludes(
         plain = [
             f"{name}.weight"
             for name in _plain(linears)
-            if not is_draft(name, view.layers) and not lists.is_excluded(name) and not _excluded_as_built(lists, name)
+            if not is_draft(name, view.layers) and not lists.is_excluded(name) and not excluded_as_built(lists, name)
         ]
         if plain:
             yield make("config.unquantised-not-excluded", "warn", tensors=plain)
@@ -238,57 +258,6 @@ def _singled_out(quant: QuantConfig, view: CanonicalView) -> Iterator[Finding]:
 def _named_experts(quant: QuantConfig) -> frozenset[int]:
     """Numbers of experts that some exclude list singles out."""
     return frozenset().union(*(section.named_experts() for section in quant.sections))
-
-
-# What vLLM calls modules that it builds as one.
-_FUSED = {
-    "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "q_proj": "qkv_proj", "k_proj": "qkv_proj",
-    "v_proj": "qkv_proj",
-}  # fmt: skip
-
-
-def _part_of_a_name(quant: QuantConfig, view: CanonicalView, linears: Sequence[Linear]) -> Iterator[Finding]:
-    """``model.layers.1`` is a part of ``model.layers.10``, and vLLM takes every name that has it for excluded.
-
-    So is ``mlp.gate`` of ``mlp.gate_up_proj``.  What our own reading of the list excludes has another finding.
-    """
-    plain = quant.used.plain_patterns() if quant.used else ()
-    if not plain:
-        return
-    blocks = {view.blocks[layer]: layer for layer in view.moe_layers if view.dialects[layer] is not None}
-    names = {block: block for block in blocks}
-    for linear in linears:
-        if linear.format in ("NVFP4", "MXFP4"):
-            parent, _, last = linear.name.rpartition(".")
-            names[linear.name] = f"{parent}.{_FUSED.get(last, last)}"
-    for pattern in plain:
-        short = bare(pattern)
-        hit = [
-            name for name, built in names.items()
-            if (pattern in built or short in bare(built)) and not quant.is_excluded(name)
-        ]  # fmt: skip
-        if hit:
-            layers = sorted(blocks[name] for name in hit if name in blocks)
-            fill = {"pattern": printable(pattern, 100), "numbers": layers, "engines": ("vllm",)}
-            text = "config.excluded-but-quantised.part"
-            yield make("config.excluded-but-quantised", "backend", text=text, tensors=hit, fill=fill)
-
-
-def _excluded_as_built(quant: QuantConfig, name: str) -> bool:
-    """Does a list name the module that servers build of this one and its neighbours, such as ``qkv_proj``?
-
-    compressed-tensors' and Quark's readers hold expressions against the parts, and the whole name alone against the
-    fused module (vLLM 0.33.0, ``should_ignore_layer``).
-    """
-    parent, _, last = name.rpartition(".")
-    for section in quant.sections:
-        by_parts = (section.method or "").startswith(("compressed-tensors", "quark"))
-        whole = {bare(item) for item in section.exclude or ()}
-        for built in TOGETHER.get(last, ()):
-            fused = f"{parent}.{built}"
-            if bare(fused) in whole if by_parts else section.lists(fused):
-                return True
-    return False
 
 
 def _listed_but_plain(quant: QuantConfig, linears: Sequence[Linear]) -> Iterator[Finding]:

@@ -207,7 +207,8 @@ def is_native(checkpoint: Checkpoint, block: str) -> bool:
     """DeepSeek's own draft experts stay in MXFP4, whatever the model's own became (aiconfigurator#1513)."""
     # A section whose method is missing has a finding for that, and may have been DeepSeek's.
     fp8 = any(
-        (section.method or "").startswith(("fp8", "deepseek")) or "quant_method" in section.missing
+        (section.method or "").startswith(("fp8", "deepseek"))
+        or ("quant_method" in section.missing and not section.explicit)
         for section in checkpoint.quant_config.sections
     )
     said = (checkpoint.config or {}).get("expert_dtype")

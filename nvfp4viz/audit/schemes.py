@@ -357,6 +357,6 @@ def vllm_refuses(checkpoint: Checkpoint) -> str | None:
         resolve_quantization(checkpoint.config, checkpoint.hf_quant_config)
     except ServingError as error:
         used = checkpoint.quant_config.used
-        named = used is None or "quant_method" not in used.missing
+        named = used is None or used.explicit or "quant_method" not in used.missing
         return str(checkpoint.quant_config.algo) if named and error.code == "serving.quant-algo" else None
     return None

@@ -272,21 +272,22 @@ def _rules(method: Any, raw: Mapping[str, Any], groups: Any) -> Rules | None:
 
 
 def _missing(body: Mapping[str, Any], layout: str, method: Any) -> tuple[str, ...]:
-    """Fields without which vLLM refuses a ModelOpt section (`REQUIRED_NESTED`)."""
+    """Fields without which vLLM refuses a ModelOpt section (`REQUIRED_NESTED`), and the method of any."""
     algo = body.get("quant_algo")
     mixed = isinstance(algo, str) and algo.upper() == "MIXED_PRECISION"
     # `ModelOptMixedPrecisionConfig` raises an error at an empty list.
     listed = ("quantized_layers",) if mixed and not body.get("quantized_layers") else ()
+    no_method = () if isinstance(method, str) else ("quant_method",)
     if layout == "nested":
         # Null is no list, and `from_config` raises an error at whatever is none.
         lists = isinstance(body.get("exclude_modules"), list)
         if mixed:
-            return (*listed, *(("exclude_modules",) if "exclude_modules" in body and not lists else ()))
+            return (*no_method, *listed, *(("exclude_modules",) if "exclude_modules" in body and not lists else ()))
         empty = {"quant_algo": not algo, "exclude_modules": not lists}
-        return tuple(name for name in REQUIRED_NESTED if name not in body or empty.get(name))
-    if not isinstance(method, str) and not isinstance(algo, str):
-        # Taken for ModelOpt's, which has an algorithm.
-        return ("quant_method",)
+        return (*no_method, *(name for name in REQUIRED_NESTED if name not in body or empty.get(name)))
+    if no_method:
+        # Without an algorithm it may be anybody's; with one, ModelOpt's.
+        return (*no_method, *listed)
     named = isinstance(method, str) and method.startswith("modelopt")
     no_list = named and "ignore" in body and not isinstance(body["ignore"], list)
     return (*(("quant_algo",) if named and not algo else listed), *(("ignore",) if no_list else ()))

@@ -330,6 +330,39 @@ def test_16_a_rename_without_inversion():
     assert found(report) == [("scale.convention", "error", 0, None, None)]
 
 
+@pytest.mark.parametrize("sidecar", [None, QUANT])
+@pytest.mark.parametrize("algo", ["NVFP4", "W4A16_NVFP4", "MIXED_PRECISION", "NVFP4_AWQ"])
+def test_17_modelopts_section_without_its_method(algo, sidecar):
+    """vLLM's ModelOpt answers to its own method, and reads the older file only where there is no section at all."""
+    section = {"quant_algo": algo, "ignore": ["lm_head"], "producer": {"name": "modelopt"}}
+    if algo == "MIXED_PRECISION":
+        section["quantized_layers"] = {f"model.layers.{k}.mlp.experts": {"quant_algo": "NVFP4"} for k in range(2)}
+    named = audit(opened(base(), {**CONFIG, "quantization_config": {**section, "quant_method": "modelopt"}}, sidecar))
+    report = audit(opened(base(), {**CONFIG, "quantization_config": section}, sidecar))
+    [item] = [one for one in report.findings if one.code == "config.incomplete"]
+    assert (item.severity, item.params["fields"], item.params["engines"]) == (
+        "backend", "quant_method", ("vllm", "transformers"),
+    )  # fmt: skip
+    assert [one for one in report.findings if one.code != "config.incomplete"] == list(named.findings)
+    before = outcomes(named)
+    for name, outcome in outcomes(report).items():
+        stops = name.startswith("vllm") or name == "transformers"
+        assert outcome == ("load-error" if stops else before[name])
+
+
+def test_17_a_nested_section_without_its_method():
+    """vLLM knows it by its producer; transformers raises an error at any section without a method."""
+    nested = {**QUANT, "producer": {"name": "modelopt"}}
+    report = audit(opened(base(), {**CONFIG, "quantization_config": nested}, None))
+    assert found(report) == [("config.incomplete", "backend", None, None, None)]
+    stopped = {name for name, outcome in outcomes(report).items() if outcome != "safe"}
+    assert stopped == {"transformers"}
+    named = {**nested, "quant_method": "modelopt"}
+    assert found(audit(opened(base(), {**CONFIG, "quantization_config": named}, None))) == []
+    # The older file's own shape has no method.
+    assert found(audit(opened(base(), CONFIG, QUANT))) == []
+
+
 def test_17_the_dialect_without_a_method_in_the_config():
     quant = {key: value for key, value in CT_QUANT.items() if key != "quant_method"}
     report = audit(opened(ct_base(), {**CONFIG, "quantization_config": quant}, None))

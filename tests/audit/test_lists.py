@@ -18,6 +18,7 @@ from tests.audit.layouts import (
     MLP,
     SIZES,
     bf16,
+    ct_linear,
     fp8,
     linear,
     modelopt,
@@ -174,6 +175,10 @@ def test_two_digits_are_the_beginning_of_none_here():
     assert found(audit(opened(tensors, {**FOUR, "num_hidden_layers": 11}, quant))) == []
 
 
+# All five modules, and with the empty name the experts too.
+PARTS = {"": 5, "model": 5, "q": 1}
+
+
 @pytest.mark.parametrize("pattern", ["mlp.gate", "gate", "model.layers.0.mlp.gate", "", "model", "q"])
 def test_a_name_that_is_a_part_of_others(pattern):
     """A dense layer's `gate_proj` is vLLM's `gate_up_proj`, of which the router's name is a part."""
@@ -187,9 +192,85 @@ def test_a_name_that_is_a_part_of_others(pattern):
     assert found(report) == [("config.excluded-but-quantised", "backend", None, None, None)]
     assert {outcomes(report)[name] for name in ("vllm-cutlass", "vllm-marlin")} == {"load-error"}
     assert outcomes(report)["tensorrt-llm"] == "safe"
+    [item] = [one for one in report.findings if one.severity == "backend"]
+    # Both halves of the fused module.
+    assert (item.text, item.count) == ("config.excluded-but-quantised.part", PARTS.get(pattern, 2))
     # Without such layers the router's name is a part of nothing.
     if "gate" in pattern:
         assert found(audit(layout.open(quant=quant))) == []
+
+
+DENSE, ATTN = "model.layers.0.mlp", "model.layers.0.self_attn"
+
+
+def fused(id, *patterns, attention=False):
+    """A layout with a dense MLP or attention, packed, and these entries beside those of its list."""
+    layout = LAYOUTS[id]
+    make = ct_linear if layout.dialect == "compressed-tensors" else linear
+    tensors, parts = layout.tensors(), ("q_proj", "k_proj", "v_proj") if attention else ("gate_proj", "up_proj")
+    for part in (*parts, *(() if attention else ("down_proj",))):
+        rows, columns = (64, 32) if part == "down_proj" else (32, 64)
+        tensors |= make(f"{ATTN if attention else DENSE}.{part}", rows, columns)
+    return audit(layout.open(tensors, **excluding(layout, *patterns)))
+
+
+@pytest.mark.parametrize(
+    ("id", "entry", "count", "certain"),
+    [
+        ("modelopt", f"{DENSE}.gate_up_proj", 2, True), ("modelopt", f"{DENSE}.gate_up", 2, True),
+        ("modelopt", "*gate_up_proj", 2, True), ("modelopt", "*mlp.gate*", 2, False),
+        ("modelopt", f"{DENSE}.gate*", 2, False), ("modelopt", f"{ATTN}.qkv_proj", 3, True),
+        ("W4A16", f"{DENSE}.gate_up_proj", 2, True), ("compressed-tensors", f"{DENSE}.gate_up_proj", 2, True),
+        ("compressed-tensors", f"{ATTN}.qkv_proj", 3, True),
+    ],
+)  # fmt: skip
+def test_an_entry_that_means_the_fused_module(id, entry, count, certain):
+    """vLLM builds one module of packed parts, and the list names it: by its own name, or by a star."""
+    attention = count == 3
+    assert found(fused(id, attention=attention)) == []
+    report = fused(id, entry, attention=attention)
+    [item] = [one for one in report.findings if one.severity != "info"]
+    assert (item.text, item.severity) == ("config.excluded-but-quantised.fused", "backend")
+    assert (item.count, item.params["certain"]) == (count, certain)
+    before = {one.name: one for one in fused(id, attention=attention).backends}
+    for one in report.backends:
+        reads = one.name.startswith(("vllm", "sglang") if id == "compressed-tensors" else "vllm")
+        if before[one.name].outcome != "safe":
+            continue
+        assert one.outcome == ("load-error" if reads else "safe")
+        assert one.possible == (() if reads and certain else ("load-error", "safe"))
+    for language in ("en", "zh"):
+        message, advice = describe(item, language)
+        assert entry in message
+        assert ("qkv_proj" if attention else "gate_up_proj") in message
+        assert ".*" not in advice
+
+
+@pytest.mark.parametrize(
+    ("id", "entries"),
+    [
+        # The router under a star that ends before the fused name, as exporters write it.
+        ("modelopt", ["*mlp.gate.*"]), ("modelopt", ["*mlp.gate"]), ("modelopt", ["*router*"]),
+        ("modelopt", ["model.layers.1.mlp.gate_up_proj"]), ("modelopt", ["re:.*gate_up_proj"]),
+        # An expression is held against the parts.
+        ("compressed-tensors", ["re:.*mlp.gate_up_proj"]), ("compressed-tensors", ["re:.*mlp.gate$"]),
+        ("compressed-tensors", ["mlp.gate_up"]), ("compressed-tensors", ["model.layers.1.mlp.gate_up_proj"]),
+    ],
+)  # fmt: skip
+def test_entries_that_mean_no_fused_module(id, entries):
+    assert found(fused(id, *entries)) == []
+
+
+def test_where_each_part_is_named_the_list_speaks_of_ordinary_modules():
+    for attention, entries in ((False, [f"{DENSE}.gate_proj", f"{DENSE}.up_proj"]), (True, [f"{ATTN}.*"])):
+        report = fused("modelopt", *entries, attention=attention)
+        [item] = [one for one in report.findings if one.severity != "info"]
+        assert (item.text, item.severity) == ("config.excluded-but-quantised", "warn")
+    # What is stored in BF16 may be named as it is built.
+    layout = LAYOUTS["modelopt"]
+    plain = {f"{DENSE}.{part}.weight": bf16(32, 64) for part in ("gate_proj", "up_proj")}
+    tensors = {**layout.tensors(), **plain, f"{DENSE}.down_proj.weight": bf16(64, 32)}
+    assert found(audit(layout.open(tensors, **excluding(layout, f"{DENSE}.gate_up_proj", f"{DENSE}.down_proj")))) == []
 
 
 def test_experts_that_are_excluded_and_packed():
