@@ -2,20 +2,20 @@
 
 stdout carries the report and nothing else; progress goes to stderr, and only where that is a terminal.  Exit code 0:
 nothing at or above ``--fail-on``; 1: something was; 2: the source could not be read, or some file of it and nothing was
-found in the others, or the copy not be written; 64: bad usage; 130: stopped by Ctrl-C; 143 and 129: by the end of its
-job or terminal.
+found in the others, or the copy not be written; 64: bad usage, or stdout could not be written; 130: stopped by Ctrl-C;
+143 and 129: by the end of its job or terminal.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from nvfp4viz import __version__
+from nvfp4viz.cli_output import complain, flush, say, streams
 from nvfp4viz.cli_words import LANGUAGES, argparse_speaks, cli_words, language_of
 from nvfp4viz.errors import CheckpointError, NvError
 
@@ -39,6 +39,13 @@ class _Parser(argparse.ArgumentParser):
         self.print_usage(sys.stderr)
         self.exit(USAGE, f"{self.prog}: {message}\n")
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Help that cannot be written is no help; argparse says nothing of it."""
+        if file is sys.stdout:
+            say(message.rstrip("\n"))
+        else:
+            super()._print_message(message, file)
+
 
 def main(arguments: Sequence[str] | None = None, loaded: Callable[[], None] = lambda: None) -> int:
     """Run one command; returns the exit code.
@@ -52,34 +59,45 @@ def main(arguments: Sequence[str] | None = None, loaded: Callable[[], None] = la
     """
     given = sys.argv[1:] if arguments is None else arguments
     language = language_of(given)
+    with streams():
+        try:
+            options = _parsed(given, language)
+            language = options.language
+            # They bring NumPy, which ``--help`` does without.
+            from nvfp4viz import commands
+            from nvfp4viz.cli_options import refuse_idle
+
+            refuse_idle(options)
+            loaded()
+            code: int = commands.RUN[options.command](options)
+            flush()
+            return code
+        except NvError as error:
+            words = error.text(language)
+            complain("\n".join((words["what"], words["why"], words["next"])))
+            unreadable = isinstance(error, CheckpointError) and error.code not in _USAGE_CODES
+            return UNREADABLE if unreadable else USAGE
+        except KeyboardInterrupt as stop:
+            # A command may know more to say than that it stopped.
+            complain(cli_words(language, stop.args[0] if stop.args else "stopped"))
+            return INTERRUPTED
+        except BrokenPipeError:
+            # `nvfp4viz audit … | head` is no error.
+            return OK
+
+
+def _parsed(given: Sequence[str], language: str) -> argparse.Namespace:
+    """The words of one command line; argparse answers ``--help`` and bad usage itself, and exits."""
     with argparse_speaks(language):
         parser = build_parser(language)
-        options = parser.parse_args(given)
-        if options.command == "audit" and not options.deep and (options.resume or options.scheduler):
-            parser.error(cli_words(language, "audit.only-deep"))
-    try:
-        # They bring NumPy, which ``--help`` does without.
-        from nvfp4viz import commands
-        from nvfp4viz.cli_options import refuse_idle
-
-        refuse_idle(options)
-        loaded()
-        code: int = commands.RUN[options.command](options)
-        sys.stdout.flush()
-        return code
-    except NvError as error:
-        words = error.text(options.language)
-        print("\n".join((words["what"], words["why"], words["next"])), file=sys.stderr)
-        unreadable = isinstance(error, CheckpointError) and error.code not in _USAGE_CODES
-        return UNREADABLE if unreadable else USAGE
-    except KeyboardInterrupt as stop:
-        # A command may know more to say than that it stopped.
-        print(cli_words(options.language, stop.args[0] if stop.args else "stopped"), file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:
-        # `nvfp4viz audit … | head` is no error; stdout must not be flushed into the closed pipe at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
+        try:
+            options = parser.parse_args(given)
+            if options.command == "audit" and not options.deep and (options.resume or options.scheduler):
+                parser.error(cli_words(language, "audit.only-deep"))
+        except SystemExit:
+            flush()
+            raise
+    return options
 
 
 def build_parser(language: str = "en") -> argparse.ArgumentParser:

@@ -1,7 +1,8 @@
-"""Options that would change nothing: refused where whoever gives one would be misled about what was read or written.
+"""Options that would change nothing, or the source: refused before anything is read.
 
-A script may give the same ``--seed``, ``--gpu`` or ``--paths`` to every fault and every format; their help says where
-they change nothing.
+One that changes nothing is refused where whoever gives it would be misled about what was read or written.  A script may
+give the same ``--seed``, ``--gpu`` or ``--paths`` to every fault and every format; their help says where they change
+nothing.
 
 What an option does beside the others is tested as a table of all commands and options (``tests/test_cli_options.py``).
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 
 from nvfp4viz.checkpoint.source import is_address
+from nvfp4viz.cli_output import refuse_own_files
 from nvfp4viz.errors import InputError
 
 
@@ -33,15 +35,19 @@ def refuse_idle(options: argparse.Namespace) -> None:
     Raises
     ------
     InputError
-        ``cli.empty``, ``cli.idle-revision``, ``cli.idle-suspects``.
+        ``cli.empty``, ``cli.idle-revision``, ``cli.idle-suspects``, ``cli.output-weights``, ``cli.output-source``.
     """
     given = vars(options)
     for name, value in given.items():
         if value == "":
             plain = name in ("source", "out", "other", "tensor")
             raise InputError("cli.empty", option=name.upper() if plain else f"--{name.replace('_', '-')}")
+    sources = [given[side] for side in ("source", "other") if side in given]
     revision = given.get("revision")
-    if revision is not None and not any(is_hub(given[side]) for side in ("source", "other") if side in given):
+    if revision is not None and not any(map(is_hub, sources)):
         raise InputError("cli.idle-revision")
     if options.command == "repair" and options.suspects and options.policy == "weight-only":
         raise InputError("cli.idle-suspects")
+    here = [source for source in sources if not is_address(source)]
+    for option in ("output", "csv"):
+        refuse_own_files(given.get(option), here)

@@ -6,10 +6,8 @@ stdout carries the answer and nothing else; progress goes to stderr, and only wh
 from __future__ import annotations
 
 import argparse
-import io
 import os
 import shutil
-import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,9 +29,9 @@ from nvfp4viz.audit.texts import report_words
 from nvfp4viz.checkpoint import FAULTS, Checkpoint, inspect, open_checkpoint, preview_tensor, printable
 from nvfp4viz.checkpoint import inject as inject_fault
 from nvfp4viz.checkpoint.copies import check_place
-from nvfp4viz.checkpoint.problems import system_words
 from nvfp4viz.checkpoint.source import is_address
 from nvfp4viz.cli_options import is_hub
+from nvfp4viz.cli_output import deliver, flush, say
 from nvfp4viz.cli_words import cli_words
 from nvfp4viz.errors import InputError
 from nvfp4viz.serving.selection import GPUS
@@ -56,7 +54,7 @@ def audit(options: argparse.Namespace) -> int:
                 done = deepen(done, progress=progress, resume=options.resume, elsewhere=cluster)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt("audit.stopped" if can_resume(checkpoint) else "stopped") from None
-    _deliver(_report(done, options), options.output, read_by_programs=options.format != "text")
+    deliver(_report(done, options), options.output, read_by_programs=options.format != "text")
     if not any(header.readable for header in done.checkpoint.files):
         return UNREADABLE
     if options.fail_on != "never" and VERDICTS.index(done.report.verdict) >= VERDICTS.index(options.fail_on):
@@ -126,9 +124,9 @@ def show(options: argparse.Namespace) -> int:
             values = values.replace("block", cli_words(lang, "show.block"))
             values = values.replace("second level", cli_words(lang, "show.second"))
         lines.append((told, values))
-    print(printable(entry.name, 500))
+    say(printable(entry.name, 500))
     for label, text in lines:
-        print(f"  {label:<7} {text}")
+        say(f"  {label:<7} {text}")
     return OK
 
 
@@ -142,7 +140,7 @@ def coverage(options: argparse.Namespace) -> int:
     rows = done.rows()
     code = UNREADABLE if done.checkpoint.unread else OK
     if options.csv is not None:
-        _deliver(to_csv(rows), options.csv, read_by_programs=True)
+        deliver(to_csv(rows), options.csv, read_by_programs=True)
         return code
     counts: dict[tuple[str, str], dict[str, int]] = {}
     for row in rows:
@@ -160,7 +158,7 @@ def coverage(options: argparse.Namespace) -> int:
         lines = [cli_words(lang, "coverage.none")]
     elif any(row.draft for row in rows):
         lines.append(cli_words(lang, "coverage.drafts"))
-    _deliver("\n".join(lines) + "\n", None)
+    deliver("\n".join(lines) + "\n", None)
     return code
 
 
@@ -189,17 +187,17 @@ def inject(options: argparse.Namespace) -> int:
     fault, lang = FAULTS[options.fault], options.language
     for key, names in (("changed", done.changed), ("removed", done.removed)):
         for name in names:
-            print(cli_words(lang, f"inject.{key}", tensor=printable(name, 500)))
-    print(cli_words(lang, "inject.files", rewritten=len(done.rewritten), linked=len(done.linked)))
+            say(cli_words(lang, f"inject.{key}", tensor=printable(name, 500)))
+    say(cli_words(lang, "inject.files", rewritten=len(done.rewritten), linked=len(done.linked)))
     if not done.findings:
         alone = {"scale.outlier", "scale.filled"} & {*fault.findings}
-        print(cli_words(lang, "inject.alone" if alone else "inject.invisible"))
+        say(cli_words(lang, "inject.alone" if alone else "inject.invisible"))
     else:
         codes = cli_words(lang, "inject.or").join(done.findings)
         # A number of one's own, or random bits, may be as plausible as what they replace.
         chosen = (options.value is not None or options.fault == "random-bits") and "scale.outlier" in done.findings
         deep = fault.deep or done.findings == ("weight.duplicate-expert",)
-        print(cli_words(lang, "inject.deep" if deep else "inject.may" if chosen else "inject.finds", codes=codes))
+        say(cli_words(lang, "inject.deep" if deep else "inject.may" if chosen else "inject.finds", codes=codes))
     return OK
 
 
@@ -218,19 +216,21 @@ def repair(options: argparse.Namespace) -> int:
             deep=options.deep,
             progress=progress,
         )
-    print(repair_to_text(plan, options.language), flush=True)
+    say(repair_to_text(plan, options.language))
+    flush()
     if plan.is_empty:
         return OK
     if not options.apply:
-        print(report_words(options.language, "repair.dry"))
+        say(report_words(options.language, "repair.dry"))
         return OK
     with _progress(cli_words(options.language, "progress.copy")) as progress:
         copied = apply_repair(plan, options.out, progress=progress)
     counts = {"rewritten": len(copied.rewritten), "linked": len(copied.linked)}
     out = printable(os.path.basename(os.path.abspath(options.out)), 500)
-    print(report_words(options.language, "repair.done", out=out, **counts), flush=True)
+    say(report_words(options.language, "repair.done", out=out, **counts))
+    flush()
     if checkpoint.beside:
-        print(report_words(options.language, "repair.part"))
+        say(report_words(options.language, "repair.part"))
         return OK
     # What it is worth, its own audit says: a number by a rule may be far from what a server needs.
     done = run_audit(options.out).report
@@ -239,7 +239,7 @@ def repair(options: argparse.Namespace) -> int:
     if worse:
         first = report_words(options.language, f"outcome.{worse[0].outcome}")
         said = {"count": len(worse), "of": len(done.backends), "backend": worse[0].name, "outcome": first}
-    print(report_words(options.language, f"repair.{'worse' if worse else 'sound'}", **said))
+    say(report_words(options.language, f"repair.{'worse' if worse else 'sound'}", **said))
     return OK
 
 
@@ -250,9 +250,9 @@ def compare(options: argparse.Namespace) -> int:
             inspect(source, revision=options.revision if is_hub(source) else None, progress=progress)
             for source in (options.source, options.other)
         ]
-        found = diff(*sides)
+        found = diff(sides[0], sides[1])
     text = diff_to_json(found) if options.format == "json" else diff_to_text(found, options.language)
-    _deliver(text, options.output, read_by_programs=options.format == "json")
+    deliver(text, options.output, read_by_programs=options.format == "json")
     if not all(any(header.readable for header in side.files) for side in sides):
         return UNREADABLE
     return FOUND if found.differs else OK if found.same else UNREADABLE
@@ -266,43 +266,6 @@ RUN: dict[str, Callable[[argparse.Namespace], int]] = {
     "repair": repair,
     "diff": compare,
 }
-
-
-def _deliver(text: str, output: str | None, read_by_programs: bool = False) -> None:
-    """To stdout, or into a file that is whole or not there at all.
-
-    Files, and what programs read, are UTF-8 whatever the terminal's encoding is.
-    """
-    if output in (None, "-"):
-        if read_by_programs and isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(encoding="utf-8")
-        sys.stdout.write(text)
-        sys.stdout.flush()
-        return
-    # A link stays a link to the new content.
-    path = Path(os.path.realpath(str(output)))
-    if path.suffix == ".safetensors":
-        raise InputError("cli.output-weights", file=printable(path.name))
-    partial = path.with_name(f".{path.name[:40]}.partial-{os.getpid()}")
-    try:
-        if path.exists() and not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
-            # A device or a pipe is written to, not replaced by a file.
-            path.write_text(text, encoding="utf-8")
-            return
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except (OSError, ValueError) as error:
-        raise InputError("cli.output", file=printable(path.name), reason=system_words(error)) from None
-    finally:
-        _forget(partial)
-
-
-def _forget(partial: Path) -> None:
-    try:
-        partial.unlink(missing_ok=True)
-    except (OSError, ValueError):
-        # It could not be made either.
-        return
 
 
 @contextmanager

@@ -24,9 +24,20 @@ SEES = {
     "audit": {"errors", "formats", "quant", "checkpoint", "serving"},
     "figures": {"errors", "formats", "quant", "moe", "model", "checkpoint", "serving", "audit", "device"},
     "cli_words": {"errors"},
-    "cli_options": {"checkpoint", "errors"},
-    "commands": {"cli_options", "cli_words", "errors", "formats", "quant", "checkpoint", "serving", "audit"},
-    "cli": {"cli_options", "cli_words", "commands", "errors"},
+    "cli_output": {"checkpoint", "errors"},
+    "cli_options": {"checkpoint", "cli_output", "errors"},
+    "commands": {
+        "cli_options",
+        "cli_output",
+        "cli_words",
+        "errors",
+        "formats",
+        "quant",
+        "checkpoint",
+        "serving",
+        "audit",
+    },
+    "cli": {"cli_options", "cli_output", "cli_words", "commands", "errors"},
     "warm": {"errors", "formats", "quant", "moe", "checkpoint", "model", "serving", "device"},
 }
 

@@ -134,6 +134,112 @@ def test_a_report_does_not_replace_weights(capsys, holed):
     assert snapshot(holed) == before
 
 
+@pytest.mark.parametrize(
+    "name", ["config.json", "hf_quant_config.json", "model.safetensors.index.json", "tokenizer.json"]
+)
+@pytest.mark.parametrize("way", ["plain", "link", "hard link"])
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_a_report_does_not_replace_the_source(capsys, holed, name, way, language):
+    if name == "tokenizer.json":
+        (holed / name).write_text("{}")
+    before, place = snapshot(holed), holed / name
+    if way != "plain":
+        place = Path("report.json")
+        (place.hardlink_to if way == "hard link" else place.symlink_to)(Path(os.path.realpath(holed / name)))
+    shutil.copytree(holed, "other")
+    shard = min(holed.glob("*.safetensors"))
+    for command in (
+        ("audit", holed, "--output"), ("audit", shard, "--output"), ("coverage", holed, "--csv"),
+        ("diff", "other", holed, "--output"), ("diff", holed, "other", "--format", "json", "--output"),
+        ("audit", holed / "model.safetensors.index.json", "--format", "html", "--output"),
+    ):  # fmt: skip
+        code, out, err = run(capsys, *command, place, "--language", language)
+        assert (code, out) == (64, "")
+        assert len(err.splitlines()) == 3
+        assert os.getcwd() not in err
+    assert snapshot(holed) == before
+
+
+def test_a_report_in_the_source_s_folder_under_a_name_of_its_own(capsys, holed):
+    """What belongs to the checkpoint is refused, not its folder; and a report may be written again."""
+    for name in ("report.json", "notes.md", "slots.csv"):
+        for _ in range(2):
+            assert run(capsys, "audit", holed, "--output", holed / name)[0] == 1
+    Path("elsewhere").mkdir()
+    assert run(capsys, "audit", holed, "--output", "elsewhere/config.json")[0] == 1
+    # Nothing of this name is there; a report in its place would be read as the checkpoint's.
+    assert run(capsys, "audit", holed, "--output", holed / "generation_config.json")[0] == 64
+
+
+def test_a_report_does_not_replace_what_the_hub_s_cache_holds(capsys, cache):
+    before = snapshot(Path("models--a--b/blobs"))
+    blob = os.path.realpath(cache / "config.json")
+    for place in (cache / "config.json", blob):
+        assert run(capsys, "audit", cache, "--output", place)[0] == 64
+    assert snapshot(Path("models--a--b/blobs")) == before
+
+
+COMMANDS = [
+    ("audit", "holed"),
+    ("audit", "holed", "--format", "json"),
+    ("audit", "holed", "--format", "html", "--output", "-"),
+    ("coverage", "holed"),
+    ("coverage", "holed", "--csv", "-"),
+    ("show", "holed", f"{E}.0.up_proj.weight"),
+    ("diff", "holed", "holed"),
+    ("diff", "holed", "holed", "--format", "json"),
+    ("repair", "holed", "out", "--policy", "weight-only"),
+    ("inject", "holed", "out", "--fault", "nan", "--layer", "0", "--expert", "1", "--projection", "down"),
+    ("--help",),
+    ("audit", "--help"),
+    ("--version",),
+]
+
+
+def shell(line: str) -> "subprocess.CompletedProcess[str]":
+    """What a shell makes of a line in which nvfp4viz is the program."""
+    line = line.replace("nvfp4viz", f"{sys.executable} -m nvfp4viz", 1)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(line, shell=True, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("stdout", ["> /dev/full", ">&-"])
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
+def test_an_answer_that_cannot_be_written(holed, command, stdout):
+    """A gate takes 1 for a finding, and nobody reads a traceback."""
+    done = shell(f"nvfp4viz {' '.join(command)} {stdout}")
+    reason = "No space left on device" if "full" in stdout else "Bad file descriptor"
+    assert (done.returncode, done.stdout) == (64, "")
+    assert len(done.stderr.splitlines()) == 3
+    assert reason in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("audit nowhere 2> /dev/full", 2),
+        ("audit nowhere 2>&-", 2),
+        ("audit nowhere >&- 2>&-", 2),
+        ("audit 2> /dev/full", 64),
+        ("audit holed > /dev/full 2> /dev/full", 64),
+        ("audit holed <&- >&- 2>&-", 64),
+        ("audit holed > /dev/null 2>&-", 1),
+        ("audit holed --output report.json >&- 2>&-", 1),
+    ],
+)
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
+def test_the_exit_code_says_it_where_no_word_can(holed, line, code):
+    done = shell(f"nvfp4viz {line}")
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+@pytest.mark.parametrize("command", ["audit holed", "coverage holed --csv -", "diff holed holed", "--help"])
+def test_a_reader_that_has_seen_enough_is_no_error(holed, command):
+    done = shell(f"{{ nvfp4viz {command}; echo $? >&2; }} | true")
+    assert done.stderr == "0\n"
+
+
 def test_the_longest_names(capsys, holed, tmp_path):
     """What is written beside its place first needs a name, too: a name of 250 letters has no room for more."""
     for name in ("o" * 250, "卷" * 83):
