@@ -107,12 +107,13 @@ def of_lost(
             possible = tuple(sorted((*_NUMBERS, *(("ignored",) if ignores else ()))))
             yield Effect("undefined", possible, "model", set(), "why.missing-shard.unknown", fill)
         else:
-            # Every token passes an ordinary layer; which kernel one in FP8 gets is another matter than the experts'.
+            # Every token passes an ordinary layer; which kernel it gets is another matter than the experts'.
             read = [kind for kind in ("linear", "linear.fp8") if kind in shard.slots]
-            read = [kind for kind in read if not (ignores and kind == "linear")]
+            read = [kind for kind in read if not (weight_only and kind == "linear")]
             if read:
                 layers = set().union(*(shard.layers[kind] for kind in read))
-                possible = tuple(sorted((*_NUMBERS, *(("ignored",) if "linear.fp8" in read else ()))))
+                perhaps = family.reach == "none" or "linear.fp8" in read
+                possible = tuple(sorted((*_NUMBERS, *(("ignored",) if perhaps else ()))))
                 scope = "layer" if layers else "model"
                 yield Effect("undefined", possible, scope, layers, "why.missing-shard.inputs", fill)
             else:
