@@ -145,17 +145,19 @@ def findings(page: Lesson, opened: Opened) -> None:
 
 def finding_cards(found: Sequence[Finding], *, key: str) -> None:
     """One card a kind of finding, worst first; findings alike stand in one card, which opens to show each of them."""
-    groups: dict[tuple[str, str], list[Finding]] = {}
+    groups: dict[tuple[str, str, str], list[Finding]] = {}
     for item in sorted(found, key=lambda item: -SEVERITIES.index(item.severity)):
-        groups.setdefault((item.severity, item.code), []).append(item)
-    for (severity, code), items in groups.items():
-        with st.container(border=True, key=f"card_{key}_{severity}_{code}"):
+        # One code may speak of several things, such as an expert's rows and a model's experts: those are not alike.
+        about = item.text if item.layer is None else ""
+        groups.setdefault((item.severity, item.code, about), []).append(item)
+    for (severity, code, about), items in groups.items():
+        with st.container(border=True, key=f"card_{key}_{severity}_{about or code}"):
             count = f" · × {len(items)}" if len(items) > 1 else ""
             st.markdown(f"{code_span(code)} · {t(f'explorer.verdicts.{severity}')}{count}")
             if len(items) == 1:
                 _one_finding(items[0])
             else:
-                _alike(items, f"{key}.each.{severity}.{code}")
+                _alike(items, f"{key}.each.{severity}.{about or code}")
 
 
 def _one_finding(item: Finding) -> None:
@@ -230,7 +232,9 @@ def anatomy(page: Lesson, opened: Opened) -> None:
         expert=expert,
         projection=projection,
         where=code_span(where),
-        state=page.t(f"anatomy.status.{unread_word(opened, 'unread')}" if gone else f"anatomy.state.{module.state}"),
+        state=_unread_status(page, opened, next(slot for slot in slots if is_unread(opened, slot)))
+        if gone
+        else page.t(f"anatomy.state.{module.state}"),
     )
     for role, slot in zip(TENSOR_ROLES, slots, strict=True):
         plain = module.extras.get("") if role == "weight" else None
@@ -244,8 +248,9 @@ def _tensor(page: Lesson, opened: Opened, role: str, slot: Slot) -> None:
     entry, table = slot.entry, opened.audit.facts.tables.get((role, slot.layer, slot.projection))
     needed = role == "weight" or _is_needed(opened, slot)
     unread = is_unread(opened, slot)
-    status = unread_word(opened, "unread") if unread else "present" if entry else "missing" if needed else "absent"
-    parts = [f"**{role}**", page.t(f"anatomy.status.{status}")]
+    status = "present" if entry else "missing" if needed else "absent"
+    said = _unread_status(page, opened, slot) if unread else page.t(f"anatomy.status.{status}")
+    parts = [f"**{role}**", said]
     name, dialect = slot.name.rpartition(".")[2], opened.audit.facts.view.dialects.get(slot.layer)
     # What a layout never has is called nothing.
     if name != role and (entry or dialect is None or dialect.may_have(role)):
@@ -361,6 +366,15 @@ def _state(page: Lesson, opened: Opened, header: Header) -> str:
     if not header.readable or cut is None:
         return page.t("files.fine" if header.readable else "files.broken")
     return page.t("files.cut", count=f"{cut['count']:,}", missing=f"{cut['missing']:,}")
+
+
+def _unread_status(page: Lesson, opened: Opened, slot: Slot) -> str:
+    """Why nobody can say what stands in a slot: of a shard that is not there only an index knows its names."""
+    checkpoint = opened.audit.checkpoint
+    home = checkpoint.index.get(slot.name)
+    if any(item.code == "container.missing-shard" and item.file == home for item in checkpoint.problems):
+        return page.t("anatomy.status.lost", file=code_span(home))
+    return page.t(f"anatomy.status.{unread_word(opened, 'unread')}")
 
 
 def slot_rows(opened: Opened) -> list[dict[str, object]]:

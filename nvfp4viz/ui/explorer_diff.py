@@ -15,6 +15,7 @@ from nvfp4viz.audit.run import without_collector
 from nvfp4viz.checkpoint.problems import as_written
 from nvfp4viz.errors import NvError
 from nvfp4viz.ui import caches, errors, explorer_source
+from nvfp4viz.ui.explorer_report import file_stem
 from nvfp4viz.ui.i18n import listed
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def compare(page: Lesson, opened: Opened) -> None:
     st.download_button(
         page.t("compare.json"),
         data=lambda: diff_to_json(found),
-        file_name="nvfp4viz-diff.json",
+        file_name=f"nvfp4viz-diff-{file_stem(opened)}-{file_stem(other)}.json",
         mime="application/json",
         key="explorer.compare.json",
         help=page.t("compare.json_help"),

@@ -10,12 +10,12 @@ import streamlit as st
 from nvfp4viz.audit.facts import SCALARS
 from nvfp4viz.audit.texts import id_list
 from nvfp4viz.figures import peers as peer_figures
-from nvfp4viz.figures.coverage import CoverageGrid
+from nvfp4viz.figures.coverage import CoverageGrid, status_key
 from nvfp4viz.figures.slots import SCALE_ROLES, coverage_grid, peers_of, roles_shown
 from nvfp4viz.ui import caches, state
 from nvfp4viz.ui.coverage_map import coverage_map
 from nvfp4viz.ui.explorer import code_span, is_unread, readable, size_text, unread_word
-from nvfp4viz.ui.i18n import lang, listed
+from nvfp4viz.ui.i18n import lang, listed, t
 
 if TYPE_CHECKING:
     from nvfp4viz.audit import Report
@@ -146,7 +146,10 @@ def map_and_slot(page: Lesson, opened: Opened) -> None:
                 peer_figures.peers_drawing(strip, alt=page.t("pick.title"), lang=lang()),
                 alt=page.t("pick.title"),
                 finding=peer_figures.describe_peers(strip, lang()),
-                rows=lambda: peer_figures.peers_rows(strip),
+                rows=lambda: [
+                    row | {"status": t(status_key(row["status"], strip.divisor))}
+                    for row in peer_figures.peers_rows(strip)
+                ],
             )
         else:
             _tensor_words(page, opened, facts.view.slot(layer, expert, projection, role))

@@ -34,11 +34,16 @@ def report_text(done: Audit, kind: str, language: str) -> str:
     return to_json(done.report) if kind == "json" else to_csv(done.rows())
 
 
+def file_stem(opened: Opened) -> str:
+    """What a downloaded file's name says of its checkpoint."""
+    return re.sub(r"[^\w.-]+", "-", opened.audit.checkpoint.name).strip("-") or "checkpoint"
+
+
 def report_buttons(page: Lesson, opened: Opened) -> None:
     """A button for each form, mounted when somebody asks for it: they would cost every gesture their time."""
     language = lang()
-    # The table itself does not say whose slots they are; every other form does.
-    of = re.sub(r"[^\w.-]+", "-", opened.audit.checkpoint.name).strip("-")
+    # Readers collect reports of several checkpoints.
+    of = file_stem(opened)
 
     def later(kind: str) -> Callable[[], str]:
         return lambda: report_text(opened.audit, kind, language)
@@ -51,7 +56,7 @@ def report_buttons(page: Lesson, opened: Opened) -> None:
             st.download_button(
                 page.t(f"report.{kind}"),
                 data=later(kind),
-                file_name=f"nvfp4viz-slots-{of}.{kind}" if kind == "csv" else f"nvfp4viz-audit.{kind}",
+                file_name=f"nvfp4viz-{'slots' if kind == 'csv' else 'audit'}-{of}.{kind}",
                 mime=mime,
                 key=f"explorer.report.{kind}",
                 help=page.t(f"report.{kind}_help"),

@@ -179,7 +179,7 @@ class Lesson:
             box = st.expander(t("ui.table"), key=f"{key}_table", on_change="rerun")
             if box.open:
                 table = list(rows())
-                box.dataframe(table, hide_index=True, alt=alt, column_config=_numbers(table))
+                box.dataframe(table, hide_index=True, alt=alt, column_config=_columns(table), placeholder="–")
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """A small table.  ``columns`` are text keys below ``columns.``, with ``>`` in front where numbers stand right;
@@ -335,10 +335,19 @@ def _what_link_opens(said: str, left_out: str) -> str:
     return t("ui.copy.left_out", said=said, left_out=left_out) if left_out else said
 
 
-def _numbers(rows: Rows) -> dict[str, Any]:
-    """Six significant digits for what is no integer: the usual four decimals would make scales look alike."""
-    names = {name for row in rows for name, value in row.items() if isinstance(value, float)}
-    return {name: st.column_config.NumberColumn(format="%.6g") for name in sorted(names)}
+def _columns(rows: Rows) -> dict[str, Any]:
+    """Names in the reader's language where there is one; six significant digits for what is no integer, because the
+    usual four decimals would make scales look alike."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    decimal = {name for row in rows for name, value in row.items() if isinstance(value, float)}
+    said = {name: t(f"ui.column.{name}") for name in names if i18n.has(f"ui.column.{name}")}
+    return {
+        name: st.column_config.NumberColumn(said.get(name), format="%.6g")
+        if name in decimal
+        else st.column_config.Column(said.get(name))
+        for name in names
+        if name in decimal or name in said
+    }
 
 
 def _cell(cell: str | list[tuple[str, bool]]) -> str:

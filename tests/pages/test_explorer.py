@@ -27,6 +27,7 @@ from .conftest import clean, strips, tab, texts
 LANGUAGES = ["en", "zh"]
 TITLES = {"en": "Explorer", "zh": "检查点浏览器"}
 HOLES = "tiny-moe-nvfp4-holes"
+ALIGNMENT = "parallel.alignment"
 
 
 CONFIG = TinyMoeConfig.from_json(open_checkpoint(ensure(HOLES)).config)
@@ -127,6 +128,19 @@ def test_findings_can_be_filtered(open_page):
     pills.set_value([]).run()
     assert "`scale.missing`" not in texts(clean(at))
     assert f"All {len(audit(ensure(HOLES)).findings)} findings are hidden" in texts(at)
+
+
+def test_findings_of_one_code_about_two_things_are_not_called_alike(open_page):
+    """Rows of an expert over TP ranks, and experts over EP ranks: each with its own advice."""
+    at = open_page("explorer", checkpoint="tiny-moe-nvfp4-full", tp="4", ep="3")
+    about = [item for item in audit(ensure("tiny-moe-nvfp4-full"), tp=4, ep=3).findings if item.code == ALIGNMENT]
+    assert len({item.text for item in about}) == len(about) == 2
+    shown = texts(at)
+    assert shown.count(f"`{ALIGNMENT}`") == 2
+    assert "findings alike" not in shown
+    for item in about:
+        message, advice = describe(item)
+        assert shown.replace("\\", "").index(message) < shown.replace("\\", "").index(advice)
 
 
 def test_findings_alike_share_a_card_that_opens(open_page):
@@ -417,7 +431,7 @@ def test_a_report_is_made_only_when_asked_for(open_page, lang, monkeypatch):
     labels = [item.proto.label for item in at.get("download_button")]
     assert labels == [i18n.t(f"explorer.report.{kind}") for kind in ("html", "md", "json", "csv")]
     assert made == []
-    offered["nvfp4viz-audit.html"]()
+    offered[f"nvfp4viz-audit-{HOLES}.html"]()
     offered[f"nvfp4viz-slots-{HOLES}.csv"]()
     assert made == [("html", lang), ("csv", lang)]
 

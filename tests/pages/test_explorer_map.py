@@ -111,11 +111,29 @@ def test_an_expert_in_a_lost_shard_is_not_called_unstored(open_page, lang, monke
     at = {"layer": "1", "expert": "5", "projection": "up", "lang": lang}
     lost = json.dumps({**index, "weight_map": index["weight_map"] | dict.fromkeys(gone, "lost.safetensors")})
     bare = json.dumps({**index, "weight_map": {k: v for k, v in index["weight_map"].items() if k not in gone}})
+    there = i18n.t("explorer.anatomy.status.lost", file="`lost.safetensors`")
     for text, stored in ((lost, False), (bare, True)):
         found = given | {"model.safetensors.index.json": text.encode()}
         said = texts(tab(upload(open_page("explorer", **at), *found.items()), "explorer", 1))
         assert (i18n.t("explorer.anatomy.state.absent") in said) == stored
-        assert (i18n.t("explorer.anatomy.status.unread") in said) != stored
+        # The expert, and each of its four tensors.
+        assert said.count(there) == (0 if stored else 5)
+        assert i18n.t("explorer.anatomy.status.unread") not in said
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_the_strip_s_table_speaks_as_the_map_does(open_page, lang, monkeypatch):
+    monkeypatch.setattr(i18n, "lang", lambda: lang)
+    at = open_page("explorer", lang=lang, layer="0", expert="9", projection="gate")
+    key = next(box.proto.id for box in at.get("expander") if box.label == words(lang, "ui.table"))
+    at.session_state[key.rpartition("-")[2]] = True
+    table = clean(at.run()).dataframe[0]
+    assert table.value["status"][9] == words(lang, "coverage.status.missing")
+    assert table.value["status"][0] == words(lang, "coverage.status.present")
+    columns = json.loads(table.proto.columns)
+    for name in ("expert", "status", "value"):
+        assert columns[name]["label"] == words(lang, f"ui.column.{name}")
+    assert table.proto.placeholder == "–"
 
 
 def test_the_page_s_own_choice_of_scale_ends_with_its_checkpoint(open_page):

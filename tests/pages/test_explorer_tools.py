@@ -203,7 +203,7 @@ def test_the_comparison_s_json_is_the_command_line_s(open_page, monkeypatch):
 
     monkeypatch.setattr(explorer_diff.st, "download_button", watch)
     tab(open_page("explorer"), "explorer", COMPARE)
-    assert offered["nvfp4viz-diff.json"]() == diff_to_json(diff(ensure(HOLES), ensure(SOUND)))
+    assert offered[f"nvfp4viz-diff-{HOLES}-{SOUND}.json"]() == diff_to_json(diff(ensure(HOLES), ensure(SOUND)))
 
 
 # ---------------------------------------------------------------------------------------------------------- repair

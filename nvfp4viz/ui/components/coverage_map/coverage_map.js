@@ -21,6 +21,8 @@ export default function ({ data, parentElement, setStateValue }) {
 
 const decode = (text, Type) => new Type(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
 const fill = (template, values) => template.replace(/\{(\w+)\}/g, (_, name) => values[name]);
+// As the page writes numbers: JavaScript says Infinity.
+const written = (x) => (Number.isNaN(x) ? "NaN" : String(Number(x.toPrecision(5))).replace("Infinity", "∞").replace(/^-/, "−"));
 const clamp = (x, low, high) => Math.min(high, Math.max(low, x));
 
 class CoverageMap {
@@ -684,7 +686,7 @@ class CoverageMap {
     parts.push(data.names[this.kind(layer, expert)]);
     if (this.values && !["missing", "absent", "unreadable"].includes(this.kind(layer, expert))) {
       const bits = `0x${this.bits[index].toString(16).toUpperCase().padStart(8, "0")}`;
-      parts.push(`${data.scale} ${Number(this.values[index].toPrecision(5))} (${bits})`);
+      parts.push(`${data.scale} ${written(this.values[index])} (${bits})`);
     }
     if (this.counts) parts.push(fill(words.counted, { n: this.counts[layer * data.experts + expert] }));
     if (this.visits) parts.push(fill(words.visited, { n: this.visits.get(layer * data.experts + expert) ?? 0 }));
