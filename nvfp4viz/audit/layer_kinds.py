@@ -44,14 +44,15 @@ def kinds_of(config: Mapping[str, Any], layers: int) -> Sequence[Any]:
     listed = next((value for key, value in holder.items() if _LISTS.match(key) and isinstance(value, (list, str))), ())
     if isinstance(listed, str):
         listed = [_LETTERS[letter] for letter in listed] if set(listed) <= _LETTERS.keys() else ()
-    count = holder.get("num_hidden_layers")
-    if not listed and is_size(count):
-        every, period = holder.get("full_attention_interval"), holder.get("attn_layer_period")
+    count = holder["num_hidden_layers"] if is_size(holder.get("num_hidden_layers")) else 0
+    # The number may be anybody's.
+    if not listed and count >= layers:
+        every, period = (holder.get(key) or 0 for key in ("full_attention_interval", "attn_layer_period"))
         if is_size(every):
-            listed = ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(count)]
+            listed = ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)]
         elif is_size(period):
             offset = holder.get("attn_layer_offset", 0)
-            listed = ["attention" if layer % period == offset else "mamba" for layer in range(count)]
+            listed = ["attention" if layer % period == offset else "mamba" for layer in range(layers)]
     return tuple(listed) if len(listed) >= layers else ()
 
 

@@ -139,10 +139,9 @@ def _without_attention(groups: Kinds) -> Kinds:
 
 def _by_kind(view: CanonicalView, config: Mapping[str, Any], groups: Kinds) -> Iterator[Kinds]:
     """The same for the layers of each kind that the configuration knows, where it does."""
-    if not view.moe_layers:
-        return
-    kinds = kinds_of(config, max(view.layers or 0, view.moe_layers[-1] + 1))
-    family = family_of(view)
+    family = family_of(view) if view.moe_layers else None
+    numbers = [number for place, layers in groups.items() if place[0] == family for number in layers]
+    kinds = kinds_of(config, max(numbers) + 1) if numbers else ()
     for kind in dict.fromkeys(map(str, kinds)):
         if are_halves(kinds) and is_mlp(kind):
             continue

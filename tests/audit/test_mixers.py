@@ -130,6 +130,8 @@ def test_kinds_that_mix_nothing():
     assert kinds_of({"layer_types": ["full_attention"]}, 2) == ()
     assert kinds_of({"hybrid_override_pattern": "ME?"}, 3) == ()
     assert not all_attend({"model_type": "qwen3_next"})
+    # A wild number costs nothing.
+    assert kinds_of({"full_attention_interval": 2, "num_hidden_layers": 10**15}, 1) == ("linear_attention",)
 
 
 # Single parts.
