@@ -170,6 +170,9 @@ def plan_repair(
     slots: tuple[MendedSlot, ...] = ()
     new: dict[str, Tensor | None] = {}
     files: dict[str, bytes] = {}
+    if checkpoint.part is not None:
+        # The copy's new index would say that it is all.
+        raise InputError("repair.one-part", file=printable(checkpoint.files[0].file, 200))
     if checkpoint.beside and policy != "constant":
         # Label and index are the whole's, and so are the peers: a maximum over this shard's experts may be too low.
         file = printable(checkpoint.source.only or "", 200)

@@ -314,6 +314,9 @@ def _one_shard(checkpoint: Checkpoint) -> list[Finding]:
     others = len(checkpoint.beside)
     if not others:
         return []
+    if checkpoint.part is not None:
+        text, fill = f"audit.partial.one-shard.{checkpoint.part}", {"file": printable(checkpoint.files[0].file, 200)}
+        return [make("audit.partial", "info", text=text, count=1, fill=fill)]
     fill = {"file": printable(checkpoint.source.only or "", 200), "others": others}
     return [make("audit.partial", "info", text="audit.partial.one-shard", count=others, fill=fill)]
 

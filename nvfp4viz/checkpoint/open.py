@@ -15,6 +15,7 @@ from nvfp4viz.checkpoint.dtypes import DTYPES, SCALE_BYTES
 from nvfp4viz.checkpoint.gather import gather_numbers
 from nvfp4viz.checkpoint.header import Header, TensorEntry, TensorTable, read_header
 from nvfp4viz.checkpoint.index import asked_index, read_index
+from nvfp4viz.checkpoint.lone import settle_lone
 from nvfp4viz.checkpoint.merge import merge_shards
 from nvfp4viz.checkpoint.problems import ContainerProblem, from_error, lost_since, printable
 from nvfp4viz.checkpoint.quantconfig import QuantConfig, read_quant_config
@@ -53,6 +54,8 @@ class Checkpoint:
         All that is wrong with the files.
     beside
         Of a shard that was asked for alone: the others of its checkpoint, which were not looked at.
+    part
+        Of a file that lies alone: what tells that it is no whole model (`nvfp4viz.checkpoint.lone`), or None.
     lost
         Files whose header was read and whose tensors cannot be (any more), with what stood in the way; see `lose`.
     opening_bytes
@@ -74,6 +77,7 @@ class Checkpoint:
         self.unreadable: dict[str, str] = {}
         self.blind_files: tuple[str, ...] = ()
         self.beside: tuple[str, ...] = ()
+        self.part: str | None = None
         self.problems: list[ContainerProblem] = []
         self.lost: dict[str, CheckpointError] = {}
         self.config: dict[str, Any] | None = None
@@ -407,6 +411,7 @@ def inspect(
     _raise_if_cut_off(checkpoint)
     merge_shards(checkpoint, shards, index)
     _read_configs(checkpoint, names)
+    settle_lone(checkpoint, names)
     return checkpoint
 
 
