@@ -278,18 +278,34 @@ class Selection:
     rests_with: tuple[Row, ...] = ()
 
 
+def _has_class(row: MoeBackend, gpu: str) -> bool:
+    capability = capability_of(gpu)
+    return row.rocm if capability is None else within(capability, row.devices)
+
+
+def _without_nvfp4(row: MoeBackend, gpu: str) -> bool:
+    """FlashInfer's CUTLASS class runs on Hopper, but not with NVFP4: that is its scheme check."""
+    return row.enum == "FLASHINFER_CUTLASS" and within(capability_of(gpu), HOPPER)
+
+
+def refused_on(gpu: str) -> frozenset[str]:
+    """Ids of the backends that take NVFP4 experts on other GPUs, and not on this one.
+
+    >>> sorted(refused_on("sm_110"))[2:]
+    ['vllm-flashinfer-cutedsl-batched', 'vllm-flashinfer-cutlass', 'vllm-flashinfer-trtllm']
+    """
+    return frozenset(row.id for row in MOE if not row.open and (not _has_class(row, gpu) or _without_nvfp4(row, gpu)))
+
+
 def first_failed(row: MoeBackend, request: MoeRequest) -> str | None:
     """The check at which a backend refuses, or None."""
-    capability = capability_of(request.gpu)
-    # FlashInfer's CUTLASS class runs on Hopper, but not with NVFP4: that is its scheme check.
-    hopper = row.enum == "FLASHINFER_CUTLASS" and within(capability, HOPPER)
     answers = {
         "clamp": row.clamps or not request.swiglu_limit,
-        "device": row.rocm if capability is None else within(capability, row.devices),
+        "device": _has_class(row, request.gpu),
         "package": row.package is None or row.package in request.packages,
         "gated": not row.gated or request.activation not in NOT_GATED,
         "activation": row.activations is None or request.activation in row.activations,
-        "scheme": request.scheme in row.schemes and not hopper,
+        "scheme": request.scheme in row.schemes and not _without_nvfp4(row, request.gpu),
         "parallel": request.parallel not in row.without,
         "format": request.format in row.formats,
     }

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 import streamlit as st
 
 from nvfp4viz.audit import describe
+from nvfp4viz.audit.backends import known_gpu
 from nvfp4viz.audit.facts import UNREADABLE
 from nvfp4viz.audit.texts import id_list
 from nvfp4viz.checkpoint.problems import SEVERITIES
 from nvfp4viz.figures.slots import is_expected
+from nvfp4viz.serving.selection import refused_on
 from nvfp4viz.ui.errors import escape
 from nvfp4viz.ui.i18n import has, lang, listed, t
 from nvfp4viz.ui.numbers import four
@@ -315,6 +317,9 @@ def backends(page: Lesson, opened: Opened) -> None:
     if page.view["gpu"] != "any":
         found = report.auto if isinstance(report.auto, str) else None
         page.finding("backends.auto" if found else "backends.auto_none", backend=found or "–")
+    known = None if page.view["gpu"] == "any" else known_gpu(page.view["gpu"])
+    # Of MXFP4 experts the classes were read for two families of models alone.
+    refused = refused_on(known) if known and opened.audit.view.scheme != "MXFP4" else frozenset()
     with st.container(key="explorer_backends"):
         # A phone shows no head of the table: the cells of these columns say there what they are.
         heads = {name: page.t("backends.cell", column=page.t(f"columns.{name}")) for name in ("possible", "scope")}
@@ -325,7 +330,9 @@ def backends(page: Lesson, opened: Opened) -> None:
             [
                 (
                     code_span(item.name),
-                    f"**{page.t(f'outcomes.{item.outcome}')}**",
+                    page.t("backends.not_here", gpu=page.view["gpu"], outcome=page.t(f"outcomes.{item.outcome}"))
+                    if item.name in refused
+                    else f"**{page.t(f'outcomes.{item.outcome}')}**",
                     listed(page.t(f"outcomes.{name}") for name in item.possible if name != item.outcome) or "–",
                     page.t(f"scopes.{item.scope}"),
                     escape(describe(item, lang())[0]),

@@ -579,3 +579,20 @@ def test_a_plan_is_told_in_whole_sentences(language):
     shards = report_words(language, "repair.shards", count=1, bytes="148")
     told = content_words("pages/explorer.toml", language, "repair.plan", what="2 slots", shards=shards, guess="X")
     assert not (shards[0].islower() and told[: told.index(shards)].rstrip().endswith("."))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gone", "stays"),
+    [
+        ("sm_110", ("vllm-flashinfer-trtllm", "vllm-flashinfer-cutlass", "vllm-flashinfer-b12x"), ("vllm-cutlass",)),
+        ("sm_90", ("vllm-cutlass", "vllm-flashinfer-cutlass"), ("vllm-marlin", "vllm-humming", "sglang-generic")),
+        ("sm_120", ("vllm-flashinfer-trtllm",), ("vllm-flashinfer-cutlass", "vllm-flashinfer-b12x")),
+        ("any", (), ("vllm-flashinfer-trtllm", "vllm-flashinfer-b12x", "vllm-cutlass")),
+    ],
+)
+def test_what_does_not_run_on_the_chosen_gpu_is_called_so(open_page, gpu, gone, stays):
+    rows = texts(tab(open_page("explorer", checkpoint=SOUND, gpu=gpu), "explorer", 2)).splitlines()
+    for names, said in ((gone, True), (stays, False)):
+        for name in names:
+            row = next(row for row in rows if row.startswith(f"| `{name}` |"))
+            assert (f"**not on {gpu}** (elsewhere: safe)" in row) == said
