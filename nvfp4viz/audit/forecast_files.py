@@ -20,6 +20,8 @@ def of_files(family: Family, findings: list[Finding]) -> Iterable[Effect]:
         # Of shards that are missing `nvfp4viz.audit.forecast_lost` speaks.
         if item.code.startswith("container.") and item.severity == "error" and item.code != "container.missing-shard":
             yield Effect("load-error", (), "model", set(), "why.file", {"file": _file(item)})
+        elif item.params.get("aside"):
+            yield from _of_aside(family, _file(item))
         elif item.code == "config.invalid" and _stops(item, family):
             yield Effect("load-error", (), "model", set(), "why.config", {"file": _file(item)})
         elif item.text == "config.conflict.size":
@@ -91,6 +93,18 @@ def of_files(family: Family, findings: list[Finding]) -> Iterable[Effect]:
             fields = {"fields": item.params["fields"]} if "fields" in item.params else {}
             text = "why.config-incomplete" if fields else "why.config"
             yield Effect("load-error", (), "model", set(), text, {"file": _file(item), **fields})
+
+
+def _of_aside(family: Family, file: str) -> Iterable[Effect]:
+    """A broken file that the index does not name; vLLM and SGLang leave it out (`filter_duplicate_safetensors_files`).
+
+    Transformers looks for a ``model.safetensors`` before it looks for an index; TensorRT-LLM opens all files of the
+    folder, and in later versions not those called consolidated.
+    """
+    if family.engine == "tensorrt-llm" and "consolidated" in file:
+        yield Effect("load-error", ("load-error", "safe"), "model", set(), "why.file-aside.perhaps", {"file": file})
+    elif family.engine == "tensorrt-llm" or (family.engine == "transformers" and file == "model.safetensors"):
+        yield Effect("load-error", (), "model", set(), "why.file-aside", {"file": file})
 
 
 def _is_of_ordinary_lists(item: Finding) -> bool:

@@ -16,7 +16,7 @@ import msgspec
 
 from nvfp4viz.checkpoint.problems import ContainerProblem, printable, problem
 from nvfp4viz.checkpoint.sidecars import read_side_file
-from nvfp4viz.checkpoint.source import INDEX_SUFFIX, Source, is_confined
+from nvfp4viz.checkpoint.source import INDEX, INDEX_SUFFIX, Source, is_confined
 from nvfp4viz.checkpoint.table import TensorTable
 
 
@@ -77,7 +77,7 @@ def read_index(source: Source, files: list[str], tables: Mapping[str, TensorTabl
     if source.only is not None or not (asked or found):
         return None
     # A repo may carry a second one (a consolidated or diffusers copy); this is the one that loaders take.
-    file = asked or ("model" + INDEX_SUFFIX if "model" + INDEX_SUFFIX in found else found[0])
+    file = asked or (INDEX if INDEX in found else found[0])
     shards = [name for name in files if name.endswith(".safetensors")]
     side = read_side_file(source, file, "container.index-invalid", lambda data: _decode(data, shards, tables or {}))
     if isinstance(side.content, _Agreed):

@@ -7,12 +7,13 @@ that nobody reports each of them as missing.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nvfp4viz.checkpoint.header import Header
 from nvfp4viz.checkpoint.index import Index, is_numbered, missing_by_number, other_shards
 from nvfp4viz.checkpoint.problems import printable, problem
-from nvfp4viz.checkpoint.source import LocalSource
+from nvfp4viz.checkpoint.source import INDEX, LocalSource
 from nvfp4viz.checkpoint.table import Homes, TensorTable
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ def _compare_with_index(
             new = sum(name not in found for name in header.entries)
             params: dict[str, object] = {"count": len(header.entries), "new": new}
             severity = "warn" if new else "info"
-            checkpoint.problems.append(problem("container.unindexed-shard", header.file, params, severity=severity))
+            text = f"container.unindexed-shard{'.broken' * _set_aside(checkpoint, header, index)}"
+            checkpoint.problems.append(problem(text, header.file, params, severity=severity))
     by_shard: dict[str, list[str]] = {}
     for name, file in weight_map.items():
         by_shard.setdefault(file, []).append(name)
@@ -105,6 +107,21 @@ def _compare_with_index(
         checkpoint.problems.append(
             problem("container.index-mismatch.unlisted", file, params, severity="warn", tensors=unlisted)
         )
+
+
+def _set_aside(checkpoint: Checkpoint, header: Header, index: Index) -> bool:
+    """Is a file that the index does not name broken?  Then that is a warning: most loaders never open it.
+
+    They look for an index of this one name; of a folder with another they open every file.
+    """
+    mine = [item for item in header.problems if item.severity == "error" and not item.unread]
+    if not mine or index.file != INDEX:
+        return False
+    checkpoint.problems = [
+        replace(item, severity="warn", params={**item.params, "aside": True}) if item in mine else item
+        for item in checkpoint.problems
+    ]
+    return True
 
 
 def _report_absent(checkpoint: Checkpoint, absent: dict[str, list[str]]) -> None:

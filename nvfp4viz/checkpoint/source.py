@@ -19,6 +19,7 @@ from nvfp4viz.errors import CheckpointError
 # Names of side files that are looked for.
 CONFIG, HF_QUANT_CONFIG = "config.json", "hf_quant_config.json"
 INDEX_SUFFIX = ".safetensors.index.json"
+INDEX = "model" + INDEX_SUFFIX
 
 
 class Source(Protocol):

@@ -270,3 +270,59 @@ def test_a_layer_of_which_only_the_router_is_left(layer):
     quant = {"quantization": {**QUANT["quantization"], "exclude_modules": ["*mlp.gate", "*gate_proj"]}}
     report = audit(opened(dense, {**CONFIG, "num_hidden_layers": 3}, quant))
     assert [code for code, *_ in found(report) if code.startswith("expert")] == []
+
+
+# ------------------------------------------------------------------------------------------- files outside the index
+
+HTML = b"<!doctype html><html>404</html>"
+BROKEN = {
+    "a page": HTML,
+    "a pointer": LFS,
+    "cut": file_bytes({"x": bf16(64, 64)})[:-100],
+    "cut in its header": file_bytes(base())[:99],
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize("name", ["extra.safetensors", "model.safetensors", "consolidated.safetensors"])
+def test_a_broken_file_that_the_index_does_not_name(name, content):
+    """vLLM and SGLang never open it: a warning, and a stop only of those who do."""
+    report = report_of({**two_shards(), name: content})
+    severities = {item.code: item.severity for item in report.findings}
+    assert severities.pop("container.unindexed-shard") in ("info", "warn")
+    assert list(severities.values()) == ["warn"]
+    assert report.verdict == "warn"
+    stopped = {item.name: item.possible for item in report.backends if item.outcome == "load-error"}
+    perhaps = ["load-error", "safe"] if name == "consolidated.safetensors" else []
+    wanted = {"tensorrt-llm": perhaps, **({"transformers": []} if name == "model.safetensors" else {})}
+    assert {key: list(value) for key, value in stopped.items()} == wanted
+    assert all(item.outcome == "safe" for item in report.backends if item.name not in stopped)
+    for language in ("en", "zh"):
+        assert all(name in describe(item, language)[0] for item in report.findings)
+
+
+@pytest.mark.parametrize("index", ["none", "names it", "another name", "foreign"])
+def test_a_broken_file_without_an_index_that_leaves_it_out(index):
+    """Then it belongs to the checkpoint as far as any loader can know."""
+    files = {**two_shards(), "extra.safetensors": HTML}
+    content = json.loads(files[INDEX])
+    if index == "names it":
+        content["weight_map"]["x"] = "extra.safetensors"
+    if index == "foreign":
+        content["weight_map"] = dict.fromkeys(content["weight_map"], "gone.safetensors")
+    files[INDEX] = json.dumps(content).encode()
+    if index in ("none", "another name"):
+        del files[INDEX]
+    if index == "another name":
+        files["other.safetensors.index.json"] = json.dumps(content).encode()
+    report = report_of(files)
+    assert ("container.not-safetensors", "error") in {(item.code, item.severity) for item in report.findings}
+    assert {item.outcome for item in report.backends} == {"load-error"}
+
+
+def test_a_broken_shard_that_the_index_names_beside_a_sound_one_that_it_does_not():
+    files = two_shards()
+    report = report_of({**files, "extra.safetensors": files[SECOND], SECOND: HTML})
+    assert report.verdict == "error"
+    assert {item.outcome for item in report.backends} == {"load-error"}
