@@ -22,7 +22,7 @@ from nvfp4viz.errors import CheckpointError, NvError
 OK, UNREADABLE, USAGE, INTERRUPTED = 0, 2, 64, 130
 MOST_RANKS = 65536
 # Errors of a checkpoint that are really of the command.
-_USAGE_CODES = ("checkpoint.exists", "checkpoint.no-tensor")
+_USAGE_CODES = ("checkpoint.exists", "checkpoint.no-tensor", "source.hub-no-revision")
 # Of `nvfp4viz.checkpoint.FAULTS`, which costs NumPy to ask; a test holds both to each other.
 FAULT_IDS = (
     "missing", "zero", "nan", "inf", "negative", "subnormal", "scaled", "constant", "neighbour", "random-bits",

@@ -175,6 +175,16 @@ def test_what_is_empty(capsys, holed, arguments, language):
     assert os.listdir() == ["holed"]
 
 
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_a_revision_that_was_never_set(capsys, holed, language):
+    """As ``hf://owner/name@$REV`` reads without one: what was asked for is not what main holds."""
+    for command in (("audit", "hf://a/b@"), ("show", "hf://a/b@", "x"), ("diff", holed, "hf://a/b@")):
+        code, out, err = run(capsys, *command, "--language", language)
+        assert (code, out) == (64, "")
+        assert "hf://a/b@" in err
+        assert len(err.splitlines()) == 3
+
+
 def test_resume_where_the_server_marks_its_files_and_where_it_does_not(capsys, holed, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     files = {path.name: path.read_bytes() for path in Path(holed).iterdir()}

@@ -20,13 +20,13 @@ import msgspec
 from nvfp4viz.checkpoint.header import HEADER_LIMIT
 from nvfp4viz.checkpoint.index import is_numbered
 from nvfp4viz.checkpoint.problems import printable
-from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG, INDEX_SUFFIX, is_confined
+from nvfp4viz.checkpoint.sniff import PEEK, looks_like
+from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG, INDEX, INDEX_SUFFIX, is_confined
 from nvfp4viz.checkpoint.transport import Answer, Transport, Wanted, host_of, reason_of
 from nvfp4viz.errors import CheckpointError
 
 # Bytes of a file that are asked for at first sight.
 FIRST = 1 << 16
-INDEX = "model" + INDEX_SUFFIX
 # Ranges that lie closer are one request.  A request costs a round trip of 50 ms on one of 16 connections that share
 # 50 MB/s; in that time the connection brings 150 KB.  Bytes that were fetched in between are counted like all others.
 GAP = 1 << 17
@@ -266,7 +266,7 @@ class HttpSource(RemoteSource):
         self.index = unquote(last) if last.endswith(".index.json") else None
         shown = f"{host}{port}{unquote(parts.path).rstrip('/')}"
         self._shown = False
-        super().__init__(only or printable(shown), only, Transport(timeout, parallel))
+        super().__init__(printable(shown), only, Transport(timeout, parallel))
 
     def _url(self, file: str) -> str:
         return self._address(f"{self._folder}/{quote(file)}")
@@ -284,20 +284,34 @@ class HttpSource(RemoteSource):
             self.size(self.only)
             # A name without a number does not say whether it is all: an index may.
             whole = [] if is_numbered(self.only) or not self.only.endswith(".safetensors") else [INDEX]
-            return sorted([self.only, *self._present([CONFIG, HF_QUANT_CONFIG, *whole])])
+            beside = self._present([CONFIG, HF_QUANT_CONFIG, *whole])
+            return sorted([self.only, *(name for name in beside if not self._is_guess(name))])
         index = self.index or INDEX
         if self.index is not None:
             self.size(self.index)
         listed = self._listing()
         found = set(listed or self._present([index, CONFIG, HF_QUANT_CONFIG, "model.safetensors"]))
         if index in found and not listed:
+            named = set(self._indexed(index))
+            if named:
+                found = {name for name in found if name in (index, *named) or not self._is_guess(name)}
             # Shards that are not there are for the comparison with the index to report; one that is refused may be.
-            found |= set(self._present(self._indexed(index), ("source.not-found",)))
+            found |= set(self._present(named, ("source.not-found",)))
         if not found and self._is_a_file():
             return self._find_files()
         if not found:
             self._raise_if_down()
         return sorted(found)
+
+    def _is_guess(self, file: str) -> bool:
+        """Is a name that nobody but this program has brought up none of the server's?
+
+        Some servers give a page for every name that they do not have.  Beside an index nobody needs a
+        ``model.safetensors``, so that an error, too, says nothing of the checkpoint there.
+        """
+        kind = looks_like(self._held.get(file, b"")[:PEEK])
+        single = file == "model.safetensors"
+        return kind in ("html", "text") or (single and (kind == "json" or file in self._errors))
 
     def _is_a_file(self) -> bool:
         """Where there is no such folder the address may be a file's, of which its first bytes say what it is."""
@@ -307,7 +321,7 @@ class HttpSource(RemoteSource):
         answer = self._transport.fetch([Wanted(self._address(self._parts.path), unquote(last), 0, FIRST)])[0]
         if isinstance(answer, CheckpointError) or not is_confined(unquote(last)):
             return False
-        self.name = self.only = unquote(last)
+        self.only = unquote(last)
         self._folder = folder
         # What was asked for before was asked for below the file.
         self._errors.clear()
@@ -356,8 +370,8 @@ class HubSource(RemoteSource):
     Raises
     ------
     CheckpointError
-        ``source.hub-name``, ``source.hub-repository``, ``source.hub-revision``, ``source.hub-gated``,
-        ``source.hub-offline``, ``source.connection``, ``source.no-answer``.
+        ``source.hub-name``, ``source.hub-no-revision``, ``source.hub-repository``, ``source.hub-revision``,
+        ``source.hub-gated``, ``source.hub-offline``, ``source.connection``, ``source.no-answer``.
     """
 
     def __init__(self, repository: str, revision: str | None = None, timeout: float = 30.0, parallel: int = 16) -> None:
@@ -366,6 +380,8 @@ class HubSource(RemoteSource):
 
         if not re.fullmatch(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", repository, re.ASCII):
             raise CheckpointError("source.hub-name", name=printable(repository.partition(":")[0]) or "hf://")
+        if revision == "":
+            raise CheckpointError("source.hub-no-revision", name=f"hf://{repository}@")
         shown = f"hf://{repository}" + (f"@{printable(revision)}" if revision else "")
         endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
         # Redirects to storage leave the hub's host, and the token stays behind.
@@ -439,6 +455,6 @@ def open_remote(address: str, revision: str | None = None) -> RemoteSource:
         return HubSource(page[1], revision or (unquote(page[2]) if page[2] else None))
     if address.startswith("hf://"):
         # A hub id has no query and no password; what looks like one must not reach a message.
-        repository, _, named = re.split("[?#]", address.removeprefix("hf://"))[0].partition("@")
-        return HubSource(repository.strip("/"), revision or named or None)
+        repository, at, named = re.split("[?#]", address.removeprefix("hf://"))[0].partition("@")
+        return HubSource(repository.strip("/"), revision or (named if at else None))
     return HttpSource(address)

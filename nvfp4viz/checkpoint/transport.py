@@ -11,6 +11,7 @@ import asyncio
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -100,7 +101,7 @@ class Transport:
     Parameters
     ----------
     timeout
-        Seconds without a byte (and seconds to connect) after which a server counts as silent.
+        Seconds without a byte, or with hardly any (and seconds to connect), after which a server counts as silent.
     parallel
         Most requests at a time; four times as many where all are for a few bytes.  See also `Pace`.
     headers
@@ -182,7 +183,9 @@ class Transport:
                 if total is None or len(got) >= min(item.end, total) - item.begin or len(got) == before:
                     return Answer(bytes(got), total, version)
             except _Interrupted as broken:
-                fruitless = 1 if len(got) > before else fruitless + 1
+                # Silence after a few bytes costs as much as after none.
+                least = CRUMB if broken.error.code == "source.timeout" else 1
+                fruitless = 1 if len(got) - before >= least else fruitless + 1
                 crumbs = crumbs + 1 if len(got) - before < CRUMB else 0
                 if broken.busy:
                     self._pace.trouble(begun)
@@ -229,17 +232,29 @@ class Transport:
         return (item.begin + len(got) if expected is None else total), version
 
     async def _receive(self, item: Wanted, response: Any, expected: int | None, got: bytearray) -> None:
-        """Read the body into ``got``, and not one byte more than ``expected``."""
+        """Read the body into ``got``, and not one byte more than ``expected``.
+
+        Raises
+        ------
+        TimeoutError
+            Bytes come, but fewer than `CRUMB` of them in the time of a server that is silent.
+        """
         limit = item.end - item.begin if expected is None else len(got) + expected
         if limit > len(got):
+            since, few = time.monotonic(), 0
             async for chunk in response.content.iter_chunked(CHUNK):
                 self.received[item.name] = self.received.get(item.name, 0) + len(chunk)
+                few += len(chunk)
+                if few >= CRUMB:
+                    since, few = time.monotonic(), 0
                 room = limit - len(got)
                 got += chunk[:room]
                 if len(chunk) > room and expected is None:
                     raise CheckpointError("source.no-range", name=printable(item.name))
                 if len(chunk) >= room and expected is not None:
                     break
+                if time.monotonic() - since > self._timeout:
+                    raise TimeoutError
         if expected is not None and len(got) < limit:
             raise _Interrupted(CheckpointError("source.cut", name=printable(item.name), received=len(got)), busy=False)
 

@@ -42,6 +42,9 @@ def folder(tmp_path_factory):
     return out
 
 
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0000\nsize 4560236\n"
+
+
 @pytest.fixture(scope="module")
 def files(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -110,7 +113,7 @@ def test_a_single_file_with_its_neighbours(files):
         checkpoint = open_checkpoint(f"{site.address}/sub/{shard}?signature=abc")
     assert [header.file for header in checkpoint.files] == [shard]
     assert checkpoint.config is not None
-    assert checkpoint.name == shard
+    assert checkpoint.name == f"{site.address.removeprefix('http://')}/sub/{shard}"
     # The signature goes along with every request.
     assert all("signature=abc" in path for path, _, _ in site.asked)
 
@@ -392,12 +395,49 @@ def test_a_login_page_instead_of_everything():
         assert {item.text for item in checkpoint.problems} >= {"container.not-safetensors.html"}
 
 
+@pytest.mark.parametrize(
+    "missing",
+    [(200, b"<!doctype html><html>Our app</html>"), (200, b'{"error": "not found"}'), (200, b"not found"), (503, b"")],
+)
+def test_a_server_that_answers_for_names_that_it_does_not_have(files, missing):
+    """Whoever asks for a guessed name, and has an index that names the shards, takes such an answer for none."""
+    page = missing[0] == 200 and missing[1][:1] != b"{"
+    # What else it says for a configuration may be one.
+    known = {name: data for name, data in files.items() if name != "hf_quant_config.json" or not page}
+    with serve(Site(known, missing=missing)) as site:
+        checkpoint = inspect(site.address)
+        assert checkpoint.problems == []
+        assert {header.file for header in checkpoint.files} == {name for name in known if name.endswith(".safetensors")}
+        if page:
+            assert inspect(f"{site.address}/{checkpoint.files[0].file}").problems == []
+
+
+def test_a_server_that_has_a_file_beside_its_index(files):
+    """A model.safetensors that is one, or half of one, is no page for a name that is not there."""
+    for content in (files[min(name for name in files if name.endswith(".safetensors"))], LFS):
+        with serve(Site({**files, "model.safetensors": content})) as site:
+            texts = {item.code for item in inspect(site.address).problems}
+        assert "container.unindexed-shard" in texts
+
+
 def test_a_silent_server_is_given_up():
     site = Site({"model.safetensors": bytes(1000)}, silent=1.0)
     with serve(site), pytest.raises(CheckpointError) as caught:
         open_checkpoint(HttpSource(f"{site.address}/model.safetensors", timeout=0.2))
     assert caught.value.code == "source.timeout"
     assert "0.2 seconds" in str(caught.value)
+
+
+@pytest.mark.parametrize("drip", [(4, 60.0), (1, 0.05)], ids=["a few bytes, then silence", "a byte now and then"])
+@pytest.mark.parametrize("shards", [False, True], ids=["everything", "shards"])
+def test_a_server_that_drips_is_given_up(files, drip, shards):
+    """It always makes progress, and would keep an audit busy for days."""
+    slow = tuple(name for name in files if name.endswith(".safetensors")) if shards else None
+    begun = time.monotonic()
+    with serve(Site(files, drip=drip, dripping=slow)) as site, pytest.raises(CheckpointError) as caught:
+        open_checkpoint(HttpSource(site.address, timeout=0.2))
+    assert caught.value.code == "source.timeout"
+    assert time.monotonic() - begun < 15
     assert site.address.removeprefix("http://") in str(caught.value)
 
 
@@ -632,6 +672,9 @@ def test_others_are_told_the_commit(hub):
         ("hf://owner/ill", "source.status"),
         ("hf://owner/model@nope", "source.hub-revision"),
         ("hf://owner", "source.hub-name"),
+        ("hf://owner/name@", "source.hub-no-revision"),
+        ("hf://owner/name@?x=1", "source.hub-no-revision"),
+        ("hf://@", "source.hub-name"),
         ("hf://owner/name/more", "source.hub-name"),
         ("hf://../etc", "source.hub-name"),
     ],

@@ -38,6 +38,10 @@ class Site:
         Closes the connection after so many bytes of each answer.
     silent
         Waits so many seconds before each body.
+    drip, dripping
+        Sends so many bytes of each body at a time, and waits so many seconds after them; of these files, or of all.
+    missing
+        What it answers for a file that it does not have.
     page
         Answers everything with this page and 200, as a login wall does.
     redirect
@@ -69,6 +73,9 @@ class Site:
     late: dict[str, tuple[int, int]] = field(default_factory=dict)
     cut: int | None = None
     silent: float = 0.0
+    drip: tuple[int, float] | None = None
+    dripping: tuple[str, ...] | None = None
+    missing: tuple[int, bytes] = (404, b"<html>not found</html>")
     page: bytes | None = None
     redirect: str | None = None
     fail_first: int = 0
@@ -139,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
             links = "".join(f'<a href="{key}">{key}</a>' for key in [*site.files, "../", "?C=N"])
             return self._answer(200, f"<!doctype html><html>{links}</html>".encode())
         if name not in site.files:
-            return self._answer(404, b"<html>not found</html>")
+            return self._answer(*site.missing)
         self._file(site.files[name], *site.late.get(name, (1 << 62, 0)))
 
     def _file(self, data: bytes, late: int, status: int) -> None:
@@ -180,12 +187,17 @@ class _Handler(BaseHTTPRequestHandler):
         if self.site.cut is not None and len(body) > self.site.cut:
             body = body[: self.site.cut]
             self.close_connection = True
+        name = unquote(urlsplit(self.path).path).rpartition("/")[2]
+        drips = self.site.drip is not None and (self.site.dripping is None or name in self.site.dripping)
+        step, pause = self.site.drip if drips and self.site.drip else (4096, 0.0)
         try:
-            for at in range(0, len(body), 4096):
+            for at in range(0, len(body), step):
                 # Counted before it goes: a client that has its last byte may look at the count at once.
                 with self.site.lock:
-                    self.site.sent += len(body[at : at + 4096]) if status < 400 else 0
-                self.wfile.write(body[at : at + 4096])
+                    self.site.sent += len(body[at : at + step]) if status < 400 else 0
+                self.wfile.write(body[at : at + step])
+                if pause and self.site.over.wait(pause):
+                    break
         except OSError:
             # The client has seen enough.
             self.close_connection = True
