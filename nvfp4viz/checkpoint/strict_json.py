@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,10 +73,15 @@ def parse(text: bytes) -> Parsed:
         )
         # Python accepts a lone half of a surrogate pair, which is not text.
         _walk(top, _DEPTH)
+    except _NoNumber:
+        raise Refused("json", position=_place(decoded, lambda token, _: _is_no_number(token))) from None
     except json.JSONDecodeError as error:
-        raise Refused("json", position=error.pos) from None
+        raise Refused("json", position=len(decoded[: error.pos].encode())) from None
     except RecursionError:
-        raise Refused("json", position=0) from None
+        raise Refused("json", position=_place(decoded, lambda _, depth: depth > _DEPTH)) from None
+    except UnicodeEncodeError:
+        lone = next(found for found in _ESCAPE.finditer(decoded) if found[1])
+        raise Refused("utf8", position=len(decoded[: lone.start()].encode())) from None
     if not isinstance(top, _Object):
         raise Refused("object")
     out = _typed(top)
@@ -140,8 +147,35 @@ def _entry(name: str, value: Any, out: Parsed) -> tuple[str, tuple[int, ...], tu
     return dtype, tuple(shape), (offsets[0], offsets[1])
 
 
+# A string, a number or what Python takes for one, and what nests.
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|-?(?:NaN|Infinity|\d[\d.eE+-]*)|[\[\]{}]')
+_NESTS = {"[": 1, "{": 1, "]": -1, "}": -1}
+# Whole pairs of surrogates and other escapes are stepped over; group 1 is a half alone.
+_ESCAPE = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
+)
+
+
+def _place(text: str, wrong: Callable[[str, int], bool]) -> int:
+    """The first byte of the first token of which something is true, given how deep it lies: `json` does not tell."""
+    depth = 0
+    for token in _TOKEN.finditer(text):
+        depth += _NESTS.get(token[0], 0)
+        if wrong(token[0], depth):
+            return len(text[: token.start()].encode())
+    raise AssertionError("what was refused is in the text")
+
+
+class _NoNumber(Exception):
+    """A literal that Python takes for a number, and the reference does not."""
+
+
+def _is_no_number(token: str) -> bool:
+    return token.lstrip("-")[:1] in ("N", "I") or (token.lstrip("-")[:1].isdigit() and math.isinf(float(token)))
+
+
 def _no_constant(name: str) -> Any:
-    raise json.JSONDecodeError(f"{name} is not JSON", "", 0)
+    raise _NoNumber
 
 
 def _integer(text: str) -> int | float:
@@ -154,17 +188,19 @@ def _integer(text: str) -> int | float:
 def _number(text: str) -> float:
     value = float(text)
     if math.isinf(value):
-        raise json.JSONDecodeError("number out of range", "", 0)
+        raise _NoNumber
     return value
 
 
 def _walk(value: Any, depth: int) -> None:
-    """Refuse what serde refuses inside any value: too deep nesting, text that is not Unicode."""
+    """Refuse what serde refuses inside any value: too deep nesting, text that is not Unicode.
+
+    Raises
+    ------
+    RecursionError, UnicodeEncodeError
+    """
     if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise Refused("utf8", position=0) from None
+        value.encode()
     elif isinstance(value, list):
         if depth == 0:
             raise RecursionError

@@ -401,3 +401,27 @@ def test_two_thousand_mutated_files_get_the_reference_verdict():
 @pytest.mark.slow
 def test_twenty_thousand_mutated_files_get_the_reference_verdict():
     assert 300 < fuzz(20_000, seed=2) < 15_000
+
+
+@pytest.mark.parametrize(
+    ("text", "at"),
+    [
+        ('{"é":{"dtype":"F32","shape":[NaN],"data_offsets":[0,4]}}', b"NaN]"),
+        ('{"NaN, 1e999":{"dtype":"F32","shape":[-Infinity],"data_offsets":[0,4]}}', b"-Infinity]"),
+        ('{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,' + "9" * 5000 + "]}}", b"999"),
+        ('{"a":{"x":12,"dtype":-1e999}}', b"-1e999"),
+        ('{"\\\\ud800 \\ud83d\\ude00 \\ud800":{}}', b'\\ud800":'),
+        ('{"a":{"x":"\\udc00"}}', b"\\udc00"),
+        ('{"a":' + "[" * 200 + "]" * 200 + "}", b"[" * 74 + b"]"),
+        ('{"ééé" 1}', b"1}"),
+    ],
+    ids=["constant", "minus", "digits", "range", "half a pair", "the other half", "depth", "syntax"],
+)
+def test_a_broken_header_is_told_with_its_place(text, at):
+    """Somebody will look there with a hex editor, so that the place is one of bytes."""
+    data = text.encode()
+    file = struct.pack("<Q", len(data)) + data + FOUR
+    assert not reference_accepts(file)
+    [found] = read(file).problems
+    assert found.text in ("container.invalid-header.json", "container.invalid-header.utf8")
+    assert data[found.params["position"] :].startswith(at)
