@@ -189,16 +189,35 @@ def inject(options: argparse.Namespace) -> int:
         for name in names:
             say(cli_words(lang, f"inject.{key}", tensor=printable(name, 500)))
     say(cli_words(lang, "inject.files", rewritten=len(done.rewritten), linked=len(done.linked)))
+    asked = False
     if not done.findings:
-        alone = {"scale.outlier", "scale.filled"} & {*fault.findings}
-        say(cli_words(lang, "inject.alone" if alone else "inject.invisible"))
+        asked = bool({"scale.outlier", "scale.filled"} & {*fault.findings})
+        say(cli_words(lang, "inject.alone" if asked else "inject.invisible"))
     else:
         codes = cli_words(lang, "inject.or").join(done.findings)
         # A number of one's own, or random bits, may be as plausible as what they replace.
-        chosen = (options.value is not None or options.fault == "random-bits") and "scale.outlier" in done.findings
+        asked = (options.value is not None or options.fault == "random-bits") and "scale.outlier" in done.findings
         deep = fault.deep or done.findings == ("weight.duplicate-expert",)
-        say(cli_words(lang, "inject.deep" if deep else "inject.may" if chosen else "inject.finds", codes=codes))
+        say(cli_words(lang, "inject.deep" if deep else "inject.may" if asked else "inject.finds", codes=codes))
+    if asked:
+        flush()
+        # What a rule leaves open, the copy's own audit settles.
+        told = cli_words(lang, "inject.and").join(_scale_codes_at(options))
+        say(cli_words(lang, "inject.told" if told else "inject.untold", codes=told))
     return OK
+
+
+def _scale_codes_at(options: argparse.Namespace) -> list[str]:
+    """What the audit of a copy says of the scale that a fault was put into."""
+    role = options.role or FAULTS[options.fault].roles[0]
+    codes = (
+        item.code
+        for item in run_audit(options.out).report.findings
+        if item.code.startswith("scale.") and item.code != "scale.shape"
+        if item.role in (role, None) and item.layer in (options.layer, None)
+        if item.projection in (options.projection, None) and (item.experts is None or options.expert in item.experts)
+    )
+    return list(dict.fromkeys(codes))
 
 
 def repair(options: argparse.Namespace) -> int:

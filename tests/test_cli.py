@@ -430,6 +430,20 @@ def test_a_number_without_peers_is_not_promised_to_be_found(capsys, tmp_path):
     assert "should report" not in said
     report = json.loads(run(capsys, "audit", str(tmp_path / "b"), "--format", "json")[1])
     assert [item["code"] for item in report["findings"]] == ["loader.note"]
+    assert "the audit of the copy reports nothing there" in said
+
+
+def test_a_number_that_only_the_audit_can_judge_has_been_judged(capsys, good, tmp_path):
+    """Far off its peers, or what a back-fill leaves: the number is known, and so is what the audit says of it."""
+    slot = ("--layer", "0", "--expert", "1", "--projection", "down")
+    for value, language in (("5000", "en"), ("0.0001860119", "zh")):
+        out = str(tmp_path / value)
+        options = ("--fault", "constant", "--value", value, *slot, "--language", language)
+        said = run(capsys, "inject", good, out, *options)[1].splitlines()[-1]
+        findings = json.loads(run(capsys, "audit", out, "--format", "json")[1])["findings"]
+        codes = [item["code"] for item in findings if item["code"].startswith("scale.")]
+        assert codes
+        assert all(code in said for code in codes)
 
 
 @pytest.mark.parametrize(
@@ -456,6 +470,8 @@ def test_inject_promises_what_the_audit_gives(capsys, good, tmp_path, options, p
         for item in json.loads(run(capsys, "audit", str(tmp_path / "out"), "--format", "json")[1])["findings"]
     }
     assert not promise or any(item in out for item in found)
+    # Where a rule leaves it open, the audit of the copy has been asked.
+    assert ("the audit of the copy reports nothing there" in out) == (not promise and not found)
 
 
 @pytest.mark.parametrize(("projection", "seen"), [("gate", True), ("up", True), ("down", False)])
@@ -516,6 +532,16 @@ def test_an_address(capsys, good):
     there, here = json.loads(out), json.loads(local)
     assert there["source"] == site.address.removeprefix("http://") + "/model"
     assert (there["findings"], there["fingerprint"]) == (here["findings"], here["fingerprint"])
+
+
+def test_an_address_of_a_file(capsys, holed):
+    files = {path.name: path.read_bytes() for path in Path(holed).iterdir()}
+    with serve(Site(files)) as site:
+        for options in ((), ("--paths",)):
+            address = f"{site.address.replace('//', '//user:hunter2@')}/a/model.safetensors?sig=hunter2"
+            out = run(capsys, "audit", address, "--format", "json", *options)[1]
+            assert json.loads(out)["source"] == f"{site.address.removeprefix('http://')}/a/model.safetensors"
+            assert "hunter2" not in out
 
 
 def test_an_address_without_a_checkpoint_exits_with_2(capsys):
