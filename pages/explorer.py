@@ -23,6 +23,8 @@ from nvfp4viz.ui import (
 from nvfp4viz.ui.samples import SAMPLE_IDS
 from nvfp4viz.ui.shell import ensure_shell
 
+TABS = ("findings", "anatomy", "backends", "files", "ranks", "compare", "repair")
+
 ensure_shell()
 page = lesson.open_page(
     "explorer",
@@ -37,6 +39,7 @@ page = lesson.open_page(
     policy=state.choice(POLICIES, default="peer-max"),
     value=state.number(-1e38, 1e38, default=1.0),
     suspects=state.flag(),
+    tab=state.choice(TABS, default=TABS[0]),
 )
 
 opened = None
@@ -70,16 +73,16 @@ if opened is not None:
     opened = explorer_open.asked(opened, gpu, page.view["tp"], page.view["ep"])
     explorer.summary(page, opened)
     explorer_map.map_and_slot(page, opened)
-    drawers = {
-        "tabs.findings": explorer.findings,
-        "tabs.anatomy": explorer.anatomy,
-        "tabs.backends": explorer.backends,
-        "tabs.files": explorer.files,
-        "tabs.ranks": explorer_ranks.ranks,
-        "tabs.compare": explorer_diff.compare,
-        "tabs.repair": explorer_repair.repair,
-    }
-    for tab, draw in zip(page.tabs(*drawers), drawers.values(), strict=True):
+    drawers = (
+        explorer.findings,
+        explorer.anatomy,
+        explorer.backends,
+        explorer.files,
+        explorer_ranks.ranks,
+        explorer_diff.compare,
+        explorer_repair.repair,
+    )
+    for tab, draw in zip(page.tabs(*(f"tabs.{name}" for name in TABS)), drawers, strict=True):
         if tab.open:
             with tab:
                 draw(page, opened)

@@ -6,6 +6,8 @@ from nvfp4viz.errors import NvError
 from nvfp4viz.ui import errors, fault_lab, fault_lab_foot, lesson, state
 from nvfp4viz.ui.shell import ensure_shell
 
+TABS = ("logits", "audit", "sweep")
+
 ensure_shell()
 page = lesson.open_page(
     "fault_lab",
@@ -19,6 +21,7 @@ page = lesson.open_page(
     prompt=state.choice(fault_lab.PROMPTS, default="arithmetic"),
     ask=state.text(),
     backend=state.choice(fault_lab.BACKENDS, default=fault_lab.BACKENDS[0]),
+    tab=state.choice(TABS, default=TABS[0]),
 )
 fault_lab.settle(page)
 done = None
@@ -43,12 +46,8 @@ except NvError as error:
     errors.show(error)
 
 if done is not None:
-    drawers = {
-        "tabs.logits": fault_lab.logits,
-        "tabs.audit": fault_lab.audit_says,
-        "tabs.sweep": fault_lab.sweep_part,
-    }
-    for tab, draw in zip(page.tabs(*drawers), drawers.values(), strict=True):
+    drawers = (fault_lab.logits, fault_lab.audit_says, fault_lab.sweep_part)
+    for tab, draw in zip(page.tabs(*(f"tabs.{name}" for name in TABS)), drawers, strict=True):
         if tab.open:
             with tab:
                 draw(page, done)

@@ -134,14 +134,21 @@ class Lesson:
         return st.expander(self.t(key), key=f"{self.id}.open.{key}", on_change="rerun")
 
     def tabs(self, *keys: str) -> list[Any]:
-        """Tabs whose bodies are computed only while they are open; test ``tab.open`` before computing."""
+        """Tabs whose bodies are computed only while they are open; test ``tab.open`` before computing.
+
+        ``keys`` are ``tabs.<id>``; the page's setting ``tab`` is a choice among these ids: a link opens the same one.
+        """
         key, last = f"{self.id}.tabs", f"{self.id}.tabs.last"
-        labels = [self.t(name) for name in keys]
-        # Streamlit knows the open one by its label, which another language changes.
-        if st.session_state.get(key) not in labels and last in st.session_state:
-            st.session_state[key] = self.t(st.session_state[last])
+        labels, before = [self.t(name) for name in keys], st.session_state.get(last, keys[0])
+        wanted = f"tabs.{self.view['tab']}"
+        # Streamlit knows the open one by its label, which another language changes; and a link knows it by its id.
+        if wanted != before or (st.session_state.get(key) not in labels and last in st.session_state):
+            st.session_state[key] = self.t(wanted)
         tabs = list(st.tabs(labels, key=key, on_change="rerun"))
-        st.session_state[last] = next((name for name, tab in zip(keys, tabs, strict=True) if tab.open), keys[0])
+        now = next((name for name, tab in zip(keys, tabs, strict=True) if tab.open), keys[0])
+        st.session_state[last] = now
+        if now != wanted:
+            self.view.put(tab=now.removeprefix("tabs."))
         return tabs
 
     def parts(self, name: str, ids: Sequence[str]) -> str:

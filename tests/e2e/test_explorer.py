@@ -332,6 +332,18 @@ def test_each_status_has_its_sign_where_cells_are_narrow(browser, tmp_path, monk
         server.stop()
 
 
+def test_a_link_opens_its_tab_and_back_the_one_before(visit):
+    page = visit("/explorer?lang=zh&tab=backends")
+    tabs = page.get_by_role("tab")
+    expect(tabs.nth(2)).to_have_attribute("aria-selected", "true")
+    for index, name in ((3, "files"), (4, "ranks")):
+        tabs.nth(index).click()
+        page.wait_for_url(f"**tab={name}**")
+        settle(page)
+    page.go_back()
+    expect(tabs.nth(3)).to_have_attribute("aria-selected", "true")
+
+
 @pytest.mark.parametrize("path", ["/explorer?lang=en", "/fault_lab?lang=en"])
 def test_another_language_keeps_the_open_tab(visit, path):
     page = visit(path)

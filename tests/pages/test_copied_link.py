@@ -59,6 +59,23 @@ def test_an_answer_is_not_in_the_link(open_page, said, page, query, question):
     assert ASKED not in said["copied"]
 
 
+@pytest.mark.parametrize(("page", "index", "name"), [("explorer", 2, "backends"), ("fault_lab", 1, "audit")])
+def test_the_open_tab_is_in_the_link(open_page, said, page, index, name):
+    at = open_page(page)
+    assert "tab" not in said["link"]
+    labels = [item.label for item in at.tabs]
+    tab(at, page, index)
+    assert said["link"]["tab"] == name
+    other = open_page(page, **said["link"])
+    assert other.session_state[f"{page}.tabs"] == labels[index]
+    tab(other, page, 0)
+    assert "tab" not in said["link"]
+    # Back: the address of before.
+    other.query_params["tab"] = name
+    clean(other.run())
+    assert other.session_state[f"{page}.tabs"] == labels[index]
+
+
 def test_it_is_said_in_chinese(open_page, said):
     skipped(open_page("fusion", lang="zh", part="scale"), "fusion.predict.maximum")
     assert said["copied"] == "已复制。打开链接，本页的设置与现在相同。不过这里回答过的问题会先再问一次。"
