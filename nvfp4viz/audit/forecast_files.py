@@ -188,8 +188,10 @@ def of_structure(family: Family, findings: list[Finding], facts: Facts) -> Itera
 
 def _scope_of_loss(family: Family, item: Finding, facts: Facts) -> str:
     """The layer where all of its experts are lost, and where unwritten activation scales enter a maximum over them."""
-    if item.tower or item.layer is None or item.experts is None:
+    if item.layer is None or item.experts is None:
         return "layer"
+    if item.tower:
+        return "experts"
     if len(item.experts) >= facts.view.experts_in.get(item.layer, 0):
         return "layer"
     kinds = facts.view.projections_in[item.layer] if item.projection is None else (item.projection,)

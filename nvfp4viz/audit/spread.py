@@ -213,5 +213,6 @@ def _all_ones(facts: Facts) -> Iterator[Finding]:
         place = facts.place(at, kinds, "input_scale", tuple(np.flatnonzero(np.any(masks, axis=0)).tolist()))
         yield make(
             "scale.identity", "info", text=text, role="input_scale", layer=at, **place, value=1.0,
+            projection=kinds[0] if len(kinds) == 1 else None,
             fill={"kinds": ", ".join(in_order(kinds)), "numbers": [at], "over": divisor_of(facts, at)},
         )  # fmt: skip

@@ -21,7 +21,8 @@ CELLS = [
 ]
 
 
-NO_PEERS = [(fault, role) for fault in ("scaled", "constant") for role in ("input_scale", "weight_scale_2")]
+# A layer has one number for all experts, and none to hold it to; but an activation scale of 1.0 speaks for itself.
+NO_PEERS = [("scaled", "input_scale"), ("scaled", "weight_scale_2"), ("constant", "weight_scale_2")]
 NO_PEERS.append(("reciprocal", "input_scale"))
 
 

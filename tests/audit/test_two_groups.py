@@ -172,7 +172,8 @@ def test_few_are_as_certain_as_one(change, count):
     own = own_scales()
     new = {name: value * np.float32(change) for name, value in own.items() if int(name.split(".")[0]) < count}
     forecasts = {one.name: one for one in audit(opened(changed(new))).backends}
-    assert "safe" not in forecasts["vllm-cutlass"].possible or change > 1
+    # What is merely far may be meant: the least that is said of it, and no more.
+    assert {"degraded", "safe"} <= set(forecasts["vllm-cutlass"].possible) <= {"degraded", "safe", "zero"}
     assert forecasts["vllm-emulation"].outcome == ("safe" if change < 1 else "degraded")
     assert {one.text for one in forecasts.values()} & {"why.undecided"} == set()
 
