@@ -173,35 +173,50 @@ def _of_tower(effect: Effect, tower: str | None) -> Effect:
     return effect
 
 
+# What is said of activation scales of which whole layers or groups lie far from others.
+_APART = {
+    "scale.outlier.layer": "why.layer-apart", "scale.outlier.layer.far": "why.layer-far",
+    "scale.outlier.layers": "why.layers-far", "scale.outlier.file": "why.file-far",
+    "scale.outlier.groups": "why.groups",
+}  # fmt: skip
+# The first says that something is wrong, the others are notes.
+_NOT_OFF = ("scale.outlier.sibling", "scale.identity.layer", "scale.identity.model", "scale.convention.inputs")
+
+
 def _siblings(family: Family, findings: list[Finding]) -> Iterator[Effect]:
     """Gate and up that disagree about their common input, layers that stand apart or were not set: all may be right."""
     for item in findings:
         text = item.text.removesuffix(".divisor")
-        if text == "scale.outlier.sibling" and item.layer is not None and family.reach != "none":
+        if item.role != "input_scale" or not (text in _APART or text in _NOT_OFF):
+            continue
+        layers = set(item.params["numbers"]) if item.layer is None else {item.layer}
+        if family.reach == "none" or (not family.reads_down and item.params.get("kinds") == "down"):
+            if text not in _NOT_OFF[1:]:
+                yield Effect("ignored", (), "none", layers, "why.ignored", {"slots": item.count})
+        elif text == "scale.outlier.sibling":
             fill = {"layer": item.layer, "larger": item.params["larger"], "slots": item.count}
             # Where they lie so far apart, the larger leaves nothing of what belongs to the smaller.
             possible = MILD if item.params["widest"] < FADES_ABOVE else ("degraded", "safe", "zero")
-            yield Effect("degraded", possible, "layer", {item.layer}, "why.sibling", fill)
-        elif text.startswith("scale.outlier.layer") and item.role == "input_scale" and family.reach != "none":
-            fill = {"layer": item.layer, "ratio": item.params["ratio"], "slots": item.count}
-            why = "why.layer-far" if text.endswith(".far") else "why.layer-apart"
-            yield Effect("degraded", WILD, "layer", {item.layer or 0}, why, fill)
-        elif text == "scale.outlier.groups" and item.role == "input_scale" and family.reach != "none":
-            # By one maximum the larger ones decide for all.
-            scope = "layer" if family.reach == "layer" else "experts"
-            fill = {"layer": item.layer, "ratio": item.params["ratio"], "slots": item.count}
-            yield Effect("degraded", WILD, scope, {item.layer or 0}, "why.groups", fill)
-        elif text in ("scale.identity.layer", "scale.identity.model") and family.reach != "none":
-            yield Effect("safe", MILD, "none", set(item.params["numbers"]), "why.never-set", dict(item.params))
-        elif text == "scale.convention.inputs" and family.reach != "none":
+            yield Effect("degraded", possible, "layer", layers, "why.sibling", fill)
+        elif text in _APART:
+            # By one maximum the larger of two groups decides for all.
+            scope = "experts" if text == "scale.outlier.groups" and family.reach == "expert" else "layer"
+            fill = {"layer": item.layer, "ratio": item.params.get("ratio", ""), "slots": item.count}
+            yield Effect("degraded", WILD, scope, layers, _APART[text], fill)
+        elif text == "scale.convention.inputs":
             # Which of the two it is the file does not say.
-            ends = ("degraded", "safe", "zero")
-            yield Effect("safe", ends, "none", set(item.params["numbers"]), "why.inputs-large", dict(item.params))
+            yield Effect("safe", ("degraded", "safe", "zero"), "none", layers, "why.inputs-large", dict(item.params))
+        else:
+            yield Effect("safe", MILD, "none", layers, "why.never-set", dict(item.params))
 
 
 def _groups_of_weights(family: Family, findings: list[Finding]) -> Iterator[Effect]:
     """Second-level weight scales apart by groups or layers; up's alone is not read where gate's stands for both."""
     for item in findings:
+        if item.text.startswith("scale.outlier.layers") and item.role == "weight_scale_2":
+            layers = set(item.params["numbers"])
+            fill = {"ratio": item.params["ratio"], "slots": item.count}
+            yield Effect("degraded", WILD, "layer", layers, "why.layers-far.weight", fill)
         if item.text.startswith("scale.outlier.layer.weight") and (
             item.params["kinds"] != "up" or not family.gate_rules
         ):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ from nvfp4viz.audit.scales import (
     mismatched_pairs,
     outliers,
 )
+from nvfp4viz.audit.texts import id_list
 from nvfp4viz.checkpoint.numbers import classify
 
 
@@ -114,13 +115,15 @@ def layer_apart_findings(facts: Facts, role: str) -> Iterator[Finding]:
     """
     inputs = role == "input_scale"
     found: dict[int, list[tuple[str, float, float]]] = {}
+    halves: dict[str, tuple[dict[int, float], dict[int, float]]] = {}
     for kind in ("gate", "up", "gate_up", "down"):
         tables = {at: table for at in facts.view.moe_layers if (table := facts.tables.get((role, at, kind)))}
         tables = {at: table for at, table in tables.items() if role in facts.needs[at] and len(table.values)}
         # Experts of a layer differ by some 30 times: the first is enough to see that there is nothing to see.
         firsts = {at: _log(table.values[0]) for at, table in tables.items()}
-        usual = median_of(np.array(list(firsts.values()))) if len(firsts) >= 3 else 0.0
-        if len(firsts) < 3 or not any(abs(first - usual) > _LAYER_OFF / 2 for first in firsts.values()):
+        usual = median_of(np.array(list(firsts.values()))) if firsts else 0.0
+        least = (_LAYER_OFF if inputs else _WEIGHTS_FAR) / 2
+        if len(firsts) < 2 or not any(abs(first - usual) >= least for first in firsts.values()):
             continue
         middles = {
             at: _log(median_of(table.values[good])) for at, table in tables.items() if (good := table.good()).any()
@@ -134,6 +137,11 @@ def layer_apart_findings(facts: Facts, role: str) -> Iterator[Finding]:
             far = abs(own - rest) >= (LAYER_FAR if inputs else _WEIGHTS_FAR)
             if agreed and ((mirrored and inputs) or (far and (inputs or not has_wrong_convention(tables[at])))):
                 found.setdefault(at, []).append((kind, own, rest))
+        upright = {at: own for at, own in middles.items() if inputs or not has_wrong_convention(tables[at])}
+        split = _split(upright, LAYER_FAR if inputs else _WEIGHTS_FAR)
+        if split is not None and not any(kind == other for one in found.values() for other, _, _ in one):
+            halves[kind] = split
+    yield from _of_halves(facts, role, halves)
     for at, kinds in sorted(found.items()):
         if inputs and apart(facts, at) is not None:
             # That one of gate and up is off is said already.
@@ -157,6 +165,49 @@ def layer_apart_findings(facts: Facts, role: str) -> Iterator[Finding]:
         kind = ".weight" if not inputs else "" if abs(own + rest) <= _NEAR_RECIPROCAL else ".far"
         text = f"scale.outlier.layer{kind}{'.divisor' if divisors else ''}"
         yield make("scale.outlier", "warn", text=text, role=role, layer=at, **place, fill=fill)
+
+
+def _split(middles: Mapping[int, float], far: float) -> tuple[dict[int, float], dict[int, float]] | None:
+    """Layers below and above a gap of so many powers of two, the fewer ones first; None where there is no such gap."""
+    ordered = sorted(middles.items(), key=lambda item: item[1])
+    steps = [after[1] - before[1] for before, after in pairwise(ordered)]
+    if not steps or max(steps) < far:
+        return None
+    at = steps.index(max(steps)) + 1
+    low, high = dict(ordered[:at]), dict(ordered[at:])
+    return (low, high) if len(low) < len(high) else (high, low)
+
+
+def _of_halves(
+    facts: Facts, role: str, halves: Mapping[str, tuple[dict[int, float], dict[int, float]]]
+) -> Iterator[Finding]:
+    """``scale.outlier`` of layers of which so many lie so far from the others that nothing says which are right."""
+    if (
+        role == "input_scale"
+        and halves.keys() & {"gate", "up"}
+        and any(apart(facts, at) is not None for at in facts.view.moe_layers)
+    ):
+        halves = {kind: split for kind, split in halves.items() if kind == "down"}
+    if not halves:
+        return
+    few, many = max(halves.values(), key=lambda split: abs(_middle_of(split[0]) - _middle_of(split[1])))
+    divisors = facts.view.divisors_in(facts.view.moe_layers[0])
+    own, others = (json_number(2 ** (-power if divisors else power)) for power in (_middle_of(few), _middle_of(many)))
+    tables = [facts.tables[role, at, kind] for kind, split in halves.items() for at in split[0]]
+    fill = {
+        "kinds": ", ".join(halves), "own": own, "others": others, "numbers": sorted(few),
+        "among": id_list(tuple(sorted(few))), "rest": id_list(tuple(sorted(many))),
+        "ratio": times(2 ** abs(_middle_of(few) - _middle_of(many))),
+    }  # fmt: skip
+    yield make(
+        "scale.outlier", "warn", text=f"scale.outlier.layers{'.divisor' if divisors else ''}", role=role,
+        tensors=[facts.view.slot(table.layer, 0, table.projection, role).name for table in tables],
+        count=sum(1 if table.shared else int(table.good().sum()) for table in tables), fill=fill,
+    )  # fmt: skip
+
+
+def _middle_of(layers: Mapping[int, float]) -> float:
+    return float(median_of(np.array(list(layers.values()))))
 
 
 def _unexplained(facts: Facts, layer: int, kind: str, role: str) -> Mask:

@@ -39,7 +39,8 @@ def spread_findings(facts: Facts, *, activations: bool) -> Iterator[Finding]:
             if role != "input_scale" or (activations and role in facts.needs[layer]):
                 yield from _groups(facts, layer, role)
     if activations:
-        yield from _large_inputs(facts)
+        beyond = list(_beyond_measure(facts))
+        yield from beyond or _large_inputs(facts)
         yield from _all_ones(facts)
 
 
@@ -135,6 +136,39 @@ def _ordinary(facts: Facts, table: ScaleTable) -> Mask:
 
 def _middle(values: F32, mask: Mask) -> float:
     return float(np.exp2(median_of(np.log2(values[mask].astype(np.float64)))))
+
+
+# Powers of two: activations of at most 10^-8 or at least 10^8 throughout a model were never measured.
+_TINY, _HUGE = -38.0, 16.0
+
+
+def _beyond_measure(facts: Facts) -> Iterator[Finding]:
+    """``scale.outlier`` of a file of whose layers each has activation scales that no activations have."""
+    layers = [at for at in facts.view.moe_layers if "input_scale" in facts.needs[at]]
+    found: dict[str, list[ScaleTable]] = {}
+    for kind in ("gate", "up", "gate_up", "down"):
+        tables = [table for at in layers if (table := facts.tables.get(("input_scale", at, kind))) is not None]
+        # One number is enough to see that there is nothing to see.
+        if not tables or not tables[0].values.size or 2**_TINY < tables[0].values[0] < 2**_HUGE:
+            continue
+        kept = [table.values[good] for table in tables if (good := _ordinary(facts, table)).any()]
+        middles = [float(np.log2(median_of(values))) for values in kept]
+        if sum(map(len, kept)) >= 3 and (max(middles) < _TINY or min(middles) > _HUGE):
+            found[kind] = tables
+    if not found:
+        return
+    tables = [table for each in found.values() for table in each]
+    divisors = facts.view.divisors_in(layers[0])
+    usual = median_of(np.concatenate([(table.stored if divisors else table.values)[table.good()] for table in tables]))
+    over = divisor_of(facts, layers[0])
+    scale = 1 / float(usual) if divisors else float(usual)
+    yield make(
+        "scale.outlier", "warn", text=f"scale.outlier.file{'.divisor' if divisors else ''}", role="input_scale",
+        tensors=[facts.view.slot(table.layer, 0, table.projection, "input_scale").name for table in tables],
+        count=sum(1 if table.shared else int(table.good().sum()) for table in tables),
+        fill={"kinds": ", ".join(in_order(found)), "median": json_number(float(usual)), "numbers": layers,
+              "amax": f"{scale * over:.1e}"},
+    )  # fmt: skip
 
 
 def _large_inputs(facts: Facts) -> Iterator[Finding]:

@@ -79,7 +79,7 @@ def test_a_layer_stored_the_other_way_up(id, layer):
         assert "{" not in message
         assert "e-0" not in message
     for name, one in outcomes(report).items():
-        assert one == ("degraded" if FAMILIES[name].reach != "none" else "safe")
+        assert one == ("degraded" if FAMILIES[name].reach != "none" else "ignored")
 
 
 def test_of_one_projection_alone():
@@ -111,15 +111,19 @@ def test_a_layer_farther_off_than_layers_differ(id, factor, kinds):
     text = f"scale.outlier.layer.far{'.divisor' if LAYOUTS[id].divisors else ''}"
     assert (item.text, item.layer, item.role) == (text, 2, "input_scale")
     for forecast in report.backends:
-        if forecast.outcome == "unsupported" or FAMILIES[forecast.name].reach == "none":
+        if forecast.outcome == "unsupported":
+            continue
+        if FAMILIES[forecast.name].reach == "none" or (kinds == ("down",) and not FAMILIES[forecast.name].reads_down):
+            assert forecast.outcome == "ignored", forecast.name
             continue
         assert (forecast.outcome, "safe" in forecast.possible, forecast.text) == ("degraded", True, "why.layer-far")
 
 
-def test_where_too_few_layers_tell():
-    assert said(audit(layered("modelopt", lambda k, kind, own: 1 / own if k == 1 else own, layers=2))) == []
-    # Of two halves neither is the odd one.
-    assert said(audit(layered("modelopt", lambda k, kind, own: 1 / own if k % 2 else own))) == []
+def test_of_two_halves_neither_is_the_odd_one():
+    for layers in (2, 4):
+        report = audit(layered("modelopt", lambda k, kind, own: 1 / own if k % 2 else own, layers=layers))
+        assert said(report) == WARN
+        assert [item.text for item in report.findings if item.severity == "warn"] == ["scale.outlier.layers"]
 
 
 def test_bad_values_of_other_layers_do_not_hide_it():
@@ -175,3 +179,43 @@ def test_static_scales_beside_mxfp4_are_held_to_other_layers_too(id):
     for forecast in report.backends:
         if FAMILIES[forecast.name].reach != "none" and forecast.outcome != "unsupported":
             assert (forecast.outcome, forecast.text) == ("degraded", "why.layer-far"), forecast.name
+
+
+@pytest.mark.parametrize("id", [*IDS, "W4A8"])
+@pytest.mark.parametrize("layers", [2, 4])
+def test_halves_of_layers_farther_apart_than_layers_differ(id, layers):
+    """Which of them are right nothing says; where layers merely differ nothing is said."""
+    upper = range(layers // 2, layers)
+    assert said(audit(layered(id, lambda k, kind, own: own * 3000 if k in upper else own, layers))) == []
+    report = audit(layered(id, lambda k, kind, own: own * 1e9 if k in upper and kind == "down" else own, layers))
+    assert said(report) == WARN
+    [item] = [one for one in report.findings if one.severity == "warn"]
+    text = f"scale.outlier.layers{'.divisor' if LAYOUTS[id].divisors else ''}"
+    assert (item.text, item.layer, item.params["kinds"]) == (text, None, "down")
+    for forecast in report.backends:
+        family = FAMILIES[forecast.name]
+        if forecast.outcome != "unsupported":
+            reads = family.reach != "none" and family.reads_down
+            assert forecast.outcome == ("degraded" if reads else "ignored"), forecast.name
+
+
+@pytest.mark.parametrize("id", [id for id in IDS if id not in ("fused",)])
+def test_halves_of_layers_whose_weights_differ(id):
+    checkpoint = weights_apart(id, 1e-4, ("gate", "up", "down"), layer=1, layers=2)
+    assert said(audit(checkpoint)) == WARN
+    assert {item.scope for item in audit(checkpoint).backends if item.outcome == "degraded"} == {"layer"}
+
+
+@pytest.mark.parametrize("id", [*IDS, "W4A8", "Quark, static FP8 inputs"])
+@pytest.mark.parametrize("factor", [1e-20, 1e-30, 1e12, 1e30])
+def test_a_file_of_which_no_activation_is_like_any_model_s(id, factor):
+    report = audit(layered(id, lambda k, kind, own: own * factor, layers=3))
+    assert said(report) == WARN
+    [item] = [one for one in report.findings if one.severity == "warn"]
+    assert item.text == f"scale.outlier.file{'.divisor' if LAYOUTS[id].divisors else ''}"
+    for forecast in report.backends:
+        if forecast.outcome != "unsupported":
+            reads = FAMILIES[forecast.name].reach != "none"
+            assert (forecast.outcome, "safe" in forecast.possible) == (
+                ("degraded", True) if reads else ("ignored", False)
+            )
