@@ -105,7 +105,11 @@ def _activation(family: Family, item: Finding, weight_only: bool) -> Effect:
     if not item.params["open"]:
         # Siblings have the same input, and so the same scale.
         return Effect("safe", (), "none", _layers(item), "why.linear-masked", _fill(item))
-    return _input(family, item, outcome_of_scales(_OF_CLASS[item.params["kind"]], _HEALTHY), weight_only)
+    outcome, possible = outcome_of_scales(_OF_CLASS[item.params["kind"]], _HEALTHY)
+    if item.params["kind"] == "negative":
+        # Where the hardware keeps a block scale's sign both turn (4.5).
+        possible = tuple(sorted({*MILD, *possible}))
+    return _input(family, item, (outcome, possible), weight_only)
 
 
 def _boundless(family: Family, item: Finding, weight_only: bool) -> Effect:

@@ -227,12 +227,15 @@ class LayerScales:
 
 
 def _off(values: Any, measured: Any) -> Any:
-    """Which of some values (E,) are so far from the median of the measured ones that it changes what is computed."""
+    """Which of some values (E,) may change what is computed, by what was measured of others.
+
+    Too large they are for the smallest of these, if its expert's activations are as small; too small for half of them.
+    """
     if not measured.any():
         return np.zeros_like(measured)
     with np.errstate(all="ignore"):
-        ratios = values.astype(np.float64) / 2 ** median_of(np.log2(values[measured].astype(np.float64)))
-        return (ratios > LOSES_ABOVE) | (ratios < CLIPS_BELOW)
+        middle = 2 ** median_of(np.log2(values[measured].astype(np.float64)))
+        return (values > LOSES_ABOVE * values[measured].min()) | (values < CLIPS_BELOW * middle)
 
 
 def _width(values: Any, measured: Any, some: Any) -> float:
@@ -252,6 +255,7 @@ def _typical(values: list[Any], others: list[Any]) -> float:
 def _per_expert(scales: LayerScales, layer: int) -> Iterable[Effect]:
     """Each expert lives by its own scales, or all by the one that the file has for them."""
     missing, stored, room = [], [], 1.0
+    smallest = _smallest(scales, list(scales.bad))
     scope = "layer" if scales.shared else "experts"
     for expert in scales.experts():
         absent = any(mask[expert] for mask in scales.absent.values())
@@ -267,14 +271,19 @@ def _per_expert(scales: LayerScales, layer: int) -> Iterable[Effect]:
             pair = scales.pair(expert, 0.0)
             outcome, possible = outcome_of_scales(*pair, scales.expected(expert))
             classes = scales.classes_of(expert)
-            if outcome == "degraded" and classes <= {"negative"}:
-                # What is only far from its peers may be meant, and where both signs turn nothing does: with the sign
-                # of a weight scale, or where the hardware keeps a block scale's.
-                possible = tuple(sorted({*MILD, *possible}))
+            small = not classes and all(own <= due for own, due in zip(pair, scales.expected(expert), strict=True))
+            if small or (outcome == "degraded" and classes <= {"negative"}):
+                # What is only far from its peers may be meant, small activations have small scales; and where both
+                # signs turn nothing does: with a weight scale's sign, or where hardware keeps a block scale's.
+                possible = tuple(sorted({*MILD, *possible, outcome}))
             stored.append((expert, outcome, possible, classes))
         else:
-            pair = np.divide(scales.pair(expert, 0.0), scales.expected(expert))
-            room = max(room, float(pair.max()), float(1 / pair.min()))
+            pair = scales.pair(expert, 0.0)
+            ratios = np.divide(pair, scales.expected(expert))
+            room = max(room, float(ratios.max()), float(1 / ratios.min()))
+            if any(own > LOSES_ABOVE * least for own, least in zip(pair, smallest, strict=True)) and ratios.max() > 1:
+                # Its peers' median would have room for it, the smallest of them not.
+                stored.append((expert, "degraded", MILD, scales.classes_of(expert)))
     if missing:
         possible = tuple(sorted(set().union(*(outcomes for _, outcomes in missing))))
         ids = tuple(expert for expert, _ in missing)

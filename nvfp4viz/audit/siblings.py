@@ -115,6 +115,7 @@ def layer_apart_findings(facts: Facts, role: str) -> Iterator[Finding]:
     """
     inputs = role == "input_scale"
     found: dict[int, list[tuple[str, float, float]]] = {}
+    mirrors: dict[int, list[tuple[str, float, float]]] = {}
     halves: dict[str, tuple[dict[int, float], dict[int, float]]] = {}
     for kind in ("gate", "up", "gate_up", "down"):
         tables = {at: table for at in facts.view.moe_layers if (table := facts.tables.get((role, at, kind)))}
@@ -125,9 +126,11 @@ def layer_apart_findings(facts: Facts, role: str) -> Iterator[Finding]:
         least = (_LAYER_OFF if inputs else _WEIGHTS_FAR) / 2
         if len(firsts) < 2 or not any(abs(first - usual) >= least for first in firsts.values()):
             continue
+        # What has a finding of its own is no measure for the layer's others.
         middles = {
-            at: _log(median_of(table.values[good])) for at, table in tables.items() if (good := table.good()).any()
-        }
+            at: _log(median_of(table.values[own])) for at, table in tables.items()
+            if (own := _unexplained(facts, at, kind, role)).any()
+        }  # fmt: skip
         for at, own in middles.items():
             others = [middle for other, middle in middles.items() if other != at]
             rest = float(median_of(np.array(others))) if len(others) >= 2 else own
@@ -135,12 +138,18 @@ def layer_apart_findings(facts: Facts, role: str) -> Iterator[Finding]:
             agreed = 2 * sum(abs(middle - rest) < _LAYER_OFF / 2 for middle in others) > len(middles)
             mirrored = abs(own - rest) >= _LAYER_OFF and abs(own + rest) <= _NEAR_RECIPROCAL
             far = abs(own - rest) >= (LAYER_FAR if inputs else _WEIGHTS_FAR)
-            if agreed and ((mirrored and inputs) or (far and (inputs or not has_wrong_convention(tables[at])))):
+            if agreed and far and (inputs or not has_wrong_convention(tables[at])):
                 found.setdefault(at, []).append((kind, own, rest))
+            elif agreed and mirrored and inputs:
+                mirrors.setdefault(at, []).append((kind, own, rest))
         upright = {at: own for at, own in middles.items() if inputs or not has_wrong_convention(tables[at])}
         split = _split(upright, LAYER_FAR if inputs else _WEIGHTS_FAR)
         if split is not None and not any(kind == other for one in found.values() for other, _, _ in one):
             halves[kind] = split
+    for at, kinds in mirrors.items():
+        # An exporter that stores reciprocals does so for all projections; one of them may just be that loud.
+        if {kind for kind, _, _ in (*kinds, *found.get(at, ()))} == set(facts.view.projections_in[at]):
+            found.setdefault(at, []).extend(kinds)
     yield from _of_halves(facts, role, halves)
     for at, kinds in sorted(found.items()):
         if inputs and apart(facts, at) is not None:

@@ -410,7 +410,7 @@ def test_an_absent_expert_leaves_its_scales_to_the_layer_s_maximum(id):
 
 
 @pytest.mark.parametrize("id", ["modelopt", "compressed-tensors", "w1/w2/w3", "Quark NVFP4", "non-gated"])
-@pytest.mark.parametrize("factor", [-1, 2**-9])
+@pytest.mark.parametrize("factor", [-1, 2**-9, 2**-13])
 def test_what_may_be_meant_may_be_safe(id, factor):
     """A number far below its peers, and a sign that hardware or a weight scale may turn back (4.5)."""
     layout = LAYOUTS[id]
@@ -425,7 +425,7 @@ def test_what_may_be_meant_may_be_safe(id, factor):
         )
     for item in audit(layout.open(tensors)).backends:
         if FAMILIES[item.name].reach == "expert":
-            assert (item.outcome, item.possible) == ("degraded", ("degraded", "safe")), item.name
+            assert {"degraded", "safe"} <= set(item.possible) <= {"degraded", "safe", "zero"}, item.name
 
 
 @pytest.mark.parametrize("value", [0.0, np.nan, np.inf, -1.0])

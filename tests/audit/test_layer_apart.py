@@ -219,3 +219,28 @@ def test_a_file_of_which_no_activation_is_like_any_model_s(id, factor):
             assert (forecast.outcome, "safe" in forecast.possible) == (
                 ("degraded", True) if reads else ("ignored", False)
             )
+
+
+@pytest.mark.parametrize("id", IDS)
+def test_one_projection_that_is_as_loud_as_its_mirror_image(id):
+    """0.033 elsewhere and 33 in one layer's down: a thousand times, as massive activations are."""
+    kinds = LAYOUTS[id].kinds
+    assert said(audit(layered(id, lambda k, kind, own: 33.0 if (k, kind) == (2, "down") else 0.032))) == []
+    mirrored = audit(layered(id, lambda k, kind, own: 33.0 if k == 2 else 0.032))
+    assert [
+        (item.text.split(".")[2], item.params["kinds"]) for item in mirrored.findings if item.severity == "warn"
+    ] == [("layer", ", ".join(kinds))]
+
+
+@pytest.mark.parametrize("id", ["modelopt", "compressed-tensors", "non-gated"])
+def test_what_was_filled_in_says_nothing_of_its_layer(id):
+    """Half of a layer's experts at the largest number: the others are as they should be."""
+    layout = LAYOUTS[id]
+    most = layout.stored(np.finfo(np.float32).max / np.float32(2688))
+    bad = {
+        layout.name(e, kind, "input_scale").replace("layers.0", "layers.2"): most
+        for e in (0, 2, 4, 6)
+        for kind in layout.kinds
+    }
+    report = audit(layered(id, lambda k, kind, own: own, but=bad))
+    assert {item.code for item in report.findings if item.severity == "warn"} == {"scale.filled"}
