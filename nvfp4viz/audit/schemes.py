@@ -241,15 +241,19 @@ def _drafts(facts: Facts, lists: QuantConfig) -> Iterator[Finding]:
     """Draft layers outside the scheme; where the configuration does not exclude them, a server quantises them."""
     view, quant = facts.view, facts.checkpoint.quant_config
     # FP8 ones are quantised; where a list leaves them out, they are told of with what stands beside them.
-    floats = {layer for (layer, _, _), module in view.modules.items() if module.state == "unquantised"}
-    plain = [layer for layer in view.draft_layers if layer not in facts.layers and layer in floats]
+    plain: dict[int, list[str]] = {}
+    for (layer, _, _), module in view.modules.items():
+        if module.state == "unquantised" and layer in view.draft_layers and layer not in facts.layers:
+            plain.setdefault(layer, []).append(module.name)
     if not plain:
         return
-    blocks = [view.blocks[layer] for layer in plain]
+    blocks = {view.blocks[layer]: names for layer, names in sorted(plain.items())}
     yield make("draft.unquantised", "info", tensors=blocks, count=len(plain))
     listed = [
-        block for block in blocks if (quant.algo_of(block) or "").startswith(_FOUR_BIT) and not lists.is_excluded(block)
-    ]
+        block for block, names in blocks.items()
+        if (quant.algo_of(block) or "").startswith(_FOUR_BIT)
+        and not _is_left_out(lists, block) and not all(map(lists.is_excluded, names))
+    ]  # fmt: skip
     if listed:
         text = "config.unquantised-not-excluded.draft"
         yield make("config.unquantised-not-excluded", "warn", text=text, tensors=listed)

@@ -658,3 +658,22 @@ def test_an_expression_is_not_given_up_because_the_machine_is_busy(monkeypatch):
     expression._pattern = Waiting()
     assert [expression.match(name) for name in ("a", "b") * 50] == [True, False] * 50
     assert not expression.too_slow
+
+
+@pytest.mark.parametrize("layout", LISTED, ids=[layout.id for layout in LISTED])
+def test_a_draft_layer_whose_experts_are_named_one_by_one(layout):
+    """As exporters write a list out in full, and as it counts in the model's own layers."""
+    weights = [layout.name(e, kind, "weight") for e in range(EXPERTS) for kind in layout.kinds]
+    own = [name.removesuffix(f".{layout.suffixes['weight']}") for name in weights]
+    named = [name.replace(layout.prefix, "mtp.layers.0.mlp.experts") for name in own]
+    sizes = [SIZES[kind] for _ in range(EXPERTS) for kind in layout.kinds]
+    drafted = {f"{name}.weight": bf16(*size) for name, size in zip(named, sizes, strict=True)}
+    tensors = {**layout.tensors(), **drafted}
+
+    def said(*names):
+        report = audit(layout.open(tensors, **excluding(layout, *names)))
+        return {item.text for item in report.findings if item.code not in layout.notes}
+
+    assert said(*named) == said("mtp*") == {"draft.unquantised"}
+    short = {"draft.unquantised", "config.unquantised-not-excluded.draft"}
+    assert said() == said(*named[1:]) == short
