@@ -247,6 +247,9 @@ def of_alignment(name: str, findings: list[Finding]) -> Iterable[Effect]:
         for item in findings:
             if item.text.startswith("parallel.alignment.refused"):
                 yield Effect("unsupported", (), "model", set(), "why.alignment", dict(item.params))
+            elif item.text in ("parallel.alignment", "parallel.alignment.none"):
+                # So narrow a width is a toy's, and was tried by nobody.
+                yield Effect("safe", ("safe", "unsupported"), "none", set(), "why.alignment.narrow", dict(item.params))
             elif item.text == "parallel.alignment.hidden":
                 yield Effect("degraded", ("degraded", "nan"), "model", set(), "why.alignment.hidden", dict(item.params))
 

@@ -212,11 +212,16 @@ def is_numbered(file: str) -> bool:
 
     >>> is_numbered("model-00001-of-00002.safetensors"), is_numbered("model.safetensors")
     (True, False)
+    >>> is_numbered("model_00001_of_00003.safetensors"), is_numbered("shard1of3.safetensors")
+    (True, True)
     """
     return _NUMBERED.match(file) is not None
 
 
-_NUMBERED = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5,6})-of-(?P<count>\d{5,6})\.safetensors$")
+# Hugging Face's spelling, and others that say how many there are.
+_NUMBERED = re.compile(
+    r"^(?P<stem>.*?[^\d])??(?P<number>\d{1,6})(?P<of>[-_.]?of[-_.]?)(?P<count>\d{1,6})\.safetensors$", re.IGNORECASE
+)
 
 
 def missing_by_number(shards: list[str]) -> list[str]:
@@ -224,16 +229,20 @@ def missing_by_number(shards: list[str]) -> list[str]:
 
     >>> missing_by_number(["model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors"])
     ['model-00002-of-00003.safetensors']
+    >>> missing_by_number(["shard0of3.safetensors", "shard2of3.safetensors"])
+    ['shard1of3.safetensors']
     """
     present = set(shards)
+    # Some count from zero.
+    zero = {match["stem"] for name in shards if (match := _NUMBERED.match(name)) and not int(match["number"])}
     missing: set[str] = set()
     for name in shards:
         match = _NUMBERED.match(name)
         # A wild count in a file's name is no reason to make a long list.
         if match and int(match["count"]) <= 10_000:
-            width = len(match["number"])
+            width, first = len(match["number"]), 0 if match["stem"] in zero else 1
             missing |= {
-                f"{match['stem']}-{k:0{width}d}-of-{match['count']}.safetensors"
-                for k in range(1, int(match["count"]) + 1)
+                f"{match['stem'] or ''}{k:0{width}d}{match['of']}{match['count']}.safetensors"
+                for k in range(first, first + int(match["count"]))
             } - present
     return sorted(missing)

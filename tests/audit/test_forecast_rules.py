@@ -482,3 +482,18 @@ def test_a_tensor_with_too_few_experts_does_not_fit(id):
     report = audit(layout.open(short))
     assert "expert.absent" in {code for code, *_ in found(report)}
     assert {item.outcome for item in report.backends} <= {"load-error", "unsupported"}
+
+
+@pytest.mark.parametrize(("width", "tp"), [(80, None), (80, 1), (96, 1)])
+def test_rows_that_a_kernel_refuses_of_wider_experts_are_no_certain_word(width, tp):
+    """Case 38's I=80 is an info; 160 rows a rank of I=640 are refused."""
+    layout, tensors = LAYOUTS["modelopt"], LAYOUTS["modelopt"].tensors()
+    for expert in range(EXPERTS):
+        for kind in ("gate", "up"):
+            tensors = resized(layout, tensors, kind, expert, width, HIDDEN)
+        tensors = resized(layout, tensors, "down", expert, HIDDEN, width)
+    report = audit(layout.open(tensors, config=with_config(layout, moe_intermediate_size=width)), tp=tp)
+    assert found(report) == []
+    [cutlass] = [item for item in report.backends if item.name == "vllm-cutlass"]
+    assert (cutlass.outcome, cutlass.possible, cutlass.scope) == ("safe", ("safe", "unsupported"), "none")
+    assert f"{2 * width} rows" in cutlass.why

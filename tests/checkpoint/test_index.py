@@ -7,7 +7,7 @@ import pytest
 
 from nvfp4viz.checkpoint import index as module
 from nvfp4viz.checkpoint import open_checkpoint, write_checkpoint
-from nvfp4viz.checkpoint.index import Index
+from nvfp4viz.checkpoint.index import Index, is_numbered, missing_by_number
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base
 
 MAP = {f"model.layers.{k}.weight": f"model-{k // 5 + 1:05d}-of-00004.safetensors" for k in range(20)}
@@ -139,3 +139,25 @@ def test_whatever_happens_to_an_index_both_ways_find_the_same(tmp_path, monkeypa
             found[-1] += (checkpoint.bytes_read, checkpoint.side_bytes)
         assert found[0] == found[1], text
     assert 20 < agreed < 280
+
+
+@pytest.mark.parametrize(
+    ("spelling", "first"),
+    [("model-{:05d}-of-00003", 1), ("model_{:05d}_of_00003", 1), ("model-{}-of-3", 1), ("shard{}of3", 1),
+     ("consolidated.{}.of.3", 1), ("{}-of-3", 1), ("part-{}-OF-3", 1), ("model_{}_of_3", 0)],
+)  # fmt: skip
+def test_a_name_that_says_how_many_there_are_promises_the_others(spelling, first):
+    every = [f"{spelling.format(k)}.safetensors" for k in range(first, first + 3)]
+    assert all(map(is_numbered, every))
+    assert missing_by_number(every) == []
+    # Which of two ways of counting it is the first file says.
+    for lost in range(0 if first else 1, 3):
+        assert missing_by_number([name for name in every if name != every[lost]]) == [every[lost]]
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "model-00001.safetensors", "off-3.safetensors", "of-3.safetensors"]
+)
+def test_a_name_that_does_not_promises_none(name):
+    assert not is_numbered(name)
+    assert missing_by_number([name]) == []
