@@ -343,8 +343,8 @@ class _Places:
             return
         if item.layer is None and item.code != "scheme.mislabelled":
             return
-        apart = ("scale.outlier.sibling", "scale.outlier.layer", "scale.outlier.groups", "scale.identity.layer")
-        if item.text.startswith(apart):
+        apart = ("scale.outlier.sibling", "scale.outlier.layer", "scale.outlier.groups")
+        if item.text.startswith(apart) or (item.text.startswith("scale.identity.layer") and item.projection is None):
             # Which of the two projections is wrong, or what a whole layer should have, nobody knows.
             return
         for layer in self.facts.layers if item.layer is None else (item.layer,):

@@ -153,7 +153,9 @@ def _beyond_measure(facts: Facts) -> Iterator[Finding]:
             continue
         kept = [table.values[good] for table in tables if (good := _ordinary(facts, table)).any()]
         middles = [float(np.log2(median_of(values))) for values in kept]
-        if sum(map(len, kept)) >= 3 and (max(middles) < _TINY or min(middles) > _HUGE):
+        # One number for all experts is one.
+        count = sum(1 if table.shared else int(_ordinary(facts, table).sum()) for table in tables)
+        if count >= 3 and (max(middles) < _TINY or min(middles) > _HUGE):
             found[kind] = tables
     if not found:
         return
