@@ -1,8 +1,7 @@
-"""A file that lies alone, without a number or an index: is it a whole model, or a shard of one?
+"""A file that lies alone, without a number, an index or a configuration: is it a whole model, or a shard of one?
 
 Only what no whole model is counts: not one expert that has all of its tensors, or layers with their norms and no
 embedding before them or no norm behind.  ``model.safetensors`` is what a model in one file is called, and is one.
-What begins in the middle of a model and has neither of its ends is a part under any name and beside a configuration.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from nvfp4viz.checkpoint.dialects import PACKED, PROJECTIONS, recognise
-from nvfp4viz.checkpoint.dialects.collect import collect, is_tower, layer_number
+from nvfp4viz.checkpoint.dialects.collect import collect, layer_number
 from nvfp4viz.checkpoint.index import is_numbered
 from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG, INDEX_SUFFIX
 from nvfp4viz.checkpoint.table import TensorTable
@@ -33,7 +32,6 @@ _BLOCK_SCALE = re.compile(r"(?!input|activation).*scale")
 # Small examples have experts, and perhaps a router or a projection of attention; a model's layers have norms.
 _INSIDE = re.compile(r"norm")
 _FIRST, _LAST = re.compile(r"embed|(?:^|\.)wte\."), re.compile(r"norm|(?:^|\.)ln_f\.")
-_HEAD = re.compile(r"head\.|(?:^|\.)output\.")
 
 
 def settle_lone(checkpoint: Checkpoint, names: Collection[str]) -> None:
@@ -47,12 +45,10 @@ def settle_lone(checkpoint: Checkpoint, names: Collection[str]) -> None:
     if len(checkpoint.files) != 1 or checkpoint.index is not None or checkpoint.beside or checkpoint.problems:
         return
     file = checkpoint.files[0].file
-    if is_numbered(file) or any(name.endswith(INDEX_SUFFIX) for name in names):
+    told = {CONFIG, HF_QUANT_CONFIG} & set(names) or any(name.endswith(INDEX_SUFFIX) for name in names)
+    if told or file == WHOLE or is_numbered(file):
         return
-    if _begins_inside(checkpoint.tensors):
-        checkpoint.part = "ends"
-    elif file != WHOLE and not {CONFIG, HF_QUANT_CONFIG} & set(names):
-        checkpoint.part = why_a_part(checkpoint.tensors)
+    checkpoint.part = why_a_part(checkpoint.tensors)
     if checkpoint.part is not None:
         checkpoint.beside = checkpoint.blind_files = (OTHERS,)
 
@@ -102,24 +98,3 @@ def _lacks_an_end(table: TensorTable) -> bool:
     ends = [any(map(each.search, outside)) for each in (_FIRST, _LAST)]
     inside = any(_INSIDE.search(name) for name, layer, _ in places if layer is not None)
     return not all(ends) and (inside or any(ends))
-
-
-def _begins_inside(table: TensorTable) -> bool:
-    """Is there no end of a model, and no layer 0, or of the first layer with experts no expert 0?
-
-    Experts alone, as small examples have them, may lack their first one.
-    """
-    places = [(name, *layer_number(name, None)[:2]) for name in table.names if not is_tower(name)]
-    own = [(name, layer) for name, layer, draft in places if not draft]
-    if any(each.search(name) for name, layer in own if layer is None for each in (_FIRST, _LAST, _HEAD)):
-        return False
-    layers = {layer for _, layer in own if layer is not None}
-    if not layers or min(layers) > 0:
-        return bool(layers)
-    numbers: dict[int, set[int | None]] = {}
-    for part in collect(table).parts:
-        layer, draft, _ = layer_number(part.block, None)
-        if layer is not None and not draft and not is_tower(part.block):
-            numbers.setdefault(layer, set()).add(part.expert)
-    first = numbers[min(numbers)] if numbers else {0}
-    return not {0, None} & first and any(_INSIDE.search(name) for name, layer in own if layer is not None)

@@ -141,38 +141,6 @@ def test_what_tells_of_the_whole_is_believed(tmp_path):
     assert audit(path.parent).backends
 
 
-PARTLY = [layout for layout in LAYOUTS.values() if layout.arrangement == "expert" and not layout.projection_major]
-
-
-@pytest.mark.parametrize("layout", PARTLY, ids=[layout.id for layout in PARTLY])
-@pytest.mark.parametrize("name", ["part.safetensors", "model.safetensors"])
-def test_what_begins_in_the_middle_is_a_part_whatever_lies_beside_it(layout, name, tmp_path):
-    """Cut out of a model: from one of a layer's experts on, with no end of the model."""
-    block = layout.prefix.partition("layers.")[0]
-    norm = {f"{block}layers.0.input_layernorm.weight": bf16(HIDDEN)}
-    tail = {at: item for at, item in layout.tensors().items() if not at.startswith((f"{layout.prefix}.0.",))}
-    later = {at.replace("layers.0.", "layers.3."): item for at, item in {**tail, **norm}.items()}
-    for tensors in ({**tail, **norm}, later):
-        path = alone(tmp_path / "x", tensors, name)
-        assert inspect(path).part == "ends"
-        if layout.config is not None:
-            (path.parent / "config.json").write_text(json.dumps(layout.config))
-        for place in (path, path.parent):
-            assert inspect(place).part == "ends"
-            report = audit(place)
-            assert "audit.partial.one-shard.ends" in {item.text for item in report.findings}
-            assert not {item.code for item in report.findings} & {"expert.absent", "expert.gap", "scale.missing"}
-            assert report.backends == ()
-    # With an end it is a model that lacks something, and experts alone are judged.
-    for ends in ENDS, {"lm_head.weight": bf16(8, HIDDEN)}:
-        path = alone(tmp_path / "x", {**later, **ends}, name)
-        (path.parent / "config.json").write_text(json.dumps(layout.config or {}))
-        assert inspect(path.parent).part is None
-    path = alone(tmp_path / "x", tail, name)
-    (path.parent / "config.json").write_text(json.dumps(layout.config or {}))
-    assert inspect(path.parent).part is None
-
-
 def test_bad_values_of_a_part_are_told_and_not_mended(tmp_path):
     layout = LAYOUTS["modelopt"]
     codes = {name: item for name, item in layout.tensors().items() if name.endswith("weight_scale_2")}
