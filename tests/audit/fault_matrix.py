@@ -134,6 +134,9 @@ def filled(layout: Layout) -> Built:
         return "the fingerprints are those of amax/2688"
     tensors = layout.tensors()
     layout.put(tensors, BAD, "down", "input_scale", layout.stored(np.float32(0.5) / np.float32(2688)))
+    if layout.arrangement == "fused":
+        # The other number of the layer proves how finely it was measured; 0.002 is 1/500, which BF16 holds.
+        layout.put(tensors, BAD, "gate_up", "input_scale", np.float32(2.0137e-3))
     return Case(tensors, [("scale.filled", "warn", "input_scale", 0, "down", who(layout, BAD))])
 
 

@@ -167,8 +167,8 @@ def test_scales_that_are_too_small(halves, power):
     assert seen in ("degraded", "zero")
     assert agrees(forecast, seen), (forecast.outcome, forecast.possible, seen)
     if power > -7:
-        # The blocks of the product keep normal scales.
-        assert (seen, forecast.outcome, forecast.possible) == ("degraded", "degraded", ())
+        # The blocks of the product keep normal scales; and activations may be as small as their scale says.
+        assert (seen, forecast.outcome, forecast.possible) == ("degraded", "degraded", ("degraded", "safe"))
 
 
 @pytest.mark.parametrize(("first", "second"), [(20, -15), (14, -10), (-10, 10), (-7, 9), (-12, -12), (18, 18)])
@@ -238,7 +238,10 @@ def test_weight_scales_the_other_way_up(halves, first, factor):
 @pytest.mark.parametrize("weights", [("gate", "up"), ("gate",), ("down",), ("gate", "up", "down")], ids="+".join)
 @pytest.mark.parametrize("everywhere", [False, True])
 def test_signs_that_cancel(inputs, weights, everywhere):
-    """What is negative twice is not; where the signs do not cancel the forecast stays certain."""
+    """What is negative twice is not; where no activation scale is negative the forecast is certain.
+
+    Hardware may keep the sign of a block scale, which this arithmetic drops (section 4.5).
+    """
     roles = [(kind, "input_scale") for kind in inputs] + [(kind, "weight_scale_2") for kind in weights]
     tensors = changed({
         name: -value for kind, role in roles for name, value in stored(f"{kind}_proj.{role}").items()
@@ -250,7 +253,9 @@ def test_signs_that_cancel(inputs, weights, everywhere):
             seen = outcome(run(loaded, forecast.name, BAD), BAD)
             assert agrees(forecast, seen), (forecast.name, forecast.outcome, forecast.possible, seen)
             assert forecast.outcome == "degraded"
-            assert bool(forecast.possible) == (seen == "safe")
+            assert ("safe" in forecast.possible) >= (seen == "safe")
+            if not inputs:
+                assert bool(forecast.possible) == (seen == "safe")
 
 
 @pytest.mark.parametrize(
