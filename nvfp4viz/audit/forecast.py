@@ -179,19 +179,19 @@ _APART = {
     "scale.outlier.layers": "why.layers-far", "scale.outlier.file": "why.file-far",
     "scale.outlier.groups": "why.groups",
 }  # fmt: skip
-# The first says that something is wrong, the others are notes.
-_NOT_OFF = ("scale.outlier.sibling", "scale.identity.layer", "scale.identity.model", "scale.convention.inputs")
+# Notes, of which nobody says that something is wrong.
+_NOTES = ("scale.identity.layer", "scale.identity.model", "scale.convention.inputs")
 
 
 def _siblings(family: Family, findings: list[Finding]) -> Iterator[Effect]:
     """Gate and up that disagree about their common input, layers that stand apart or were not set: all may be right."""
     for item in findings:
         text = item.text.removesuffix(".divisor")
-        if item.role != "input_scale" or not (text in _APART or text in _NOT_OFF):
+        if item.role != "input_scale" or text not in (*_APART, *_NOTES, "scale.outlier.sibling"):
             continue
         layers = set(item.params["numbers"]) if item.layer is None else {item.layer}
         if family.reach == "none" or (not family.reads_down and item.params.get("kinds") == "down"):
-            if text not in _NOT_OFF[1:]:
+            if text not in _NOTES:
                 yield Effect("ignored", (), "none", layers, "why.ignored", {"slots": item.count})
         elif text == "scale.outlier.sibling":
             fill = {"layer": item.layer, "larger": item.params["larger"], "slots": item.count}

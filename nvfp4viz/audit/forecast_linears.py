@@ -14,8 +14,8 @@ import numpy as np
 
 from nvfp4viz.audit.backends import FATES, Family, outcome_of_scales
 from nvfp4viz.audit.forecast_scales import HARSH, MILD, WILD, Effect, weight_outcome
-from nvfp4viz.audit.namesakes import FAR
 from nvfp4viz.audit.report import Finding
+from nvfp4viz.audit.siblings import FAR
 
 # One number of each class, where a healthy scale is 1e-3.
 _OF_CLASS = {"zero": 0.0, "nan": math.nan, "inf": math.inf, "negative": -1e-3, "subnormal": 1e-40}

@@ -20,7 +20,7 @@ from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.module_names import layer_of, layers_of, without_numbers
 from nvfp4viz.audit.report import Finding, json_value
 from nvfp4viz.audit.scales import OUTLIER_FLOOR, body, json_number, outliers
-from nvfp4viz.audit.siblings import times
+from nvfp4viz.audit.siblings import FAR, times
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint
 from nvfp4viz.checkpoint.numbers import classify
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 Logs = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-# In powers of two: what no layer's activations differ by, nor two modules' weights.
-FAR = 14.0
 _FILLED = np.float32([*(value for value, _ in FINGERPRINTS), FP8_FLOAT_MAX])
 
 

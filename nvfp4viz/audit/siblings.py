@@ -101,7 +101,7 @@ def apart(facts: Facts, layer: int) -> Siblings | None:
 
 # Powers of two by which a layer must be off the others, and may be off their reciprocal; and by which it must be off
 # wherever it lies: massive activations make layers differ some thousand times, and a block scale has room for 2^14.
-_LAYER_OFF, _NEAR_RECIPROCAL, LAYER_FAR = 10.0, 4.0, 14.0
+_LAYER_OFF, _NEAR_RECIPROCAL, FAR = 10.0, 4.0, 14.0
 # Second-level weight scales differ by ten times.
 _WEIGHTS_FAR = 8.0
 
@@ -137,13 +137,13 @@ def layer_apart_findings(facts: Facts, role: str) -> Iterator[Finding]:
             # Of two halves neither is the odd one.
             agreed = 2 * sum(abs(middle - rest) < _LAYER_OFF / 2 for middle in others) > len(middles)
             mirrored = abs(own - rest) >= _LAYER_OFF and abs(own + rest) <= _NEAR_RECIPROCAL
-            far = abs(own - rest) >= (LAYER_FAR if inputs else _WEIGHTS_FAR)
+            far = abs(own - rest) >= (FAR if inputs else _WEIGHTS_FAR)
             if agreed and far and (inputs or not has_wrong_convention(tables[at])):
                 found.setdefault(at, []).append((kind, own, rest))
             elif agreed and mirrored and inputs:
                 mirrors.setdefault(at, []).append((kind, own, rest))
         upright = {at: own for at, own in middles.items() if inputs or not has_wrong_convention(tables[at])}
-        split = _split(upright, LAYER_FAR if inputs else _WEIGHTS_FAR)
+        split = _split(upright, FAR if inputs else _WEIGHTS_FAR)
         if split is not None and not any(kind == other for one in found.values() for other, _, _ in one):
             halves[kind] = split
     for at, kinds in mirrors.items():

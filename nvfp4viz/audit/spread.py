@@ -151,10 +151,11 @@ def _beyond_measure(facts: Facts) -> Iterator[Finding]:
         # One number is enough to see that there is nothing to see.
         if not tables or not tables[0].values.size or 2**_TINY < tables[0].values[0] < 2**_HUGE:
             continue
-        kept = [table.values[good] for table in tables if (good := _ordinary(facts, table)).any()]
+        goods = [_ordinary(facts, table) for table in tables]
+        kept = [table.values[good] for table, good in zip(tables, goods, strict=True) if good.any()]
         middles = [float(np.log2(median_of(values))) for values in kept]
         # One number for all experts is one.
-        count = sum(1 if table.shared else int(_ordinary(facts, table).sum()) for table in tables)
+        count = sum(1 if table.shared else int(good.sum()) for table, good in zip(tables, goods, strict=True))
         if count >= 3 and (max(middles) < _TINY or min(middles) > _HUGE):
             found[kind] = tables
     if not found:

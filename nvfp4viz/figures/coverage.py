@@ -38,7 +38,7 @@ STATUSES = (
 )
 # A token routed into one of these meets a slot without a usable number.
 HOLES = ("missing", "zero", "nan", "inf", "neginf", "negative", "unreadable")
-_MARKS = {name: mark for name, mark in MARKS.items() if name in STATUSES} | {
+SLOT_MARKS = {name: mark for name, mark in MARKS.items() if name in STATUSES} | {
     "subnormal": "s",
     "identity": "1",
     "unreadable": "?",
@@ -249,7 +249,7 @@ def pack(
         "role": grid.roles.index(role_name),
         "statuses": list(STATUSES),
         "holes": list(HOLES),
-        "marks": _MARKS,
+        "marks": SLOT_MARKS,
         "names": {name: words(lang, status_key(name, grid.divisor)) for name in STATUSES},
         "scale": f"1/{grid.divisor}" if grid.divisor else grid.scale,
         "words": {name: catalogue(lang)[f"coverage.map.{name}"] for name in _WORDS},
@@ -385,7 +385,7 @@ def coverage_figure(
                 x=experts.astype(np.int16),
                 y=[grid.label(grid.layers[row]) for row in rows],
                 mode="text",
-                text=[_MARKS.get(name, "?")] * len(rows),
+                text=[SLOT_MARKS.get(name, "?")] * len(rows),
                 textfont={"color": here.ink, "family": MONO, "size": size},
                 name=words(lang, status_key(name, grid.divisor)),
                 hovertemplate=f"%{{y}} · {words(lang, 'coverage.expert')} %{{x}}<extra></extra>",

@@ -12,8 +12,7 @@ import numpy.typing as npt
 from nvfp4viz.audit.facts import median_of
 from nvfp4viz.audit.scales import robust_z
 from nvfp4viz.audit.texts import in_full
-from nvfp4viz.figures.coverage import status_key
-from nvfp4viz.figures.palette import MARKS
+from nvfp4viz.figures.coverage import SLOT_MARKS, status_key
 from nvfp4viz.figures.words import superscript, words
 
 F32 = npt.NDArray[np.float32]
@@ -22,8 +21,6 @@ F32 = npt.NDArray[np.float32]
 HEIGHT, RING = 224, 17
 _EDGE, _SIDE = 0.08, 0.035
 _MOST_TICKS = 8
-# As the map has it.
-_MARKS = {**MARKS, "subnormal": "s"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,7 +211,7 @@ def peers_drawing(peers: Peers, *, alt: str, lang: str) -> str:
         if good[expert]:
             out.append(f'<i class="dot" {at} title="{expert}: {value:.4g}"></i>')
         else:
-            out.append(f'<b {at} title="{expert}">{_MARKS.get(peers.status[expert], "?")}</b>')
+            out.append(f'<b {at} title="{expert}">{SLOT_MARKS.get(peers.status[expert], "?")}</b>')
         if expert == peers.picked:
             ring = f'<i class="ring" {at}></i>'
     numbers = "".join(f'<li style="left:{frame.across(expert):.2f}%">{expert}</li>' for expert in frame.experts)

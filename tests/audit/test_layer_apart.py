@@ -18,8 +18,8 @@ IDS = [
 WARN = [("scale.outlier", "warn")]
 
 
-def layered(id, change, layers=4, but=None):
-    """So many layers; ``change(layer, kind, scale)`` gives each effective activation scale anew.
+def layered(id, change, layers=4, but=None, role="input_scale"):
+    """So many layers; ``change(layer, kind, scale)`` gives each effective scale of a role anew.
 
     ``but``: what single tensors hold instead, None for one that is not stored.
     """
@@ -29,10 +29,10 @@ def layered(id, change, layers=4, but=None):
         tensors = layout.tensors()
         for kind in layout.kinds:
             for expert in range(8 if layout.arrangement != "fused" else 1):
-                stored = layout.get(tensors, expert, kind, "input_scale")
+                stored = layout.get(tensors, expert, kind, role)
                 own = float(layout.stored(stored))
                 new = np.float32(change(k, kind, own * (1 + 0.1 * k)))
-                layout.put(tensors, expert, kind, "input_scale", layout.stored(new))
+                layout.put(tensors, expert, kind, role, layout.stored(new))
         out |= {name.replace("layers.0", f"layers.{k}"): item for name, item in tensors.items()}
     for name, value in (but or {}).items():
         if value is None:
@@ -44,17 +44,11 @@ def layered(id, change, layers=4, but=None):
 
 def weights_apart(id, factor, kinds, layer=2, layers=4):
     """So many layers, of which one's effective second-level weight scales are off by a factor."""
-    layout = LAYOUTS[id]
-    out = {}
-    for k in range(layers):
-        tensors = layout.tensors()
-        for kind in layout.kinds:
-            for expert in range(8 if layout.arrangement != "fused" else 1):
-                own = float(layout.stored(layout.get(tensors, expert, kind, "weight_scale_2")))
-                new = own * (1 + 0.1 * k) * (factor if k == layer and kind in kinds else 1)
-                layout.put(tensors, expert, kind, "weight_scale_2", layout.stored(np.float32(new)))
-        out |= {name.replace("layers.0", f"layers.{k}"): item for name, item in tensors.items()}
-    return layout.open(out, **with_section(layout, section_of(layout), num_hidden_layers=layers))
+
+    def off(k, kind, own):
+        return own * factor if k == layer and kind in kinds else own
+
+    return layered(id, off, layers, role="weight_scale_2")
 
 
 def said(report):
