@@ -321,6 +321,8 @@ TOGETHER = {
     "q_proj": ("qkv_proj", "qkv"), "k_proj": ("qkv_proj", "qkv"), "v_proj": ("qkv_proj", "qkv"),
     "gate_proj": ("gate_up_proj",), "up_proj": ("gate_up_proj",), "w1": ("w13",), "w3": ("w13",),
     "q_a_proj": ("fused_qkv_a_proj",), "kv_a_proj_with_mqa": ("fused_qkv_a_proj",),
+    "in_proj_qkv": ("in_proj_qkvz",), "in_proj_z": ("in_proj_qkvz",),
+    "in_proj_b": ("in_proj_ba",), "in_proj_a": ("in_proj_ba",),
 }  # fmt: skip
 
 

@@ -200,17 +200,22 @@ def test_a_name_that_is_a_part_of_others(pattern):
         assert found(audit(layout.open(quant=quant))) == []
 
 
-DENSE, ATTN = "model.layers.0.mlp", "model.layers.0.self_attn"
+DENSE, ATTN, DELTA = (f"model.layers.0.{block}" for block in ("mlp", "self_attn", "linear_attn"))
+# What servers build, where, and of what.
+FUSED = {
+    "gate_up_proj": (DENSE, ("gate_proj", "up_proj")), "qkv_proj": (ATTN, ("q_proj", "k_proj", "v_proj")),
+    "in_proj_qkvz": (DELTA, ("in_proj_qkv", "in_proj_z")), "in_proj_ba": (DELTA, ("in_proj_b", "in_proj_a")),
+}  # fmt: skip
 
 
-def fused(id, *patterns, attention=False):
-    """A layout with a dense MLP or attention, packed, and these entries beside those of its list."""
+def fused(id, *patterns, built="gate_up_proj"):
+    """A layout with the packed parts of a fused module, and these entries beside those of its list."""
     layout = LAYOUTS[id]
     make = ct_linear if layout.dialect == "compressed-tensors" else linear
-    tensors, parts = layout.tensors(), ("q_proj", "k_proj", "v_proj") if attention else ("gate_proj", "up_proj")
-    for part in (*parts, *(() if attention else ("down_proj",))):
+    tensors, (parent, parts) = layout.tensors(), FUSED[built]
+    for part in (*parts, *(("down_proj",) if parent == DENSE else ())):
         rows, columns = (64, 32) if part == "down_proj" else (32, 64)
-        tensors |= make(f"{ATTN if attention else DENSE}.{part}", rows, columns)
+        tensors |= make(f"{parent}.{part}", rows, columns)
     return audit(layout.open(tensors, **excluding(layout, *patterns)))
 
 
@@ -222,17 +227,19 @@ def fused(id, *patterns, attention=False):
         ("modelopt", f"{DENSE}.gate*", 2, False), ("modelopt", f"{ATTN}.qkv_proj", 3, True),
         ("W4A16", f"{DENSE}.gate_up_proj", 2, True), ("compressed-tensors", f"{DENSE}.gate_up_proj", 2, True),
         ("compressed-tensors", f"{ATTN}.qkv_proj", 3, True),
+        ("modelopt", f"{DELTA}.in_proj_qkvz", 2, True), ("modelopt", f"{DELTA}.in_proj_ba", 2, True),
+        ("compressed-tensors", f"{DELTA}.in_proj_qkvz", 2, True),
     ],
 )  # fmt: skip
 def test_an_entry_that_means_the_fused_module(id, entry, count, certain):
     """vLLM builds one module of packed parts, and the list names it: by its own name, or by a star."""
-    attention = count == 3
-    assert found(fused(id, attention=attention)) == []
-    report = fused(id, entry, attention=attention)
+    built = next((name for name in FUSED if entry.endswith(name)), "gate_up_proj")
+    assert found(fused(id, built=built)) == []
+    report = fused(id, entry, built=built)
     [item] = [one for one in report.findings if one.severity != "info"]
     assert (item.text, item.severity) == ("config.excluded-but-quantised.fused", "backend")
     assert (item.count, item.params["certain"]) == (count, certain)
-    before = {one.name: one for one in fused(id, attention=attention).backends}
+    before = {one.name: one for one in fused(id, built=built).backends}
     for one in report.backends:
         reads = one.name.startswith(("vllm", "sglang") if id == "compressed-tensors" else "vllm")
         if before[one.name].outcome != "safe":
@@ -242,7 +249,7 @@ def test_an_entry_that_means_the_fused_module(id, entry, count, certain):
     for language in ("en", "zh"):
         message, advice = describe(item, language)
         assert entry in message
-        assert ("qkv_proj" if attention else "gate_up_proj") in message
+        assert built in message
         assert ".*" not in advice
 
 
@@ -262,8 +269,8 @@ def test_entries_that_mean_no_fused_module(id, entries):
 
 
 def test_where_each_part_is_named_the_list_speaks_of_ordinary_modules():
-    for attention, entries in ((False, [f"{DENSE}.gate_proj", f"{DENSE}.up_proj"]), (True, [f"{ATTN}.*"])):
-        report = fused("modelopt", *entries, attention=attention)
+    for built, entries in (("gate_up_proj", [f"{DENSE}.gate_proj", f"{DENSE}.up_proj"]), ("qkv_proj", [f"{ATTN}.*"])):
+        report = fused("modelopt", *entries, built=built)
         [item] = [one for one in report.findings if one.severity != "info"]
         assert (item.text, item.severity) == ("config.excluded-but-quantised", "warn")
     # What is stored in BF16 may be named as it is built.
