@@ -87,7 +87,7 @@ def _fills_of(facts: Facts, layer: int) -> dict[str, dict[str, Mask]]:
     some = {kind: np.any([masks[kind] for masks in hits.values()], axis=0) for kind in tables}
     out: dict[str, dict[str, Mask]] = {kind: {} for kind in tables}
     for origin, masks in hits.items():
-        agreed = _agreed(masks)
+        agreed = _agreed({kind: mask for kind, mask in masks.items() if not _is_amid(tables[kind], mask, some[kind])})
         for kind, mask in masks.items():
             if not mask.any():
                 continue
@@ -113,6 +113,15 @@ def _agreed(masks: Mapping[str, Mask]) -> Mask:
     most = max((int(mask.sum()) for kind, mask in masks.items() if kind != "down"), default=0)
     enough = "down" in masks and len(masks) > 1 and every.sum() >= least_by_chance(most)
     return every if enough else np.zeros_like(every)
+
+
+def _is_amid(table: ScaleTable, hits: Mask, some: Mask) -> bool:
+    """Do most other numbers of a projection lie within a sixteenth of a fingerprint that experts have?
+
+    There BF16 knows a few numbers only and measurement gives each of them often; a fill would cost nothing there.
+    """
+    own = _others(table, some)
+    return bool(hits.any() and own.size) and float(np.mean(np.abs(own / table.values[hits][0] - 1) < 1 / 16)) > 0.5
 
 
 def _may_be_measured(tables: Mapping[str, ScaleTable], kind: str, some: Mapping[str, Mask], over: int) -> bool:
@@ -148,7 +157,8 @@ def _is_no_chance(
     good = table.good()
     own, found = table.values[good & ~some[kind]], int(hits.sum())
     # Where another number repeats about as often, repetition means nothing.
-    if table.shared or found <= 2 * (np.unique(own, return_counts=True)[1].max() if own.size else 0):
+    often = int(np.unique(own, return_counts=True)[1].max()) if own.size else 0
+    if table.shared or found <= 2 * often or _is_amid(table, hits, some[kind]):
         return False
     if kind == "down":
         apart = own.size or any(np.unique(each.values[each.good()]).size > 1 for each in tables.values())

@@ -130,10 +130,10 @@ def outlier(role: str) -> Callable[[Layout], Built]:
 def filled(layout: Layout) -> Built:
     if not layout.with_input:
         return NO_ROLE
-    if layout.block == "MXFP4" or layout.scheme == "W4A8":
-        return "the fingerprints are those of amax/2688"
+    # FP8 activations divide amax by E4M3's largest number alone.
+    over = np.float32(448 if layout.block == "MXFP4" or layout.scheme == "W4A8" else 2688)
     tensors = layout.tensors()
-    layout.put(tensors, BAD, "down", "input_scale", layout.stored(np.float32(0.5) / np.float32(2688)))
+    layout.put(tensors, BAD, "down", "input_scale", layout.stored(np.float32(0.5) / over))
     if layout.arrangement == "fused":
         # The other number of the layer proves how finely it was measured; 0.002 is 1/500, which BF16 holds.
         layout.put(tensors, BAD, "gate_up", "input_scale", np.float32(2.0137e-3))

@@ -115,6 +115,19 @@ def test_where_other_numbers_repeat_as_often_repetition_means_nothing():
         assert bool(filled(layout, tensors)[0]) == expected
 
 
+@pytest.mark.parametrize("projections", ["down", "all"])
+def test_where_all_maxima_lie_close_around_the_number_many_are_measured_so(projections):
+    """BF16 has one number in 1/32 around 6: of maxima that spread by 1 % most experts have that very one."""
+    layout = LAYOUTS["modelopt"]
+    kinds = ("down",) if projections == "down" else layout.kinds
+    for at, said in ((6.0, False), (4.5, True)):
+        tensors = measured(layout, fine=False)
+        for expert in range(EXPERTS):
+            put(layout, tensors, (expert,), kinds, 6 if expert < 5 else at + (expert - 6) / 32)
+        put(layout, tensors, (5,), kinds, at + 1 / 32)
+        assert filled(layout, tensors)[0] == (every(kinds, range(5)) if said else set())
+
+
 def test_experts_that_share_one_maximum_are_one_measurement():
     """ModelOpt gives all experts of a layer one maximum after calibration: 6 in down is measured once in 128 layers."""
     layout = LAYOUTS["modelopt"]
