@@ -35,7 +35,7 @@ test: $(VENV)/.dev  ## install what tests need and run them (minutes)
 
 test-rest: $(VENV)/.dev  ## the slow tests and those that drive Chromium (needs g++ and Chromium)
 	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not browser"
-	$(ONE_THREAD) $(BIN)/python -m pytest -m browser || $(ONE_THREAD) $(BIN)/python -m pytest -m browser --last-failed --last-failed-no-failures none
+	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist loadfile -m browser || $(ONE_THREAD) $(BIN)/python -m pytest -m browser --last-failed --last-failed-no-failures none
 
 # A machine that has torch, CuPy and pytest already: make test-gpu GPU_PYTHON=python3
 GPU_PYTHON ?=

@@ -101,28 +101,6 @@ def test_a_preset_reaches_the_editor(page):
     assert _number(page) == "NaN"
 
 
-def test_an_edit_is_drawn_within_ten_milliseconds(page):
-    """Bits must feel instant: the promise of product.md, measured in the page itself."""
-    spent = page.evaluate(
-        """() => {
-          const find = (root) => {
-            for (const element of root.querySelectorAll('*')) {
-              if (element.shadowRoot?.querySelector('.editor')) return element.shadowRoot;
-            }
-          };
-          const bits = [...find(document).querySelectorAll('.bit')];
-          const times = [];
-          for (let i = 0; i < 60; i += 1) {
-            const start = performance.now();
-            bits[i % bits.length].click();
-            times.push(performance.now() - start);
-          }
-          return times.sort((a, b) => a - b)[6]; // what the edit costs, not what else the machine does meanwhile
-        }"""
-    )
-    assert spent < 10
-
-
 def test_the_packer_shows_the_low_nibble_first(page):
     page.get_by_role("radio", name="Packing").click()
     page.get_by_text("In memory: 21 43 65 87. As a word: 87654321.").wait_for()

@@ -1,7 +1,6 @@
 """The whole story in a browser: keys, prediction, the map's cells and tokens, the chain's links, the remedies."""
 
 import re
-import time
 
 import pytest
 from playwright.sync_api import expect
@@ -208,17 +207,3 @@ def test_every_step_passes_axe(visit, beat, theme):
         page.get_by_text("HTTP/1.1 200 OK").wait_for()
         settle(page)
     assert violations(page) == []
-
-
-def test_a_step_is_quick(visit):
-    """Warm: from the key to the step's main part, on this machine."""
-    page = visit("/?lang=en")
-    for key, ready in (("3", "canvas"), ("4", ".chain button.row"), ("1", ".reply.silent")):
-        press(page, key)
-        page.locator(ready).first.wait_for()
-    for key, ready in (("3", "canvas"), ("4", ".chain button.row"), ("1", ".reply.silent")):
-        start = time.monotonic()
-        page.keyboard.press(key)
-        is_current(page, int(key)).wait_for()
-        page.locator(ready).first.wait_for()
-        assert time.monotonic() - start < 2
