@@ -1,6 +1,7 @@
 """A server of our app on a free port, and Chromium."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -25,6 +26,9 @@ FLAGS = [
     "--disable-sync",
 ]
 START_SECONDS = 60
+LOCAL = re.compile(r"(http|ws)://127\.0\.0\.1:|data:|blob:|file:|about:")
+# Both languages and both themes once each.
+LOOKS = pytest.mark.parametrize(("lang", "theme"), [("en", "light"), ("zh", "dark")])
 # Streamlit's own: it puts landmarks and roles in places that we do not choose.  Contrast and names are ours.
 RULES = [
     "color-contrast",
@@ -127,7 +131,7 @@ def browser(chromium: str) -> Iterator["object"]:
 def visit(browser, server) -> Iterator[Callable]:
     """``visit("/e2m1?x=1", width=390, theme="dark")`` → the page once its title is drawn.
 
-    The page has ``.seen``: every URL that it asked for.
+    The page has ``.seen``: every URL that it asked for; none may lie on another machine, whatever the test is about.
     """
     contexts = []
 
@@ -147,8 +151,10 @@ def visit(browser, server) -> Iterator[Callable]:
         return page
 
     yield go
+    asked = [url for context in contexts for page in context.pages for url in getattr(page, "seen", ())]
     for context in contexts:
         context.close()
+    assert [url for url in asked if not LOCAL.match(url)] == [], "asked of another machine"
 
 
 def settle(page) -> None:
@@ -175,6 +181,12 @@ def skip_question(page, lang: str = "en") -> None:
     skip = page.get_by_role("button", name=words(lang, "ui.predict.skip"))
     skip.click()
     skip.wait_for(state="detached")
+    settle(page)
+
+
+def widen(page) -> None:
+    """From a phone to a desk."""
+    page.set_viewport_size({"width": 1280, "height": 900})
     settle(page)
 
 

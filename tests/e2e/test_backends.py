@@ -4,26 +4,19 @@ import pytest
 
 from nvfp4viz.ui.backends_parts import PARTS
 
-from .conftest import overflow, settle, skip_question, violations
+from .conftest import LOOKS, overflow, settle, skip_question, violations, widen
 
 
-@pytest.mark.parametrize("lang", ["en", "zh"])
+@LOOKS
 @pytest.mark.parametrize("part", PARTS)
-def test_nothing_overflows_a_phone(visit, lang, part):
-    page = visit(f"/backends?lang={lang}&part={part}", width=390)
+def test_a_part_fits_a_phone_and_passes_axe(visit, lang, theme, part):
+    page = visit(f"/backends?lang={lang}&part={part}&gpu=sm_90&pick=cutlass&lpick=triton", width=390, theme=theme)
     assert overflow(page) <= 0
     if part != "remedies":  # there the question comes after the runs
-        skip_question(page, lang)
-        assert overflow(page) <= 0
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("part", PARTS)
-def test_contrast_and_names_pass_axe(visit, part, theme):
-    page = visit(f"/backends?lang=en&part={part}&gpu=sm_90&pick=cutlass&lpick=triton", theme=theme)
-    if part != "remedies":  # there it comes after the runs
         assert violations(page) == []
-    skip_question(page)
+    skip_question(page, lang)
+    assert overflow(page) <= 0
+    widen(page)
     assert violations(page) == []
 
 

@@ -3,30 +3,27 @@
 import pytest
 from playwright.sync_api import expect
 
+from nvfp4viz.figures.words import words
 from nvfp4viz.ui.expert_parallel_parts import PARTS
 
-from .conftest import overflow, settle, violations
+from .conftest import LOOKS, overflow, settle, violations, widen
 
 WAIT = 110_000  # four processes import torch on two cores
 
 
-@pytest.mark.parametrize("lang", ["en", "zh"])
+@LOOKS
 @pytest.mark.parametrize("part", PARTS)
-def test_nothing_overflows_a_phone(visit, lang, part):
-    page = visit(f"/expert_parallel?lang={lang}&part={part}", width=390)
+def test_a_part_fits_a_phone_and_passes_axe(visit, lang, theme, part):
+    page = visit(f"/expert_parallel?lang={lang}&part={part}", width=390, theme=theme)
     assert overflow(page) <= 0
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("part", PARTS)
-def test_contrast_and_names_pass_axe(visit, part, theme):
-    page = visit(f"/expert_parallel?lang=en&part={part}", theme=theme)
     for _ in range({"ranks": 1, "balance": 2, "moves": 1}.get(part, 0)):
-        skip = page.get_by_role("button", name="Show me without a guess")
-        shown = page.get_by_text("The answer:").count()
-        skip.click()
-        expect(page.get_by_text("The answer:")).to_have_count(shown + 1)
+        skip = page.get_by_role("button", name=words(lang, "ui.predict.skip"))
+        answers = page.get_by_text(words(lang, "ui.predict.answer").partition("{")[0].strip("* "))
+        shown = answers.count()
+        skip.first.click()
+        expect(answers).to_have_count(shown + 1)
         settle(page)
+    widen(page)
     assert violations(page) == []
 
 

@@ -5,7 +5,7 @@ from playwright.sync_api import expect
 
 from nvfp4viz.ui.fusion_parts import PARTS
 
-from .conftest import overflow, skip_question, violations
+from .conftest import LOOKS, overflow, skip_question, violations, widen
 
 ASKING = ("qkv", "deltanet", "scale", "kinds")
 
@@ -16,12 +16,14 @@ def reveal(page, part, lang="en"):
         skip_question(page, lang)
 
 
-@pytest.mark.parametrize("lang", ["en", "zh"])
+@LOOKS
 @pytest.mark.parametrize("part", PARTS)
-def test_nothing_overflows_a_phone(visit, lang, part):
-    page = visit(f"/fusion?lang={lang}&part={part}&tp=16", width=390)
+def test_a_part_fits_a_phone_and_passes_axe(visit, lang, theme, part):
+    page = visit(f"/fusion?lang={lang}&part={part}&tp=16", width=390, theme=theme)
     reveal(page, part, lang)
     assert overflow(page) <= 0
+    widen(page)
+    assert violations(page) == []
 
 
 # Cells whose text has fewer than four characters a line on three lines or more: [text, characters, lines].
@@ -41,14 +43,6 @@ def test_a_phone_leaves_chinese_tables_words_to_read(visit, path):
         reveal(page, "kinds", "zh")
     page.wait_for_selector('[class*="st-key-table"] td')
     assert page.evaluate(SQUEEZED) == []
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("part", PARTS)
-def test_contrast_and_names_pass_axe(visit, part, theme):
-    page = visit(f"/fusion?lang=en&part={part}", theme=theme)
-    reveal(page, part)
-    assert violations(page) == []
 
 
 def test_ranks_and_rows_are_reached_by_keys_and_land_in_the_link(visit):

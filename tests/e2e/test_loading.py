@@ -7,26 +7,20 @@ from nvfp4viz.ui.loading_parts import PARTS as LOADING
 from nvfp4viz.ui.online_parts import PARTS as ONLINE
 from sample_checkpoints import ensure
 
-from .conftest import overflow, skip_question, violations
+from .conftest import LOOKS, overflow, skip_question, violations, widen
 
 PLACES = [*(("loading", part) for part in LOADING), *(("online_quantisation", part) for part in ONLINE)]
 
 
-@pytest.mark.parametrize("lang", ["en", "zh"])
+@LOOKS
 @pytest.mark.parametrize(("name", "part"), PLACES)
-def test_nothing_overflows_a_phone(visit, lang, name, part):
-    page = visit(f"/{name}?lang={lang}&part={part}", width=390)
+def test_a_part_fits_a_phone_and_passes_axe(visit, lang, theme, name, part):
+    page = visit(f"/{name}?lang={lang}&part={part}", width=390, theme=theme)
     assert overflow(page) <= 0
+    assert violations(page) == []
     skip_question(page, lang)
     assert overflow(page) <= 0
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize(("name", "part"), PLACES)
-def test_contrast_and_names_pass_axe(visit, name, part, theme):
-    page = visit(f"/{name}?lang=en&part={part}", theme=theme)
-    assert violations(page) == []
-    skip_question(page)
+    widen(page)
     assert violations(page) == []
 
 

@@ -4,22 +4,17 @@ import pytest
 
 from nvfp4viz.ui.mxfp4_parts import PARTS
 
-from .conftest import overflow, skip_question, violations
+from .conftest import LOOKS, overflow, skip_question, violations, widen
 
 
-@pytest.mark.parametrize("lang", ["en", "zh"])
+@LOOKS
 @pytest.mark.parametrize("part", PARTS)
-def test_nothing_overflows_a_phone(visit, lang, part):
-    page = visit(f"/mxfp4?lang={lang}&part={part}", width=390)
+def test_a_part_fits_a_phone_and_passes_axe(visit, lang, theme, part):
+    page = visit(f"/mxfp4?lang={lang}&part={part}", width=390, theme=theme)
     assert overflow(page) <= 0
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("part", PARTS)
-def test_contrast_and_names_pass_axe(visit, part, theme):
-    page = visit(f"/mxfp4?lang=en&part={part}", theme=theme)
     if part in ("tensor", "rules"):
-        skip_question(page)
+        skip_question(page, lang)
+    widen(page)
     assert violations(page) == []
 
 

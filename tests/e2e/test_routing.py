@@ -5,22 +5,17 @@ from playwright.sync_api import expect
 
 from nvfp4viz.ui.routing_parts import PARTS
 
-from .conftest import overflow, skip_question, violations
+from .conftest import LOOKS, overflow, skip_question, violations, widen
 
 
-@pytest.mark.parametrize("lang", ["en", "zh"])
+@LOOKS
 @pytest.mark.parametrize("part", PARTS)
-def test_nothing_overflows_a_phone(visit, lang, part):
-    page = visit(f"/routing?lang={lang}&part={part}", width=390)
+def test_a_part_fits_a_phone_and_passes_axe(visit, lang, theme, part):
+    page = visit(f"/routing?lang={lang}&part={part}", width=390, theme=theme)
     assert overflow(page) <= 0
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("part", PARTS)
-def test_contrast_and_names_pass_axe(visit, part, theme):
-    page = visit(f"/routing?lang=en&part={part}", theme=theme)
     if part in ("map", "planner", "routers"):
-        skip_question(page)
+        skip_question(page, lang)
+    widen(page)
     assert violations(page) == []
 
 
