@@ -1,7 +1,8 @@
-"""A file that lies alone, without a number, an index or a configuration: is it a whole model, or a shard of one?
+"""A file that lies alone, without a number or an index: is it a whole model, or a shard of one?
 
 Only what no whole model is counts: not one expert that has all of its tensors, or layers with their norms and no
-embedding before them or no norm behind.  ``model.safetensors`` is what a model in one file is called, and is one.
+embedding before them or no norm behind.  ``model.safetensors`` is what a model in one file is called, and what lies
+beside a configuration is a model, but for later layers with their norms and neither end.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from nvfp4viz.checkpoint.dialects import PACKED, PROJECTIONS, recognise
-from nvfp4viz.checkpoint.dialects.collect import collect, layer_number
+from nvfp4viz.checkpoint.dialects.collect import collect, is_tower, layer_number
 from nvfp4viz.checkpoint.index import is_numbered
 from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG, INDEX_SUFFIX
 from nvfp4viz.checkpoint.table import TensorTable
@@ -31,6 +32,8 @@ _SCALES = frozenset({
 _BLOCK_SCALE = re.compile(r"(?!input|activation).*scale")
 # Small examples have experts, and perhaps a router or a projection of attention; a model's layers have norms.
 _INSIDE = re.compile(r"norm")
+# Of a draft, which may be a file of its own, and of what stands after a model's last layer.
+_ELSEWHERE = re.compile(r"embed|head\.|(?:^|\.)(?:wte|ln_f|output|eh_proj|[eh]norm|mtp\w*)\.")
 _FIRST, _LAST = re.compile(r"embed|(?:^|\.)wte\."), re.compile(r"norm|(?:^|\.)ln_f\.")
 
 
@@ -45,10 +48,13 @@ def settle_lone(checkpoint: Checkpoint, names: Collection[str]) -> None:
     if len(checkpoint.files) != 1 or checkpoint.index is not None or checkpoint.beside or checkpoint.problems:
         return
     file = checkpoint.files[0].file
-    told = {CONFIG, HF_QUANT_CONFIG} & set(names) or any(name.endswith(INDEX_SUFFIX) for name in names)
-    if told or file == WHOLE or is_numbered(file):
+    if is_numbered(file) or any(name.endswith(INDEX_SUFFIX) for name in names):
         return
-    checkpoint.part = why_a_part(checkpoint.tensors)
+    told = file == WHOLE or {CONFIG, HF_QUANT_CONFIG} & set(names)
+    if _is_from_the_middle(checkpoint.tensors):
+        checkpoint.part = "ends"
+    elif not told:
+        checkpoint.part = why_a_part(checkpoint.tensors)
     if checkpoint.part is not None:
         checkpoint.beside = checkpoint.blind_files = (OTHERS,)
 
@@ -98,3 +104,13 @@ def _lacks_an_end(table: TensorTable) -> bool:
     ends = [any(map(each.search, outside)) for each in (_FIRST, _LAST)]
     inside = any(_INSIDE.search(name) for name, layer, _ in places if layer is not None)
     return not all(ends) and (inside or any(ends))
+
+
+def _is_from_the_middle(table: TensorTable) -> bool:
+    """Are there layers with norms, but not the first, and nothing of either end?"""
+    places = [(name, *layer_number(name, None)[:2]) for name in table.names if not is_tower(name)]
+    layers = {layer for _, layer, _ in places if layer is not None}
+    if not layers or min(layers) == 0 or any(draft for *_, draft in places):
+        return False
+    ends = any(_ELSEWHERE.search(name) or (layer is None and _LAST.search(name)) for name, layer, _ in places)
+    return not ends and any(_INSIDE.search(name) for name, layer, _ in places if layer is not None)

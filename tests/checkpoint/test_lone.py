@@ -1,6 +1,7 @@
 """A file that lies alone, with nothing that tells of others: a whole model, or visibly a part of one."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -139,6 +140,42 @@ def test_what_tells_of_the_whole_is_believed(tmp_path):
     (tmp_path / "x" / "rest.safetensors").write_bytes(file_bytes(_without(layout.tensors(), "weight_scale_2")))
     assert inspect(path.parent).part is None
     assert audit(path.parent).backends
+
+
+# Not DeepSeek V4's that holds a draft too.
+EACH = [
+    layout for layout in LAYOUTS.values()
+    if layout.arrangement == "expert" and not any("mtp." in name for name in layout.tensors())
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", EACH, ids=[layout.id for layout in EACH])
+@pytest.mark.parametrize("name", ["part.safetensors", "model.safetensors"])
+def test_later_layers_without_either_end_are_a_part_whatever_lies_beside_them(layout, name, tmp_path):
+    """Cut out of a model: the experts of layer 3 from the third on."""
+    norm = {f"{layout.prefix.partition('layers.')[0]}layers.0.input_layernorm.weight": bf16(HIDDEN)}
+    tail = {at: item for at, item in layout.tensors().items() if not re.search(r"experts(\.\w+)?\.[01]\.", at)}
+    experts = {at.replace("layers.0.", "layers.3."): item for at, item in tail.items()}
+    cut = experts | {at.replace("layers.0.", "layers.3."): item for at, item in norm.items()}
+    path = alone(tmp_path / "x", cut, name)
+    for config in (None, layout.config or {}):
+        if config is not None:
+            (path.parent / "config.json").write_text(json.dumps(config))
+        for place in (path, path.parent):
+            assert inspect(place).part == "ends"
+            report = audit(place)
+            assert "audit.partial.one-shard.ends" in told(report)
+            assert not {item.code for item in report.findings} & {"expert.absent", "expert.gap", "scale.missing"}
+            assert report.backends == ()
+    # Experts alone are judged, as small examples have them; so is what has an end, or is a draft's own file.
+    others = (
+        experts, {**cut, "lm_head.weight": bf16(8, HIDDEN)}, {**cut, **ENDS}, {**tail, **norm},
+        {**cut, "model.layers.3.eh_proj.weight": bf16(HIDDEN, 2 * HIDDEN)},
+    )  # fmt: skip
+    for tensors in others:
+        path = alone(tmp_path / "x", tensors, name)
+        (path.parent / "config.json").write_text(json.dumps(layout.config or {}))
+        assert inspect(path.parent).part is None
 
 
 def test_bad_values_of_a_part_are_told_and_not_mended(tmp_path):
