@@ -47,8 +47,9 @@ def _switched() -> None:
 def settle_cursor(page: Lesson, grid: CoverageGrid, identity: str, brought: tuple[object, ...]) -> None:
     """The cursor comes from other pages and from links: move it to a slot that this checkpoint has.
 
-    The slot shown at first is the first hole, because that is what one comes for; also where the cursor stands only
-    because this page has put it there in the checkpoint before.  ``brought`` is the cursor as it came, before what this
+    The slot shown at first is the first hole, because that is what one comes for, of the layer that a link says, where it
+    says no expert; also where the cursor stands only because this page has put it there in the checkpoint before.
+    ``brought`` is the cursor as it came, before what this
     checkpoint lacks was taken out of it: another's projection, say.
     """
     view = page.view
@@ -56,11 +57,20 @@ def settle_cursor(page: Lesson, grid: CoverageGrid, identity: str, brought: tupl
     own = placed is not None and placed[1] == brought and placed[0] != identity and not view.asked & set(CURSOR)
     fits = view["layer"] in grid.layers and (view["expert"] is not None and view["expert"] < grid.experts)
     if own or not fits:
-        layer, expert, name = next(_holes(grid), (grid.layers[0], 0, grid.roles[0]))
+        layer, expert, name = _first(grid, *((None, None, None) if own else (view[name] for name in CURSOR)))
         view.put(layer=layer, expert=expert, projection=name)
         st.session_state[PLACED] = identity, (layer, expert, name)
     if view["projection"] not in grid.roles:
         view.put(projection=grid.roles[0])
+
+
+def _first(grid: CoverageGrid, layer: int | None, expert: int | None, projection: str | None) -> tuple[int, int, str]:
+    """The first hole among the slots that these leave, each as far as this checkpoint has it; else the first slot."""
+    layers = [layer] if layer in grid.layers else grid.layers
+    experts = range(grid.experts) if expert is None or expert >= grid.experts else [expert]
+    roles = [projection] if projection in grid.roles else grid.roles
+    left = (hole for hole in _holes(grid) if hole[0] in layers and hole[1] in experts and hole[2] in roles)
+    return next(left, (layers[0], experts[0], roles[0]))
 
 
 def settle_role(page: Lesson, offered: tuple[str, ...]) -> None:

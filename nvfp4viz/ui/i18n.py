@@ -11,7 +11,7 @@ from nvfp4viz.figures.words import LANGUAGES, has_words, words
 
 _KEY = "lang"
 _SWITCH = "lang_switch"
-_REFUSED = "_lang_refused"
+_GIVEN = "_lang_given"
 _NAMED = "_named_choices"
 NAMES = {"en": "English", "zh": "中文"}
 
@@ -44,7 +44,8 @@ def _from_browser() -> str:
 def settle_language() -> None:
     """Take the language from the link, the session or the browser, in this order.
 
-    One that is none of ours is left for `refused_language`: the run of a cold deep link ends before it draws anything.
+    What it says is left for `given_languages`, which tells of several and of one that is none of ours: the run of a
+    cold deep link ends before it draws anything.
 
     A link without a language gets it from the foot of the page, in the browser: a write here would be one more entry in
     the browser's history, and Back would stay on the page.
@@ -54,18 +55,17 @@ def settle_language() -> None:
     if asked is not None and asked != written:
         if asked in LANGUAGES:
             st.session_state[_KEY] = asked
-        else:
-            st.session_state[_REFUSED] = asked
+        st.session_state[_GIVEN] = st.query_params.get_all(_KEY)
     st.session_state.setdefault(_KEY, _from_browser())
     if asked is not None and asked != st.session_state[_KEY]:
         st.query_params[_KEY] = st.session_state[_KEY]
     st.session_state["_lang_written"] = st.session_state[_KEY]
 
 
-def refused_language() -> str | None:
-    """The value of ``?lang=`` that named no language of ours, told once, to the page that notes it."""
-    refused: str | None = st.session_state.pop(_REFUSED, None)
-    return refused
+def given_languages() -> tuple[list[str], bool]:
+    """What the link says of the language, and whether it ends on none of ours; told once, to the page that notes it."""
+    given: list[str] = st.session_state.pop(_GIVEN, [])
+    return given, bool(given) and given[-1] not in LANGUAGES
 
 
 def language_switch() -> None:

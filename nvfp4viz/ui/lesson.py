@@ -32,6 +32,7 @@ from nvfp4viz.ui.device_line import device_line
 from nvfp4viz.ui.errors import escape
 from nvfp4viz.ui.i18n import t
 from nvfp4viz.ui.kernels import wait_for_kernels
+from nvfp4viz.ui.link_notes import forget_notes
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -80,13 +81,17 @@ class Lesson:
         self._draw_notes()
 
     def _draw_notes(self) -> None:
-        """Link values that could not be used, each with the range that holds for what is open now."""
+        """Link values that could not be used, each with the range that holds for what is open now; and several values
+        of one setting."""
         if not self.view.notes:
             return
         with self._noted.container(gap="xsmall"):
             for note in self.view.notes:
                 shown = f"`{note.name}={note.value.replace('`', '')}`"
-                if note.known:
+                if note.values:
+                    said = i18n.listed(f"`{value.replace('`', '')}`" for value in note.values)
+                    st.caption(t("ui.link.several", name=f"`{note.name}`", values=said, what=shown))
+                elif note.known:
                     st.caption(t("ui.link.unusable", what=shown, allowed=self._allowed(note.name)))
                 else:
                     st.caption(t("ui.link.unknown", what=shown))
@@ -297,7 +302,7 @@ class Lesson:
             if key.startswith(f"{self.id}.") or re.match(rf"predict\.\w+\.{self.id}\.", key):
                 del st.session_state[key]
         self.view.defaults()
-        st.session_state["_notes"] = []
+        forget_notes()
         # A component may have put its own setting into the address; what it says now is no new link to follow.
         st.session_state["_link"] = st.query_params.to_dict()
 

@@ -9,9 +9,10 @@ A page declares its settings once::
     view.write_link()                      # after the widgets: the address bar follows
 
 Values live in the session under ``view.key(name)``; the address bar holds those that differ from their default.  What a
-link says is checked here, once: a value that makes no sense is named in ``view.notes``, and not written again.  Where
-the range is known only after something was opened, the page says it then: ``view.refine("layer", integer(0, 3))``;
-where another setting decides it, ``view.bound("row", rows - 1)``.
+link says is checked here, once: a value that makes no sense is named in ``view.notes``, and not written again; of
+several values of one setting the last counts, and that is named, too.  Where the range is known only after something
+was opened, the page says it then: ``view.refine("layer", integer(0, 3))``; where another setting decides it,
+``view.bound("row", rows - 1)``.
 
 The browser's Back and Forward bring an earlier address.  What that address leaves out stands at its default there.
 """
@@ -26,7 +27,8 @@ from typing import Any
 
 import streamlit as st
 
-from nvfp4viz.ui.i18n import outlives_a_switch, refused_language
+from nvfp4viz.ui.i18n import given_languages, outlives_a_switch
+from nvfp4viz.ui.link_notes import Note, add_note, add_several, are_several, forget_notes, notes
 
 CURSOR = ("checkpoint", "layer", "expert", "projection", "block", "element")
 MODES = ("reader", "workshop")
@@ -46,15 +48,6 @@ class Param:
     allowed: Allowed
     write: Callable[[Any], str] = str
     in_browser: bool = False  # a component writes it into the address, and no widget holds it
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """A link value that could not be used."""
-
-    name: str
-    value: str
-    known: bool = True  # a setting of this page at all
 
 
 def integer(low: int, high: int | None, default: int | None = None) -> Param:
@@ -247,8 +240,8 @@ class View:
         """Note a value that is of no use here if it is a link's; whether it was."""
         asked = name in self.asked
         if asked:
-            _note(name, written)
-            self.notes = st.session_state["_notes"]
+            add_note(name, written)
+            self.notes = notes()
         return asked
 
     def address(self) -> dict[str, str]:
@@ -266,7 +259,7 @@ class View:
         :meth:`Lesson.foot` puts in without an entry.
         """
         wanted, now = self.address(), st.query_params.to_dict()
-        if wanted | {"lang": ""} != now | {"lang": ""}:
+        if wanted | {"lang": ""} != now | {"lang": ""} or any(map(are_several, now)):
             st.query_params.from_dict(wanted)
         self._remember()
         st.session_state.pop("_unheard", None)
@@ -308,11 +301,13 @@ def open_view(page: str, **params: Param) -> View:
     view.arrived = st.session_state.get("_view_page") != page
     if view.arrived:
         # Another page's notes and link belong to it.
-        st.session_state["_view_page"], st.session_state["_link"], st.session_state["_notes"] = page, {}, []
+        st.session_state.update(_view_page=page, _link={})
+        forget_notes()
+    for name in filter(are_several, st.query_params):
+        if name in view.params or name in _COMMON:
+            add_several(name, st.query_params.get_all(name))
     _settle_mode()
-    refused = refused_language()
-    if refused is not None:
-        _note("lang", refused)
+    _settle_language()
     written = st.session_state["_link"]
     differs = {name for name in view.params if st.query_params.get(name) != written.get(name)}
     unheard = st.session_state.pop("_unheard", set())
@@ -325,7 +320,7 @@ def open_view(page: str, **params: Param) -> View:
             _follow(view, name, st.query_params.get(name))
     for name in st.query_params:
         if name not in view.params and name not in _COMMON:
-            _note(name[:40], st.query_params[name], known=False)
+            add_note(name[:40], st.query_params[name], known=False)
     for name, param in view.params.items():
         # A page without a checkpoint leaves the cursor's fields open, and the next one has a default for them.
         open_field = name in CURSOR and st.session_state.get(view.key(name)) is None
@@ -336,7 +331,7 @@ def open_view(page: str, **params: Param) -> View:
             if view.arrived:
                 # Set anew: what another page's widget left behind does not reach a widget of other bounds or options.
                 view.put(**{name: view[name]})
-    view.notes = st.session_state["_notes"]
+    view.notes = notes()
     return view
 
 
@@ -350,7 +345,15 @@ def _follow(view: View, name: str, raw: str | None) -> None:
         view.put(**{name: param.parse(raw)})
         view.asked.add(name)
     except (ValueError, OverflowError):
-        _note(name, raw)
+        add_note(name, raw)
+
+
+def _settle_language() -> None:
+    given, refused = given_languages()  # put aside before any page runs
+    if len(set(given)) > 1:
+        add_several("lang", given)
+    if refused:
+        add_note("lang", given[-1])
 
 
 def _settle_mode() -> None:
@@ -359,7 +362,7 @@ def _settle_mode() -> None:
     if asked in MODES:
         st.session_state["mode"] = asked
     elif asked is not None:
-        _note("mode", asked)
+        add_note("mode", asked)
 
 
 def _recheck(view: View, name: str, param: Param) -> None:
@@ -369,12 +372,6 @@ def _recheck(view: View, name: str, param: Param) -> None:
             param.parse(param.write(st.session_state[view.key(name)]))
         except ValueError:
             st.session_state[view.key(name)] = param.default
-
-
-def _note(name: str, value: str, *, known: bool = True) -> None:
-    note = Note(name, value[:40], known)
-    if note not in st.session_state["_notes"]:
-        st.session_state["_notes"] = [*st.session_state["_notes"], note]
 
 
 def hex_digits(count: int, default: str) -> Param:

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from nvfp4viz.audit import audit
 from nvfp4viz.checkpoint import MemorySource, file_bytes, open_checkpoint, write_checkpoint
 from nvfp4viz.figures.words import words
 from nvfp4viz.ui import i18n
@@ -168,6 +169,23 @@ def test_the_reader_s_choice_of_scale_and_slot_goes_with_them(open_page):
     assert at.session_state["explorer.role"] == "weight_scale"
     at = other(at, HOLES)
     assert at.session_state["explorer.role"] == "weight_scale_2"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"layer": 2}, {"expert": 5}, {"projection": "down"}, {"layer": 3, "projection": "up"}, {"expert": 63, "layer": 1}],
+    ids=str,
+)
+def test_a_link_to_part_of_a_slot_keeps_to_it(open_page, said):
+    """What it leaves open is the first hole there."""
+    at = open_page("explorer", checkpoint=HOLES, **{name: str(value) for name, value in said.items()})
+    found = dict(zip(("layer", "expert", "projection"), cursor(at), strict=True))
+    assert {name: found[name] for name in said} == said
+    layer, expert, projection = found.values()
+    holes = [item for item in audit(ensure(HOLES)).findings if item.code == "scale.missing"]
+    assert "expert" in said or any(
+        (item.layer, item.projection) == (layer, projection) and expert == item.experts[0] for item in holes
+    )
 
 
 def test_a_link_to_a_slot_that_is_in_order_opens_it(open_page):

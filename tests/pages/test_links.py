@@ -163,6 +163,36 @@ def test_a_language_that_is_none_of_ours_is_named_on_every_page(open_page, monke
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("page", [entry.id for entry in PAGES])
+def test_of_several_values_the_last_counts_and_every_page_says_so(open_page, page, lang):
+    """Also of the language and the mode; the address then has one."""
+    given = {
+        "layer": ["1", "2"],
+        "mode": ["workshop", "reader"],
+        "lang": ["en", "zh"] if lang == "zh" else ["zh", "en"],
+    }
+    at = open_page(page, **given)
+    said = [caption.value for caption in at.caption]
+    for name, (first, last) in given.items():
+        text = words(lang, "ui.link.several", name=f"`{name}`", values="{}", what=f"`{name}={last}`")
+        note = text.format(listed(lang, (f"`{first}`", f"`{last}`")))
+        assert said.count(note) == 1
+        assert in_link(at, name) in ([], [last])
+    assert at.session_state["layer"] == 2
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_of_several_languages_a_last_one_that_is_none_of_ours_is_named_too(open_page, monkeypatch, lang):
+    monkeypatch.setattr(i18n, "_from_browser", lambda: lang)
+    at = open_page("e2m1", lang=["en", "xx"])
+    assert [text for text in (caption.value for caption in at.caption) if "`lang=xx`" in text] == [
+        words(lang, "ui.link.several", name="`lang`", values=listed(lang, ("`en`", "`xx`")), what="`lang=xx`"),
+        words(lang, "ui.link.unusable", what="`lang=xx`", allowed=listed(lang, ("en", "zh"))),
+    ]
+    assert in_link(at, "lang") == [lang]
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
 def test_what_fits_is_taken_without_a_word(open_page, lang):
     for page, query in (
         ("e2m1", {"format": "e4m3", "code": "255"}),

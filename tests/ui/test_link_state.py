@@ -124,6 +124,26 @@ def test_what_makes_no_sense_is_named_and_removed(at):
     assert _query(at) == {}
 
 
+def test_of_several_values_the_last_counts_and_it_is_said(at):
+    at.query_params["x"] = ["2", "7"]
+    at.query_params["layer"] = ["1", "99"]
+    at.query_params["expert"] = ["5", "5"]
+    at.run()
+    assert _said(at) == "x=7 layer=None expert=5"
+    assert [(note.name, note.value, note.values) for note in at.session_state["_notes"]] == [
+        ("x", "7", ("2", "7")),
+        ("layer", "99", ("1", "99")),
+        ("layer", "99", ()),
+    ]
+    assert _query(at) == {"x": "7", "expert": "5"}
+
+
+def test_many_values_are_not_all_repeated(at):
+    at.query_params["x"] = [str(value) for value in range(10)]
+    at.run()
+    assert [note.values for note in at.session_state["_notes"]] == [("0", "1", "…", "9")]
+
+
 def test_the_cursor_is_shared_between_pages_and_rechecked(at):
     at.query_params["layer"] = "2"
     at.run()
