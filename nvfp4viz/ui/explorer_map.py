@@ -47,8 +47,8 @@ def _switched() -> None:
 def settle_cursor(page: Lesson, grid: CoverageGrid, identity: str, brought: tuple[object, ...]) -> None:
     """The cursor comes from other pages and from links: move it to a slot that this checkpoint has.
 
-    The slot shown at first is the first hole, because that is what one comes for, of the layer that a link says, where it
-    says no expert; also where the cursor stands only because this page has put it there in the checkpoint before.
+    The slot shown at first is the first hole, because that is what one comes for, of the layer that a link says, where
+    it says no expert; also where the cursor stands only because this page has put it there in the checkpoint before.
     ``brought`` is the cursor as it came, before what this
     checkpoint lacks was taken out of it: another's projection, say.
     """

@@ -12,7 +12,8 @@ import streamlit as st
 
 from nvfp4viz.audit import Audit, NaiveCheck, for_gpu, for_ranks, naive_check, run_audit
 from nvfp4viz.checkpoint import LocalSource, MemorySource
-from nvfp4viz.checkpoint.index import other_shards
+from nvfp4viz.checkpoint.index import missing_by_number
+from nvfp4viz.checkpoint.source import INDEX_SUFFIX
 from nvfp4viz.errors import CheckpointError
 from nvfp4viz.ui import caches
 
@@ -104,10 +105,14 @@ def open_upload(files: Sequence[Any], place: str) -> Opened:
 
 
 def _given(contents: dict[str, bytes]) -> MemorySource:
-    """What was given; one shard of several stands for itself, as its path or its address would."""
-    source, shards = MemorySource(contents, UPLOAD), [name for name in contents if name.endswith(".safetensors")]
-    one_of_several = len(shards) == 1 and other_shards(source, list(contents), shards[0])
-    return MemorySource(contents, UPLOAD, only=shards[0]) if one_of_several else source
+    """What was given; of a numbered shard that stands alone, the others are not asked for.
+
+    An index beside it asks for them: then they are missing, as in a folder.
+    """
+    shards = [name for name in contents if name.endswith(".safetensors")]
+    indexed = any(name.endswith(INDEX_SUFFIX) for name in contents)
+    alone = len(shards) == 1 and not indexed and bool(missing_by_number(shards))
+    return MemorySource(contents, UPLOAD, only=shards[0] if alone else None)
 
 
 def kept_upload(place: str) -> str:

@@ -210,6 +210,11 @@ def test_up_s_weight_scale_is_compared_and_then_dropped(open_page, lang):
 # ---------------------------------------------------------------------------------------------------------- uploads
 
 
+def alone(files: dict[str, bytes], shard: str) -> dict[str, bytes]:
+    """One shard with its configuration."""
+    return {name: data for name, data in files.items() if name == shard or name.endswith("config.json")}
+
+
 def test_an_upload_gives_the_report_of_the_same_file(open_page, files):
     at = upload(open_page("explorer"), *files.items())
     assert at.metric[1].value == SHAPE
@@ -228,14 +233,33 @@ def test_a_shard_that_was_not_uploaded_is_named_and_its_slots_are_not_called_mis
     assert f"{count.missing} are missing" in texts(at)
 
 
-@pytest.mark.parametrize("indexed", [True, False])
 @pytest.mark.parametrize("lang", LANGUAGES)
-def test_one_shard_that_was_given_alone_is_a_part(open_page, files, shards, lang, indexed, monkeypatch):
+def test_an_index_beside_one_shard_is_used(open_page, files, shards, lang, monkeypatch):
+    """It says what lies in the shards that were not given, as in a folder: their slots are not called missing."""
+    monkeypatch.setattr(i18n, "lang", lambda: lang)
+    given = {name: data for name, data in files.items() if name not in shards or name == shards[1]}
+    report = audit(MemorySource(given))
+    at = upload(open_page("explorer", lang=lang), *given.items())
+    shown = texts(at)
+    lost = [line.replace("\\", "") for line in shown.splitlines() if line.startswith("- ")]
+    for item in (item for item in report.findings if item.code == "container.missing-shard"):
+        assert f"- {describe(item, lang)[0]}" in lost
+    count = report.coverage["input_scale"]
+    assert count.unreadable > 0
+    assert i18n.t("explorer.map.finding_unreadable", role="input_scale", **{
+        name: f"{getattr(count, name):,}" for name in ("missing", "invalid", "expected", "unreadable")
+    }) in shown  # fmt: skip
+    assert {"en": "is one shard of several", "zh": "是多个分片之一"}[lang] not in shown
+    assert all(f"`{item.name}`" in texts(tab(at, "explorer", 2)) for item in report.backends)
+    shown = texts(tab(at, "explorer", 3))
+    assert all(f"| `{name}`" in shown for name in shards)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_one_shard_that_was_given_alone_is_a_part(open_page, files, shards, lang, monkeypatch):
     """Nothing is unreadable and nothing lost: the others were not given, and no backend is forecast."""
     monkeypatch.setattr(i18n, "lang", lambda: lang)  # AppTest formats the choices after the run, without a session
-    given = {name: data for name, data in files.items() if name not in shards or name == shards[1]}
-    if not indexed:
-        given = {name: data for name, data in given.items() if not name.endswith("index.json")}
+    given = alone(files, shards[1])
     at = upload(open_page("explorer", lang=lang), *given.items())
     shown = texts(at)
     assert {"en": "are not in this shard; the others were not given", "zh": "个不在这个分片里"}[lang] in shown
@@ -252,7 +276,7 @@ def test_one_shard_that_was_given_alone_is_a_part(open_page, files, shards, lang
 def test_one_shard_alone_is_not_mended_by_what_the_whole_decides(open_page, files, shards, lang, monkeypatch):
     """A label is the whole's, and so are the peers; a number of one's own can be set."""
     monkeypatch.setattr(i18n, "lang", lambda: lang)
-    given = [(name, data) for name, data in files.items() if name not in shards or name == shards[1]]
+    given = alone(files, shards[1]).items()
     for policy in POLICIES:
         refused = policy != "constant"
         at = tab(upload(open_page("explorer", lang=lang, policy=policy), *given), "explorer", 6)
