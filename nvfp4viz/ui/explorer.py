@@ -138,6 +138,7 @@ def findings(page: Lesson, opened: Opened) -> None:
         format_func=lambda name: f"{page.t(f'verdicts.{name}')} ({sum(item.severity == name for item in found)})",
         selection_mode="multi",
         default=present,
+        wrap=True,
         key=f"explorer.severity.{opened.identity[:40]}",
     )
     if not shown:

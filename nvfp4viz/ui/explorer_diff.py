@@ -14,8 +14,9 @@ from nvfp4viz.audit.diff import Diff, Side, diff, diff_to_json
 from nvfp4viz.audit.run import without_collector
 from nvfp4viz.checkpoint.problems import as_written
 from nvfp4viz.errors import NvError
-from nvfp4viz.ui import caches, errors, explorer_source
+from nvfp4viz.ui import caches, errors, explorer_rows, explorer_source
 from nvfp4viz.ui.explorer_report import file_stem
+from nvfp4viz.ui.explorer_rows import short
 from nvfp4viz.ui.i18n import listed
 
 if TYPE_CHECKING:
@@ -28,9 +29,10 @@ KINDS = ("config", "types", "only_a", "only_b", "values")
 # Rows that a page shows; the JSON has all.
 MOST_ROWS = 5000
 # Pixels: a number that is cut on its left is another number, and roles that are cut on their right look alike.
-# Up to the ratio they fit into the 900 that a window of 1280 leaves: what one compares for needs no scrolling.
+# Up to the kind they fit into the 900 that a window of 1280 leaves: what one compares for needs no scrolling.  A phone
+# shows the whole name.
 WIDTHS = {
-    "kind": 100, "name": 365, "A": 155, "B": 155, "ratio": 115,
+    "name": 356, "A": 155, "B": 155, "ratio": 115, "kind": 110,
     "layer": 70, "expert": 75, "projection": 100, "role": 140,
 }  # fmt: skip
 # Characters: what a cell of a setting shows at least, what stays on each side of a difference, and what is ever put in.
@@ -107,6 +109,7 @@ def _table(page: Lesson, rows: list[Row], counts: dict[str, int]) -> None:
             format_func=lambda kind: f"{page.t(f'compare.kinds.{kind}')} ({counts[kind]:,})",
             selection_mode="multi",
             default=present,
+            wrap=True,
             key=f"explorer.compare.kinds.{'.'.join(present)}",
         )
         words = st.text_input(
@@ -118,24 +121,26 @@ def _table(page: Lesson, rows: list[Row], counts: dict[str, int]) -> None:
         return
     cells = [row.cells() for row in islice(fitting, MOST_ROWS)]
     named = [{**row, "kind": page.t(f"compare.kinds.{row['kind']}")} for row in cells]
-    columns = [name for name in cells[0] if any(row[name] is not None for row in cells)]
-    st.dataframe(
-        [{name: row[name] for name in columns} for row in named],
-        hide_index=True,
-        key="explorer_compare_table",
-        alt=page.t("tabs.compare"),
-        placeholder="",
-        column_config={
-            name: st.column_config.Column(
-                name if name in ("A", "B") else page.t(f"columns.{name}"), width=WIDTHS.get(name)
-            )
-            for name in columns
-            if name != "ratio"
-        }
-        | {"ratio": st.column_config.NumberColumn("B / A", format="%.4g", width=WIDTHS["ratio"])},
-    )
+    columns = {
+        name: st.column_config.NumberColumn("B / A", format="%.4g", width=WIDTHS[name])
+        if name == "ratio"
+        else st.column_config.Column(_label(page, name), width=WIDTHS.get(name))
+        for name in cells[0]
+        if any(row[name] is not None for row in cells)
+    }
+
+    def told(index: int) -> Iterator[tuple[str, str | None]]:
+        row, kind = fitting[index], named[index]["kind"]
+        yield kind, row.name
+        yield from zip("AB", row.sides(), strict=True)
+
+    explorer_rows.rows_table(page, "compare", named, columns, told)
     if len(fitting) > MOST_ROWS:
         st.caption(page.t("compare.more", shown=f"{MOST_ROWS:,}", count=f"{len(fitting):,}"))
+
+
+def _label(page: Lesson, column: str) -> str:
+    return column if column in ("A", "B") else page.t(f"columns.{column}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +155,22 @@ class Row:
     ratio: float | None = None
     view: CanonicalView | None = None
 
+    def sides(self) -> tuple[str | None, str | None]:
+        """What A and B have: of a tensor that one of them lacks, the other's type and shape."""
+        if self.kind not in ("only_a", "only_b") or self.view is None:
+            return self.a, self.b
+        entry = self.view.table[self.name]
+        own = f"{entry.dtype} {list(entry.shape)}"
+        return (own, "∅") if self.kind == "only_a" else ("∅", own)
+
     def cells(self) -> dict[str, Any]:
         """What the table shows; what A and B have is text, because a tensor's type and a number share a column."""
         place = {} if self.view is None else _place(self.view, self.name)
         where = dict.fromkeys(("layer", "expert", "projection", "role")) | place
-        return {"kind": self.kind, "name": self.name, "A": self.a, "B": self.b, "ratio": self.ratio, **where}
+        a, b = (text if text is None else short(text, _FITS) for text in self.sides())
+        file, _, field = self.name.partition(": ")
+        name = setting_name(file, field) if self.kind == "config" else end_of(self.name, _NAME)
+        return {"name": name, "A": a, "B": b, "ratio": self.ratio, "kind": self.kind, **where}
 
 
 def diff_rows(found: Diff, a: CanonicalView, b: CanonicalView) -> Iterator[Row]:
@@ -167,7 +183,7 @@ def diff_rows(found: Diff, a: CanonicalView, b: CanonicalView) -> Iterator[Row]:
     """
     for item in found.config:
         name = f"{item.file}: {item.field}"
-        yield Row("config", setting_name(item.file, item.field), name.lower(), *said_apart(item.a, item.b))
+        yield Row("config", name, name.lower(), *said_apart(item.a, item.b))
     text_in_a, text_in_b = _texts(a), _texts(b)
     for item in found.types:
         kinds = (f"{dtype} {list(shape)}" for dtype, shape in (item.a, item.b))

@@ -25,6 +25,7 @@ from nvfp4viz.ui import caches, errors, explorer_roots
 from nvfp4viz.ui.explorer import code_span, size_text
 from nvfp4viz.ui.explorer_diff import end_of, said_apart, setting_name
 from nvfp4viz.ui.explorer_repair_cost import cost
+from nvfp4viz.ui.explorer_rows import rows_table, width_for
 from nvfp4viz.ui.i18n import has, lang, listed, t
 
 if TYPE_CHECKING:
@@ -35,8 +36,10 @@ if TYPE_CHECKING:
 MOST_BYTES = 64_000_000
 # Rows of the plan that a page shows; the record has all.
 MOST_ROWS = 5000
-COLUMNS = {"layer": 48, "expert": 58, "projection": 76, "from": 92, "to": 124, "tensor": 352, "state": 130}
+COLUMNS = {"layer": 48, "expert": 58, "projection": 80, "from": 0, "to": 0, "tensor": 352, "state": 130}
 """In pixels.  A phone shows the first five: which slot, and what changes."""
+ROOM = {"from": (56, 130), "to": (56, 130)}
+"""The least and the most of columns that are as wide as what stands in them."""
 _NAME = 44  # characters of a tensor's name that its cell shows; the record has it whole
 _KEPT, _READY, _ASKED = "explorer.kept.plan", "explorer.kept.repaired", "explorer.kept.repair_asked"
 
@@ -101,17 +104,16 @@ def _show(page: Lesson, opened: Opened, plan: Repair) -> None:
     guess = report_words(words, "repair.guess" if record.guesses else "repair.no_guess")
     page.finding("repair.plan", what=page.t("repair.joint").join(parts), shards=shards, guess=guess)
     rows = plan_rows(opened, plan, page.t("repair.removed"))
-    st.dataframe(
-        rows[:MOST_ROWS],
-        hide_index=True,
-        key="explorer_repair_table",
-        alt=page.t("tabs.repair"),
-        placeholder="",
-        column_order=list(COLUMNS),
-        column_config={
-            name: st.column_config.Column(page.t(f"columns.{name}"), width=width) for name, width in COLUMNS.items()
-        },
-    )
+    shown = rows[:MOST_ROWS]
+    widths = COLUMNS | {name: width_for((str(row[name]) for row in shown), *ROOM[name]) for name in ROOM}
+    columns = {name: st.column_config.Column(page.t(f"columns.{name}"), width=width) for name, width in widths.items()}
+    said = ("tensor", "state", "from", "to")
+
+    def told(index: int) -> list[tuple[str, str | None]]:
+        row = shown[index] | {"tensor": shown[index]["whole"]}
+        return [(page.t(f"columns.{name}"), row[name]) for name in said]
+
+    rows_table(page, "repair", shown, columns, told)
     if len(rows) > MOST_ROWS:
         st.caption(page.t("repair.more", shown=f"{MOST_ROWS:,}", count=f"{len(rows):,}", record=RECORD))
 
@@ -120,7 +122,7 @@ def plan_rows(opened: Opened, plan: Repair, removed: str) -> list[dict[str, Any]
     """One row for each number, each activation scale taken away, and each setting; ``from`` and ``to`` are text."""
     divides = opened.audit.view.divisors_in
     rows = [
-        {"tensor": end_of(slot.tensor, _NAME), "layer": slot.layer, "projection": slot.projection,
+        {"tensor": end_of(slot.tensor, _NAME), "whole": slot.tensor, "layer": slot.layer, "projection": slot.projection,
          "expert": None if slot.tensor in plan.shared else slot.expert,
          "state": _state(slot.old_state, divides(slot.layer)), "from": "∅" if slot.old is None else str(slot.old),
          "to": str(slot.new)}
@@ -131,7 +133,7 @@ def plan_rows(opened: Opened, plan: Repair, removed: str) -> list[dict[str, Any]
     for file, data in plan.files.items():
         old = before.get(file, checkpoint.hf_quant_config)
         for item in changed_settings(file, old, msgspec.json.decode(data)):
-            rows.append(_plain(setting_name(file, item.field), *said_apart(item.a, item.b)))
+            rows.append(_plain(setting_name(file, item.field), f"{file}: {item.field}", *said_apart(item.a, item.b)))
     if plan.record.dropped:
         known = {row.tensor: row for row in opened.audit.rows() if row.role == "input_scale"}
         for name in plan.record.dropped:
@@ -139,7 +141,7 @@ def plan_rows(opened: Opened, plan: Repair, removed: str) -> list[dict[str, Any]
             place = {"layer": slot.layer, "expert": slot.expert, "projection": slot.projection} if slot else {}
             state = {"state": _state(slot.status, divides(slot.layer))} if slot else {}
             value = "" if slot is None or slot.value is None else str(slot.value)
-            rows.append(_plain(end_of(name, _NAME), value, removed) | place | state)
+            rows.append(_plain(end_of(name, _NAME), name, value, removed) | place | state)
     return rows
 
 
@@ -149,8 +151,9 @@ def _state(status: str, divisor: bool) -> str:
     return t(key) if has(key) else status
 
 
-def _plain(name: str, old: str, new: str) -> dict[str, Any]:
-    return {"tensor": name, "layer": None, "expert": None, "projection": None, "state": "", "from": old, "to": new}
+def _plain(name: str, whole: str, old: str, new: str) -> dict[str, Any]:
+    place = dict.fromkeys(("layer", "expert", "projection"))
+    return {"tensor": name, "whole": whole, **place, "state": "", "from": old, "to": new}
 
 
 def _take_away(page: Lesson, opened: Opened, plan: Repair) -> None:

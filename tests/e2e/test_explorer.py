@@ -288,8 +288,8 @@ def test_the_columns_of_a_comparison_have_room_for_their_numbers(visit, lang):
     table = page.locator("[data-testid=stDataFrame]").first
     table.wait_for()
     page.wait_for_function("document.querySelector('[data-testid=stDataFrame]').getBoundingClientRect().width > 800")
-    # What one compares for is on screen: all columns up to the ratio, and no other stands between them.
-    first = ("kind", "name", "A", "B", "ratio")
+    # What one compares for is on screen: all columns up to the kind, and no other stands between them.
+    first = ("name", "A", "B", "ratio", "kind")
     assert tuple(Row("values", "x", "x").cells())[:5] == first
     assert sum(WIDTHS[name] for name in first) <= table.evaluate("table => table.getBoundingClientRect().width")
     widest = page.evaluate(
@@ -302,6 +302,22 @@ def test_the_columns_of_a_comparison_have_room_for_their_numbers(visit, lang):
     assert widest["−0.00001234"] + padding <= WIDTHS["ratio"]
     assert widest["-1.1754944e-38"] + padding <= min(WIDTHS["A"], WIDTHS["B"])
     assert widest["weight_scale_2"] + padding <= WIDTHS["role"]
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("name", ["compare", "repair"])
+def test_a_picked_row_is_told_in_full_on_a_phone(visit, lang, name):
+    """Of its columns a phone shows the first ones."""
+    page = visit(f"/explorer?lang={lang}&tab={name}&other=tiny-moe-compressed-tensors", width=390)
+    table = page.locator("[data-testid=stDataFrame]").first
+    table.scroll_into_view_if_needed()
+    settle(page)
+    table.click(position={"x": 200, "y": 150})
+    row = page.locator(f".st-key-finding_explorer_{name}_row")
+    row.wait_for()
+    settle(page)
+    assert "∅" in row.inner_text() or "quantization_config" in row.inner_text()
+    assert row.evaluate("row => row.scrollWidth <= row.clientWidth && row.getBoundingClientRect().right <= 390")
 
 
 def test_each_status_has_its_sign_where_cells_are_narrow(browser, tmp_path, monkeypatch):

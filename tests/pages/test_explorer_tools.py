@@ -19,11 +19,12 @@ from nvfp4viz.checkpoint import MemorySource, open_checkpoint, write_checkpoint
 from nvfp4viz.errors import CheckpointError, InputError, content_words
 from nvfp4viz.serving.remedies import MARGIN, run_remedy
 from nvfp4viz.ui import caches, explorer_repair, explorer_roots, i18n
-from nvfp4viz.ui.explorer_diff import diff_rows, filtered, said_apart, setting_name
+from nvfp4viz.ui.explorer_diff import Row, diff_rows, filtered, said_apart, setting_name
 from nvfp4viz.ui.explorer_open import open_folder, open_sample
-from nvfp4viz.ui.explorer_repair import archive, plan_rows, write_beside
+from nvfp4viz.ui.explorer_repair import COLUMNS, ROOM, archive, plan_rows, write_beside
 from nvfp4viz.ui.explorer_repair_cost import texts as cost_texts
 from nvfp4viz.ui.explorer_roots import VARIABLE, WRITE
+from nvfp4viz.ui.explorer_rows import width_for
 from nvfp4viz.ui.snippets import run
 from sample_checkpoints import ensure
 from tests.audit.layouts import LAYOUTS
@@ -149,7 +150,35 @@ def test_every_difference_has_one_row(a, b):
     for row in rows:  # words are looked for in what the cells say
         cells = row.cells()
         assert all((cells[column] or "") in row.text for column in ("projection", "role"))
+        assert cells["A"]
+        assert cells["B"]
+        assert max(len(cells["A"]), len(cells["B"])) <= 20  # as many as a cell shows
+        assert len(cells["name"]) <= 50
     assert list(filtered(rows, (), "")) == []
+
+
+def test_what_one_side_lacks_stands_beside_what_the_other_has():
+    found = diff(ensure(HOLES), ensure(SOUND))
+    one, two = open_sample(HOLES).audit, open_sample(SOUND).audit
+    for a, b, at in ((one, two, "only_b"), (two, one, "only_a")):
+        rows = [row for row in diff_rows(diff(a.checkpoint, b.checkpoint), a.view, b.view) if row.kind == at]
+        assert len(rows) == len(found.only_b) > 0
+        assert {row.sides() for row in rows} == {("F32 []", "∅") if at == "only_a" else ("∅", "F32 []")}
+
+
+def test_a_long_setting_beside_an_empty_side_ends_in_an_ellipsis():
+    row = Row("config", "config.json: quantization_config.ignore", "", *said_apart(IGNORED, None))
+    cells = row.cells()
+    assert (cells["A"], cells["B"]) == ('["lm_head","model.l…', "∅")
+    assert len(row.sides()[0]) > 400
+
+
+def test_numbers_that_change_are_not_cut():
+    """Of 14 pixels a digit is 7.3 wide; five columns fit on a phone where they can."""
+    assert 16 + 7.3 * len("0.0015927269") <= width_for(["∅", "0.0015927269"], *ROOM["to"])
+    assert 16 + 7.3 * len("-1.1754944e-38") <= width_for(["-1.1754944e-38"], *ROOM["to"])
+    first = [COLUMNS[name] for name in ("layer", "expert", "projection")]
+    assert sum(first) + width_for(["∅"], *ROOM["from"]) + width_for(["0.0015927269"], *ROOM["to"]) <= 390 - 32
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
