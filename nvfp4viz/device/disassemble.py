@@ -79,8 +79,11 @@ def disassemble(code: bytes) -> list[Code]:
     return found
 
 
-def extract(source: str) -> str:
-    """The text of ``kernels/sass/<source>.txt``: every kernel of a file for every target, compiled with NVRTC 13."""
+def extract(source: str, *, cached: bool = False) -> str:
+    """The text of ``kernels/sass/<source>.txt``: every kernel of a file for every target, compiled with NVRTC 13.
+
+    ``cached``: what `build.cubin` keeps will do, where it comes from an NVRTC of the same version.
+    """
     binding = nvrtc_library.find_nvrtc13()
     if binding is None:
         raise FileNotFoundError("NVRTC 13 is not installed (pip install -r requirements-dev.txt)")
@@ -90,7 +93,9 @@ def extract(source: str) -> str:
     )  # before compiling: sources edited meanwhile leave a stale extract, not a wrong one
 
     def one(target: str) -> list[Code]:
-        return disassemble(build.compile_kernel(source, target, binding=binding))
+        kept = cached and build.compiler_for(target).getVersion() == binding.getVersion()
+        code = build.cubin(source, target) if kept else build.compile_kernel(source, target, binding=binding)
+        return disassemble(code)
 
     with warnings.catch_warnings(), concurrent.futures.ThreadPoolExecutor(2) as pool:
         warnings.filterwarnings("ignore", ".*leaves out the FP4")  # plain targets, on purpose
