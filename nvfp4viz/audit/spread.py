@@ -154,9 +154,7 @@ def _beyond_measure(facts: Facts) -> Iterator[Finding]:
         goods = [_ordinary(facts, table) for table in tables]
         kept = [table.values[good] for table, good in zip(tables, goods, strict=True) if good.any()]
         middles = [float(np.log2(median_of(values))) for values in kept]
-        # One number for all experts is one.
-        count = sum(1 if table.shared else int(good.sum()) for table, good in zip(tables, goods, strict=True))
-        if count >= 3 and (max(middles) < _TINY or min(middles) > _HUGE):
+        if _numbers(tables, goods) >= 3 and (max(middles) < _TINY or min(middles) > _HUGE):
             found[kind] = tables
     if not found:
         return
@@ -168,10 +166,15 @@ def _beyond_measure(facts: Facts) -> Iterator[Finding]:
     yield make(
         "scale.outlier", "warn", text=f"scale.outlier.file{'.divisor' if divisors else ''}", role="input_scale",
         tensors=[facts.view.slot(table.layer, 0, table.projection, "input_scale").name for table in tables],
-        count=sum(1 if table.shared else int(table.good().sum()) for table in tables),
+        count=_numbers(tables, [table.good() for table in tables]),
         fill={"kinds": ", ".join(in_order(found)), "median": json_number(float(usual)), "numbers": layers,
               "amax": f"{scale * over:.1e}"},
     )  # fmt: skip
+
+
+def _numbers(tables: Iterable[ScaleTable], masks: Iterable[Mask]) -> int:
+    """How many numbers these are; one for all experts is one, where it is usable at all."""
+    return sum(int(mask.any()) if table.shared else int(mask.sum()) for table, mask in zip(tables, masks, strict=True))
 
 
 def _large_inputs(facts: Facts) -> Iterator[Finding]:
@@ -210,8 +213,7 @@ def _large(facts: Facts, tables: list[ScaleTable]) -> F32 | None:
         return None
     goods = [_ordinary(facts, table) for table in tables]
     kept = [table.values[good] for table, good in zip(tables, goods, strict=True) if good.any()]
-    # One number for all experts is one.
-    if sum(1 if table.shared else int(good.sum()) for table, good in zip(tables, goods, strict=True)) < 3:
+    if _numbers(tables, goods) < 3:
         return None
     # Multipliers are amax/2688, and an amax above that in the median of every layer was hardly ever measured.
     if not all(median_of(values) > 1 for values in kept):
@@ -239,7 +241,7 @@ def _all_ones(facts: Facts) -> Iterator[Finding]:
     if all(set(found.get(at, ())) == set(facts.view.projections_in[at]) for at in layers):
         tables = [facts.tables["input_scale", at, kind] for at, kinds in found.items() for kind in kinds]
         names = [facts.view.slot(at, 0, kind, "input_scale").name for at, kinds in found.items() for kind in kinds]
-        count = sum(1 if table.shared else int(table.good().sum()) for table in tables)
+        count = _numbers(tables, [table.good() for table in tables])
         yield make(
             "scale.identity", "info", text=text.replace("layer", "model"), role="input_scale", tensors=names,
             count=count, value=1.0, fill={"numbers": layers, "over": divisor_of(facts, layers[0])},

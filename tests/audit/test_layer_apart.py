@@ -238,3 +238,26 @@ def test_what_was_filled_in_says_nothing_of_its_layer(id):
     }
     report = audit(layered(id, lambda k, kind, own: own, but=bad))
     assert {item.code for item in report.findings if item.severity == "warn"} == {"scale.filled"}
+
+
+BAD = {"zero": 0.0, "nan": np.nan, "inf": np.inf, "negative": -1e-3, "subnormal": 4e-42}
+
+
+@pytest.mark.parametrize("role", ["input_scale", "weight_scale_2"])
+@pytest.mark.parametrize("value", BAD)
+@pytest.mark.parametrize("id", [*IDS, "W4A8", "Quark, static FP8 inputs", "gpt-oss, static FP8 inputs"])
+def test_layers_of_which_no_number_is_usable_are_no_measure(id, value, role):
+    layout = LAYOUTS[id]
+    if role not in layout.roles:
+        return
+    # Of a file of divisors another number is stored: one that is zero is an infinite scale.
+    codes = {f"scale.{code}" for code in BAD}
+    for kinds, from_layer in ((layout.kinds, 0), (("down",), 0), (("down",), 1)):
+
+        def spoilt(k, kind, own, kinds=kinds, from_layer=from_layer):
+            return BAD[value] if kind in kinds and k >= from_layer else own
+
+        with np.errstate(divide="ignore", over="ignore"):
+            report = audit(layered(id, spoilt, layers=3, role=role))
+        assert report.verdict != "ok"
+        assert {item.code for item in report.findings if item.severity != "info"} <= codes, kinds
