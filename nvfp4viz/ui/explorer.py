@@ -344,16 +344,16 @@ def backends(page: Lesson, opened: Opened) -> None:
 
 
 def files(page: Lesson, opened: Opened) -> None:
-    """The shards as their headers describe them, and those that are missing."""
+    """The shards as their headers describe them, and those that are missing; a phone shows file and state."""
     page.prose("files.text")
     checkpoint = opened.audit.checkpoint
     rows = {
         header.file: (
             code_span(header.file),
+            _state(page, opened, header),
             f"{header.size:,}",
             f"{header.header_bytes:,}",
             f"{len(header.entries):,}",
-            _state(page, opened, header),
         )
         for header in checkpoint.files
     }
@@ -362,8 +362,8 @@ def files(page: Lesson, opened: Opened) -> None:
             # Only an index says what lay in it.
             placed = f"{len(item.tensors):,}" if item.tensors else ""
             state = page.t(f"files.{'missing' if placed else 'missing_unknown'}", count=placed)
-            rows[item.file] = (code_span(item.file), "–", "–", "–", state)
-    page.table(("file", ">size", ">header", ">tensors", "state"), [rows[file] for file in sorted(rows)])
+            rows[item.file] = (code_span(item.file), state, "–", "–", "–")
+    page.table(("file", "state", ">size", ">header", ">tensors"), [rows[file] for file in sorted(rows)])
 
 
 def _state(page: Lesson, opened: Opened, header: Header) -> str:

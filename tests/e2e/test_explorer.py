@@ -320,6 +320,28 @@ def test_a_picked_row_is_told_in_full_on_a_phone(visit, lang, name):
     assert row.evaluate("row => row.scrollWidth <= row.clientWidth && row.getBoundingClientRect().right <= 390")
 
 
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_a_phone_shows_the_state_beside_the_file(visit, lang):
+    page = visit(f"/explorer?lang={lang}&tab=files", width=390)
+    state = page.locator('[class*="st-key-table_explorer"] td:nth-child(2)').first
+    state.wait_for()
+    settle(page)
+    box = state.evaluate(
+        "cell => { const range = document.createRange(); range.selectNodeContents(cell);"
+        " return range.getBoundingClientRect().right; }"
+    )
+    assert box <= 390 - 16
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_the_two_sides_of_a_comparison_fit_on_a_phone(visit, lang):
+    page = visit(f"/explorer?lang={lang}&tab=compare", width=390)
+    sides = page.locator('[class*="st-key-table_explorer"]').first
+    sides.wait_for()
+    settle(page)
+    assert sides.evaluate("sides => sides.scrollWidth <= sides.clientWidth")
+
+
 def test_each_status_has_its_sign_where_cells_are_narrow(browser, tmp_path, monkeypatch):
     """Gemma 4 has 128 experts: NaN and a value far from its peers may not be two bars alike."""
     from nvfp4viz.cli import main
