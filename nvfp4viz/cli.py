@@ -81,9 +81,6 @@ def main(arguments: Sequence[str] | None = None, loaded: Callable[[], None] = la
             # A command may know more to say than that it stopped.
             complain(cli_words(language, stop.args[0] if stop.args else "stopped"))
             return INTERRUPTED
-        except BrokenPipeError:
-            # `nvfp4viz audit … | head` is no error.
-            return OK
 
 
 def _parsed(given: Sequence[str], language: str) -> argparse.Namespace:

@@ -1,7 +1,8 @@
 """Where answers go: to stdout, or into a file that is whole or not there at all, and that is none of the checkpoint's.
 
 What is written may be refused: by a full disk, or because a script has closed stdout.  The command then ends with a
-sentence as for bad usage, never with 1, which means that something was found.  Light: NumPy comes with errors only.
+sentence as for bad usage, never with 1, which means that something was found.  Who stops reading (``| head``) has seen
+enough, and the exit code says what it says to others.  Light: NumPy comes with errors only.
 """
 
 from __future__ import annotations
@@ -65,8 +66,6 @@ def say(text: str) -> None:
     ------
     InputError
         ``cli.stdout``.
-    BrokenPipeError
-        Whoever read it has seen enough.
     """
     with _refusals():
         sys.stdout.write(f"{text}\n")
@@ -83,7 +82,9 @@ def _refusals() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        raise
+        # What is left, and all that follows, goes nowhere.
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
     except OSError as error:
         from nvfp4viz.checkpoint.problems import system_words
 

@@ -326,3 +326,16 @@ def test_progress_of_a_copy_reaches_its_end(holed):
     assert {stage for stage, _, _ in told} == {"copy"}
     assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
     assert all(done <= of for _, done, of in told)
+
+
+@pytest.mark.parametrize("command", COMMANDS[:8], ids=" ".join)
+def test_who_stops_reading_changes_no_exit_code(holed, command):
+    """`nvfp4viz audit … | grep -q` is a gate too: bash's pipefail takes the last code that is not 0."""
+    line = f"{sys.executable} -m nvfp4viz {' '.join(command)}"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    whole = subprocess.run(line.split(), env=env, capture_output=True, check=False)
+    reader, writer = os.pipe()
+    os.close(reader)
+    stopped = subprocess.run(line.split(), env=env, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (stopped.returncode, stopped.stderr) == (whole.returncode, whole.stderr)
