@@ -18,7 +18,7 @@ def test_a_part_fits_a_phone_and_passes_axe(visit, lang, theme, part):
     assert overflow(page) <= 0
     for _ in range({"ranks": 1, "balance": 2, "moves": 1}.get(part, 0)):
         skip = page.get_by_role("button", name=words(lang, "ui.predict.skip"))
-        answers = page.get_by_text(words(lang, "ui.predict.answer").partition("{")[0].strip("* "))
+        answers = page.get_by_text(words(lang, "ui.predict.answer", answer="").strip("* "))
         shown = answers.count()
         skip.first.click()
         expect(answers).to_have_count(shown + 1)
