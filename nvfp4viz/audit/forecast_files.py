@@ -9,6 +9,7 @@ from nvfp4viz.audit.backends import DEEP_CODES, Family, activation_of, is_clampe
 from nvfp4viz.audit.facts import Facts
 from nvfp4viz.audit.forecast_scales import MILD, WILD, Effect
 from nvfp4viz.audit.labels import CONFLICTS, TWO_LABELS
+from nvfp4viz.audit.parallel import CUTLASS, odd_rows
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.two_files import readers_of
 from nvfp4viz.serving.selection import ACTIVATIONS
@@ -159,7 +160,7 @@ def of_structure(family: Family, findings: list[Finding], facts: Facts) -> Itera
             fill = {"tensor": "".join(item.tensors[:1])}
             possible = ("load-error", "safe") if perhaps else ()
             yield Effect("load-error", possible, "model", layers, "why.layout", fill)
-        elif item.text == "expert.absent.all":
+        elif item.text.startswith("expert.absent.all"):
             ends = ("load-error", (), "model") if refuses else ("undefined", ("degraded", "nan", "zero"), "layer")
             yield Effect(*ends, layers, f"why.no-experts{'.key-error' if refuses else ''}")
         elif lost:
@@ -252,6 +253,16 @@ def of_alignment(name: str, findings: list[Finding]) -> Iterable[Effect]:
                 yield Effect("safe", ("safe", "unsupported"), "none", set(), "why.alignment.narrow", dict(item.params))
             elif item.text == "parallel.alignment.hidden":
                 yield Effect("degraded", ("degraded", "nan"), "model", set(), "why.alignment.hidden", dict(item.params))
+
+
+def of_width(name: str, facts: Facts) -> Iterable[Effect]:
+    """The same without a word about ranks, where no number of them makes the kernel's shapes."""
+    rows = odd_rows(facts) if name == "vllm-cutlass" else None
+    if rows is not None and rows >= 2 * CUTLASS:
+        yield Effect("unsupported", (), "model", set(), "why.alignment", {"rows": rows})
+    elif rows is not None:
+        # So narrow a width is a toy's, and was tried by nobody.
+        yield Effect("safe", ("safe", "unsupported"), "none", set(), "why.alignment.narrow", {"rows": rows})
 
 
 def of_bytes(name: str, family: Family, findings: list[Finding]) -> Iterable[Effect]:

@@ -71,12 +71,19 @@ def _without_experts(facts: Facts) -> Iterator[Finding]:
 
 
 def no_layer_findings(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
-    """``expert.absent`` where routers are stored, the configuration counts experts, and no layer has any.
+    """``expert.absent`` where routers or nothing at all is stored, the configuration counts experts, and none is there.
 
     Nothing may be stored that could be experts in a layout that is not read here: no name speaks of them, and no tensor
     of a router's layer holds one matrix for each.
     """
     if view.moe_layers or checkpoint.blind_files or checkpoint.unreadable or checkpoint.source.only is not None:
+        return
+    if view.layers and not len(checkpoint.tensors):
+        claimed = config_experts(checkpoint.config or {}, view.layers - 1) or 0
+        algo = _algo_beside(checkpoint.quant_config, "model.layers.0.mlp.gate.weight")
+        fill = {**layer_list(list(range(view.layers))), "claimed": claimed, "algo": algo}
+        if claimed > 1:
+            yield make("expert.absent", "error", text="expert.absent.all.empty", count=view.layers, fill=fill)
         return
     counts, routers = set(), dict[int, str]()
     for name, entry in checkpoint.tensors.items():

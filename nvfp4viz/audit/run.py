@@ -197,7 +197,7 @@ def backend_forecasts(facts: Facts, findings: Sequence[Finding], ep: int | None 
     view = facts.view
     if facts.checkpoint.unread or facts.checkpoint.beside:
         return ()
-    algo = next((item.params["algo"] for item in findings if item.text == "expert.absent.all"), None)
+    algo = next((item.params["algo"] for item in findings if item.text.startswith("expert.absent.all")), None)
     if algo is not None:
         return forecast(
             facts, findings, promoted=is_promoted(facts.checkpoint), weight_only=algo.startswith("W4A16"),
