@@ -15,7 +15,7 @@ from typing import TypeVar
 from nvfp4viz.audit.backends import FADES_ABOVE, FAMILIES, Family
 from nvfp4viz.audit.facts import Facts
 from nvfp4viz.audit.findings import safe_words
-from nvfp4viz.audit.forecast_files import of_alignment, of_bytes, of_files, of_functions, of_structure
+from nvfp4viz.audit.forecast_files import of_alignment, of_bytes, of_files, of_functions, of_structure, of_width
 from nvfp4viz.audit.forecast_linears import of_linears
 from nvfp4viz.audit.forecast_lost import lost_shards, of_lost
 from nvfp4viz.audit.forecast_scales import (
@@ -99,7 +99,6 @@ def forecast(
             *_each(found, lambda items: of_files(family, items)),
             *_each(found, lambda items: of_lost(family, items, lost, weight_only=as_w4a16)),
             *_each(found, lambda items: of_structure(family, items, facts)),
-            *_each(found, lambda items: of_alignment(name, items)),
             *_each(found, lambda items: of_bytes(name, family, items)),
         ]
         if refused is not None and family.engine == "vllm":
@@ -132,6 +131,8 @@ def forecast(
         effects += _caused(family, causes, "weight_scale_2", weights, lambda each: of_weights(family, each))
         effects += _each(found, lambda items: _groups_of_weights(family, items))
         effects += _each(found, lambda items: of_linears(family, items, weight_only=as_w4a16))
+        # What else is known of this file says more than that it is narrow.
+        effects += [*_each(found, lambda items: of_alignment(name, items)), *of_width(name, facts)]
         return _forecast(facts, name, _merged(effects, _why_safe(facts, only_mxfp4, as_w4a16)))
 
     return tuple(of_backend(name, family) for name, family in FAMILIES.items())
@@ -346,8 +347,9 @@ def _possible(outcome: str, effects: list[Effect]) -> tuple[str, ...]:
         return next((effect.possible for effect in effects if effect.outcome == "safe" and effect.possible), ())
     # Better than the best of any one effect it cannot become.
     best = min(max(map(OUTCOMES.index, each)) for each in ends)
-    # What may be wrong beside it counts too; that a load may stop says nothing of what is computed.
-    perhaps = {end for effect in effects if effect.outcome == "safe" for end in effect.possible} - {"load-error"}
+    # What may be wrong beside it counts too; that a load may stop or be refused says nothing of what is computed.
+    perhaps = {end for effect in effects if effect.outcome == "safe" for end in effect.possible}
+    perhaps -= {"load-error", "unsupported"}
     found = {end for end in set().union(*ends, perhaps) if OUTCOMES.index(end) <= best}
     return () if found == {outcome} else tuple(sorted(found))
 

@@ -114,6 +114,7 @@ def width_ranks(facts: Facts, tp: int | None) -> tuple[WidthRank, ...]:
         return ()
     halves = 2 if is_gated(facts) else 1
     ranks = tp or 1
+    refused = _refused_by_cutlass(facts, width, ranks)
     share = Fraction(width, ranks)
     if _by_whole_blocks(facts, width):
         share = Fraction(-(-width // (ranks * group)) * group)
@@ -123,7 +124,7 @@ def width_ranks(facts: Facts, tp: int | None) -> tuple[WidthRank, ...]:
         rows = halves * (borders[1] - borders[0])
         cut = sum(border % group != 0 for border in borders)
         filled = tuple(size for size in ALIGNMENTS if rows % size == 0)
-        missed = _minded(rows, halves, asked=tp is not None)
+        missed = _minded(rows, halves, asked=tp is not None or refused)
         out.append(WidthRank(rank, float(borders[0]), float(borders[1]), float(rows), cut, missed, filled))
     return tuple(out)
 
@@ -131,7 +132,8 @@ def width_ranks(facts: Facts, tp: int | None) -> tuple[WidthRank, ...]:
 def _minded(rows: int | Fraction, halves: int, *, asked: bool) -> tuple[int, ...]:
     """Of `ALIGNMENTS`, those that a rank's rows miss, where that is worth a word.
 
-    Without a word about ranks, a width below one tile is a toy's, and one that misses 128 alone is padded everywhere.
+    Where nobody asked (``asked`` has every width that a kernel is known to refuse), one below a tile is a toy's, and
+    one that misses 128 alone is padded.
 
     >>> _minded(32, 2, asked=False), _minded(160, 2, asked=False), _minded(192, 2, asked=False)
     ((), (64, 128), ())
@@ -197,19 +199,20 @@ def _widths(facts: Facts, width: int, group: int, tp: int | None) -> Iterator[Fi
     halves = 2 if is_gated(facts) else 1
     rank_width = width // ranks
     rows = halves * rank_width
-    missed = _minded(rows, halves, asked=tp is not None)
+    refused = _refused_by_cutlass(facts, width, ranks)
+    missed = _minded(rows, halves, asked=tp is not None or refused)
     if missed:
         works = [size for size in works if halves * width // size % 128 == 0]
         fill |= {
             "rows": rows, "rank": rank_width, "missed": ", ".join(map(str, missed)),
             "works": ", ".join(map(str, works)),
         }  # fmt: skip
-        # Without ranks asked for nobody has said that it will be served like this.
-        refused = tp is not None and _refused_by_cutlass(facts, width, ranks)
         text = "parallel.alignment.refused" if refused else f"parallel.alignment{'' if halves == 2 else '.up'}"
         # Where the width is no multiple, no part of it is.
         text += "" if works else ".none"
-        yield make("parallel.alignment", "backend" if refused else "info", text=text, count=1, fill=fill)
+        # Without ranks asked for nobody has said that it will be served like this.
+        severity = "backend" if refused and tp is not None else "info"
+        yield make("parallel.alignment", severity, text=text, count=1, fill=fill)
 
 
 def _by_whole_blocks(facts: Facts, width: int) -> bool:
@@ -234,6 +237,14 @@ def _split(facts: Facts, works: list[int], fill: Mapping[str, Any]) -> Finding:
 def _refused_by_cutlass(facts: Facts, width: int, ranks: int) -> bool:
     """Does vLLM's CUTLASS kernel refuse a rank's fused gate and up?"""
     return is_gated(facts) and width >= CUTLASS and 2 * width // ranks % CUTLASS != 0 and _with_activations(facts)
+
+
+def odd_rows(facts: Facts) -> int | None:
+    """All rows of gate and up, where vLLM's CUTLASS kernel takes no such number, nor any share of it that ranks get."""
+    width = expert_width(facts)
+    if width is None or not is_gated(facts) or not _with_activations(facts):
+        return None
+    return 2 * width if 2 * width % CUTLASS else None
 
 
 def expert_width(facts: Facts) -> int | None:

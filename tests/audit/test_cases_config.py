@@ -92,7 +92,7 @@ def test_a_list_may_name_modules_as_servers_build_them(built, parts, pattern):
     tensors = base() | {f"model.layers.0.self_attn.{name}.weight": bf16(HIDDEN, HIDDEN) for name in parts}
     report = audit(opened(tensors, FOUR, excluding("*mlp.gate", pattern.format(built))))
     assert found(report) == []
-    assert {one.possible for one in report.backends} == {()}
+    assert {one.possible for one in report.backends if one.text != "why.alignment.narrow"} == {()}
     # Of another module's name nothing follows.
     for other in ("gate_up_proj", "o_proj"):
         report = audit(opened(tensors, FOUR, excluding("*mlp.gate", pattern.format(other))))
