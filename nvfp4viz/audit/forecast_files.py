@@ -9,7 +9,7 @@ from nvfp4viz.audit.backends import DEEP_CODES, Family, activation_of, is_clampe
 from nvfp4viz.audit.facts import Facts
 from nvfp4viz.audit.forecast_scales import MILD, WILD, Effect
 from nvfp4viz.audit.labels import CONFLICTS, TWO_LABELS
-from nvfp4viz.audit.parallel import CUTLASS, odd_rows
+from nvfp4viz.audit.parallel import CUTLASS, minds_rows, odd_rows
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.two_files import readers_of
 from nvfp4viz.serving.selection import ACTIVATIONS
@@ -155,6 +155,9 @@ def of_structure(family: Family, findings: list[Finding], facts: Facts) -> Itera
             # They may do without on purpose: a forecast is no worse than its finding.
             ends = ("load-error", "safe") if refuses else ("degraded", "nan", "safe", "zero")
             yield Effect("safe", ends, "none", layers, "why.mixer-perhaps", dict(item.params))
+        elif family.engine == "vllm" and item.params.get("block") == "NVFP4":
+            # Of experts nothing is asked (11); of MXFP4 modules, and by other engines, nobody read it.
+            yield Effect("load-error", (), "model", layers, "why.sentinel", {"tensor": item.tensors[0]})
         elif lost and item.code != "scale.missing" and _is_short(item, facts):
             # One tensor for all experts that holds fewer does not fit its parameter.
             fill = {"tensor": "".join(item.tensors[:1])}
@@ -237,32 +240,35 @@ def _bias(facts: Facts) -> str | None:
     return None
 
 
-def of_alignment(name: str, findings: list[Finding]) -> Iterable[Effect]:
+def of_alignment(name: str, findings: list[Finding], facts: Facts) -> Iterable[Effect]:
     """What kernels do with shapes that are none of their own."""
     for item in findings:
         # Ranks are a server's: Transformers has no kernel of its own that they would cut blocks for.
         if item.code == "parallel.group-split" and name != "transformers":
             possible = ("degraded", "load-error")
             yield Effect("load-error", possible, "model", set(), "why.group-split", dict(item.params))
-    if name == "vllm-cutlass":
-        for item in findings:
-            if item.text.startswith("parallel.alignment.refused"):
-                yield Effect("unsupported", (), "model", set(), "why.alignment", dict(item.params))
-            elif item.text in ("parallel.alignment", "parallel.alignment.none"):
-                # So narrow a width is a toy's, and was tried by nobody.
-                yield Effect("safe", ("safe", "unsupported"), "none", set(), "why.alignment.narrow", dict(item.params))
-            elif item.text == "parallel.alignment.hidden":
-                yield Effect("degraded", ("degraded", "nan"), "model", set(), "why.alignment.hidden", dict(item.params))
+        elif name == "vllm-cutlass" and item.text == "parallel.alignment.hidden":
+            yield Effect("degraded", ("degraded", "nan"), "model", set(), "why.alignment.hidden", dict(item.params))
+        elif name == "vllm-cutlass" and item.text.removesuffix(".none") in _ROWS and minds_rows(facts):
+            yield _of_rows(item.params["rows"], refused=item.text.startswith("parallel.alignment.refused"))
+
+
+# Findings about rows of gate and up.
+_ROWS = ("parallel.alignment", "parallel.alignment.refused")
 
 
 def of_width(name: str, facts: Facts) -> Iterable[Effect]:
     """The same without a word about ranks, where no number of them makes the kernel's shapes."""
     rows = odd_rows(facts) if name == "vllm-cutlass" else None
-    if rows is not None and rows >= 2 * CUTLASS:
-        yield Effect("unsupported", (), "model", set(), "why.alignment", {"rows": rows})
-    elif rows is not None:
-        # So narrow a width is a toy's, and was tried by nobody.
-        yield Effect("safe", ("safe", "unsupported"), "none", set(), "why.alignment.narrow", {"rows": rows})
+    if rows is not None:
+        yield _of_rows(rows, refused=rows >= 2 * CUTLASS)
+
+
+def _of_rows(rows: object, *, refused: bool) -> Effect:
+    if refused:
+        return Effect("unsupported", (), "model", set(), "why.alignment", {"rows": rows})
+    # So narrow a width is a toy's, and was tried by nobody.
+    return Effect("safe", ("safe", "unsupported"), "none", set(), "why.alignment.narrow", {"rows": rows})
 
 
 def of_bytes(name: str, family: Family, findings: list[Finding]) -> Iterable[Effect]:

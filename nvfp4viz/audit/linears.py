@@ -241,25 +241,26 @@ def _missing(checkpoint: Checkpoint, facts: Facts, linears: list[Linear]) -> Ite
     stored = any(linear.tensor("input_scale") is not None for linear in linears)
     # Without any activation scale in the file the scheme's own finding says so.
     due = stored or bool(facts.view.activation_blocks) or not facts.view.moe_layers
-    groups: dict[str, list[str]] = {}
+    groups: dict[tuple[str, str], list[str]] = {}
     for linear in linears:
         assert linear.dialect is not None
+        # Of scales of blocks forecasts ask which.
         for role in ROLES:
             name = linear.dialect.name(linear.name, role)
             if linear.tensor(role) is not None or may_lie_unread(checkpoint, linear.name, role):
                 continue
             if role != "input_scale" or (due and _wants_activations(checkpoint, linear.name, stored)):
-                groups.setdefault(role, []).append(name)
-    for role, names in groups.items():
-        yield missing_finding(role, names, facts.view)
+                groups.setdefault((role, linear.dialect.block if role == "weight_scale" else ""), []).append(name)
+    for (role, block), names in groups.items():
+        yield missing_finding(role, names, facts.view, block)
 
 
-def missing_finding(role: str, names: Sequence[str], view: CanonicalView) -> Finding:
-    """``scale.missing`` of ordinary modules: tensors of one role under the names that they should have."""
+def missing_finding(role: str, names: Sequence[str], view: CanonicalView, block: str = "") -> Finding:
+    """``scale.missing`` of ordinary modules: tensors of one role, and format, under the names that they should have."""
     text = "scale.missing.linear" if role == "input_scale" else "scale.missing.linear.weight"
     return make(
         "scale.missing", severity_of(role), text=text, role=role, layer=layer_of(names, view), tensors=names,
-        fill={"numbers": layers_of(names, view)},
+        fill={"numbers": layers_of(names, view), **({"block": block} if block else {})},
     )  # fmt: skip
 
 

@@ -106,6 +106,25 @@ def test_an_activation_scale_spoils_what_reads_it(value):
             assert ("NVFP4" in describe(one, language)[0]) == (one.name in APART)
 
 
+@pytest.mark.parametrize("dialect", ["modelopt", "compressed-tensors"])
+@pytest.mark.parametrize("lost", ["q_proj", "k_proj", "o_proj"])
+def test_vllm_asks_for_block_scales_of_ordinary_modules(dialect, lost):
+    """Section 11: NaN stands in their place before a load; other engines, and all of them for experts, ask nothing."""
+    tensors = attention(dialect)
+    del tensors[f"{ATTENTION}.{lost}.weight_scale"]
+    for one in opened(tensors, dialect).backends:
+        if one.name.startswith("vllm"):
+            assert (one.outcome, one.possible, one.scope) == ("load-error", (), "model")
+            assert "RuntimeError" in describe(one, "en")[0]
+            assert f"{lost}.weight_scale" in describe(one, "zh")[0]
+        else:
+            assert one.outcome == ("load-error" if one.name == "tensorrt-llm" else "undefined")
+    layout = LAYOUTS[dialect]
+    experts = layout.tensors()
+    del experts[layout.name(1, "down", "weight_scale")]
+    assert {one.outcome for one in audit(layout.open(experts)).backends if one.name.startswith("vllm")} == {"undefined"}
+
+
 def test_a_weight_only_label_is_read_by_all():
     """There nothing reads the activation scale of a four-bit layer, whichever kernel it gets."""
     tensors = {**LAYOUTS["modelopt"].tensors(), **shared()}
