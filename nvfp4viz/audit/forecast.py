@@ -132,7 +132,7 @@ def forecast(
         effects += _each(found, lambda items: _groups_of_weights(family, items))
         effects += _each(found, lambda items: of_linears(family, items, weight_only=as_w4a16))
         # What else is known of this file says more than that it is narrow.
-        effects += [*_each(found, lambda items: of_alignment(name, items)), *of_width(name, facts)]
+        effects += [*_each(found, lambda items: of_alignment(name, items, facts)), *of_width(name, facts)]
         return _forecast(facts, name, _merged(effects, _why_safe(facts, only_mxfp4, as_w4a16)))
 
     return tuple(of_backend(name, family) for name, family in FAMILIES.items())

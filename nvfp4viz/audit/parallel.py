@@ -236,15 +236,18 @@ def _split(facts: Facts, works: list[int], fill: Mapping[str, Any]) -> Finding:
 
 def _refused_by_cutlass(facts: Facts, width: int, ranks: int) -> bool:
     """Does vLLM's CUTLASS kernel refuse a rank's fused gate and up?"""
-    return is_gated(facts) and width >= CUTLASS and 2 * width // ranks % CUTLASS != 0 and _with_activations(facts)
+    return width >= CUTLASS and 2 * width // ranks % CUTLASS != 0 and minds_rows(facts)
+
+
+def minds_rows(facts: Facts) -> bool:
+    """Does vLLM's CUTLASS kernel look at how many rows gate and up have together?"""
+    return is_gated(facts) and _with_activations(facts)
 
 
 def odd_rows(facts: Facts) -> int | None:
-    """All rows of gate and up, where vLLM's CUTLASS kernel takes no such number, nor any share of it that ranks get."""
+    """All rows of gate and up, where that kernel takes no such number, nor any share of it that ranks get."""
     width = expert_width(facts)
-    if width is None or not is_gated(facts) or not _with_activations(facts):
-        return None
-    return 2 * width if 2 * width % CUTLASS else None
+    return 2 * width if width is not None and 2 * width % CUTLASS and minds_rows(facts) else None
 
 
 def expert_width(facts: Facts) -> int | None:

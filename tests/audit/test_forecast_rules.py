@@ -10,7 +10,7 @@ from nvfp4viz.audit.backends import FAMILIES
 from nvfp4viz.audit.parallel import expert_width
 from nvfp4viz.checkpoint import Tensor, tensor
 from nvfp4viz.serving.selection import MOE, MoeRequest, select_moe
-from tests.audit.layouts import CONFIG, EXPERTS, HIDDEN, LAYOUTS, modelopt, packed, with_quant
+from tests.audit.layouts import CONFIG, EXPERTS, HIDDEN, LAYOUTS, bf16, modelopt, packed, with_quant
 from tests.audit.reading import found, outcomes
 from tests.audit.test_shapes import resized
 
@@ -196,6 +196,7 @@ def widened(layout, width):
         size = (HIDDEN, width) if kind == "down" else (2 * width if kind == "gate_up" else width, HIDDEN)
         for expert in range(EXPERTS if layout.arrangement == "expert" else 1):
             tensors = resized(layout, tensors, kind, expert, *size)
+    tensors |= {name: bf16(width) for name in tensors if name.endswith(".down_proj.pre_quant_scale")}
     return layout.open(tensors, config=with_config(layout, moe_intermediate_size=width))
 
 

@@ -5,10 +5,12 @@ from itertools import pairwise
 import pytest
 
 from nvfp4viz.audit import audit, describe, for_ranks, run_audit
-from nvfp4viz.audit.parallel import expert_ranks, expert_width, width_ranks
+from nvfp4viz.audit.parallel import expert_ranks, expert_width, is_gated, width_ranks
 from nvfp4viz.checkpoint import open_checkpoint
 from sample_checkpoints import ensure
+from tests.audit.layouts import LAYOUTS
 from tests.audit.test_cases_config import of_width
+from tests.audit.test_forecast_rules import widened
 
 HOLES, SOUND = "tiny-moe-nvfp4-holes", "tiny-moe-nvfp4-full"
 
@@ -121,3 +123,34 @@ def test_an_advice_says_among_which_sizes_it_has_looked(tp, language):
     assert len(advices) == (tp != 11)
     for advice in advices:
         assert {"en": "of the powers of two up to 64", "zh": "64 以内 2 的幂"}[language] in advice
+
+
+@pytest.mark.parametrize("id", LAYOUTS)
+def test_no_word_about_ranks_is_one_rank(id):
+    """Which widths a kernel refuses is the same, and of one that no number of ranks makes fit nobody is told safe."""
+    layout = LAYOUTS[id]
+    fits = {item.name: item.outcome for item in audit(widened(layout, 64)).backends}
+    for width in range(layout.group, 513, layout.group):
+        done = run_audit(widened(layout, width))
+        assert done.report.backends == for_ranks(done, 1, None).report.backends, width
+        told = {item.severity for item in done.report.findings if item.code == "parallel.alignment"}
+        assert told <= {"info"}, width
+        # With a gate half a tile is enough; of MXFP4 nothing was read.
+        odd = width % 64 and is_gated(done.facts) and layout.block == "NVFP4" and fits["vllm-cutlass"] == "safe"
+        refused = ("unsupported", ()) if width >= 128 else ("safe", ("safe", "unsupported"))
+        for item in done.report.backends:
+            expected = refused if odd and item.name == "vllm-cutlass" else (fits[item.name], ())
+            assert (item.outcome, item.possible) == expected, (item.name, width)
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_a_width_that_is_refused_at_every_number_of_ranks_has_a_note_without_them(language):
+    [item] = audit(of_width(160)).findings
+    assert (item.text, item.severity, item.params["rows"]) == ("parallel.alignment.refused.none", "info", 320)
+    [asked] = audit(of_width(160), tp=1).findings
+    assert (asked.severity, describe(asked, language)) == ("backend", describe(item, language))
+    assert "1 ranks" not in describe(item, language)[0]
+    # Without a gate, or without activation scales, the kernel pads or is not asked.
+    assert audit(of_width(192, gated=False)).findings == ()
+    weight_only = widened(LAYOUTS["W4A16"], 160)
+    assert not any(one.code == "parallel.alignment" for one in audit(weight_only).findings)
