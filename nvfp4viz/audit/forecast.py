@@ -181,7 +181,7 @@ _APART = {
     "scale.outlier.groups": "why.groups",
 }  # fmt: skip
 # Notes, of which nobody says that something is wrong.
-_NOTES = ("scale.identity.layer", "scale.identity.model", "scale.convention.inputs")
+_NOTES = ("scale.identity.layer", "scale.identity.model", "scale.convention.inputs", "scale.convention.layers")
 
 
 def _siblings(family: Family, findings: list[Finding]) -> Iterator[Effect]:
@@ -204,9 +204,10 @@ def _siblings(family: Family, findings: list[Finding]) -> Iterator[Effect]:
             scope = "experts" if text == "scale.outlier.groups" and family.reach == "expert" else "layer"
             fill = {"layer": item.layer, "ratio": item.params.get("ratio", ""), "slots": item.count}
             yield Effect("degraded", WILD, scope, layers, _APART[text], fill)
-        elif text == "scale.convention.inputs":
+        elif item.code == "scale.convention":
             # Which of the two it is the file does not say.
-            yield Effect("safe", ("degraded", "safe", "zero"), "none", layers, "why.inputs-large", dict(item.params))
+            why = "why.inputs-large" if text == "scale.convention.inputs" else "why.inputs-mirrored"
+            yield Effect("safe", ("degraded", "safe", "zero"), "none", layers, why, dict(item.params))
         else:
             yield Effect("safe", MILD, "none", layers, "why.never-set", dict(item.params))
 

@@ -101,7 +101,7 @@ def apart(facts: Facts, layer: int) -> Siblings | None:
 
 # Powers of two by which a layer must be off the others, and may be off their reciprocal; and by which it must be off
 # wherever it lies: massive activations make layers differ some thousand times, and a block scale has room for 2^14.
-_LAYER_OFF, _NEAR_RECIPROCAL, FAR = 10.0, 4.0, 14.0
+_LAYER_OFF, NEAR_RECIPROCAL, FAR = 10.0, 4.0, 14.0
 # Second-level weight scales differ by ten times.
 _WEIGHTS_FAR = 8.0
 
@@ -121,22 +121,22 @@ def layer_apart_findings(facts: Facts, role: str) -> Iterator[Finding]:
         tables = {at: table for at in facts.view.moe_layers if (table := facts.tables.get((role, at, kind)))}
         tables = {at: table for at, table in tables.items() if role in facts.needs[at] and len(table.values)}
         # Experts of a layer differ by some 30 times: the first is enough to see that there is nothing to see.
-        firsts = {at: _log(table.values[0]) for at, table in tables.items()}
+        firsts = {at: log_of(table.values[0]) for at, table in tables.items()}
         usual = median_of(np.array(list(firsts.values()))) if firsts else 0.0
         least = (_LAYER_OFF if inputs else _WEIGHTS_FAR) / 2
         if len(firsts) < 2 or not any(abs(first - usual) >= least for first in firsts.values()):
             continue
         # What has a finding of its own is no measure for the layer's others.
         middles = {
-            at: _log(median_of(table.values[own])) for at, table in tables.items()
-            if (own := _unexplained(facts, at, kind, role)).any()
+            at: log_of(median_of(table.values[own])) for at, table in tables.items()
+            if (own := unexplained(facts, at, kind, role)).any()
         }  # fmt: skip
         for at, own in middles.items():
             others = [middle for other, middle in middles.items() if other != at]
             rest = float(median_of(np.array(others))) if len(others) >= 2 else own
             # Of two halves neither is the odd one.
             agreed = 2 * sum(abs(middle - rest) < _LAYER_OFF / 2 for middle in others) > len(middles)
-            mirrored = abs(own - rest) >= _LAYER_OFF and abs(own + rest) <= _NEAR_RECIPROCAL
+            mirrored = abs(own - rest) >= _LAYER_OFF and abs(own + rest) <= NEAR_RECIPROCAL
             far = abs(own - rest) >= (FAR if inputs else _WEIGHTS_FAR)
             if agreed and far and (inputs or not has_wrong_convention(tables[at])):
                 found.setdefault(at, []).append((kind, own, rest))
@@ -156,7 +156,7 @@ def layer_apart_findings(facts: Facts, role: str) -> Iterator[Finding]:
             # That one of gate and up is off is said already.
             kinds = [one for one in kinds if one[0] == "down"]
         # A slot without a value, with an unusable one, or odd in its own layer, has its own finding.
-        left = {kind: mask for kind, _, _ in kinds if (mask := _unexplained(facts, at, kind, role)).any()}
+        left = {kind: mask for kind, _, _ in kinds if (mask := unexplained(facts, at, kind, role)).any()}
         kinds = [one for one in kinds if one[0] in left]
         if not kinds:
             continue
@@ -171,7 +171,7 @@ def layer_apart_findings(facts: Facts, role: str) -> Iterator[Finding]:
         if place["experts"] is not None:
             place["count"] = int(sum(mask.sum() for mask in left.values()))
             place["tensors"] = _names(facts, at, left, role)
-        kind = ".weight" if not inputs else "" if abs(own + rest) <= _NEAR_RECIPROCAL else ".far"
+        kind = ".weight" if not inputs else "" if abs(own + rest) <= NEAR_RECIPROCAL else ".far"
         text = f"scale.outlier.layer{kind}{'.divisor' if divisors else ''}"
         yield make("scale.outlier", "warn", text=text, role=role, layer=at, **place, fill=fill)
 
@@ -219,7 +219,7 @@ def _middle_of(layers: Mapping[int, float]) -> float:
     return float(median_of(np.array(list(layers.values()))))
 
 
-def _unexplained(facts: Facts, layer: int, kind: str, role: str) -> Mask:
+def unexplained(facts: Facts, layer: int, kind: str, role: str) -> Mask:
     """Experts whose scale has no finding of its own (`scales`)."""
     table = facts.tables[role, layer, kind]
     left = table.good() & ~outliers(table.values, table.good())
@@ -236,7 +236,7 @@ def _names(facts: Facts, layer: int, left: Mapping[str, Mask], role: str) -> lis
     return list(dict.fromkeys(islice(names, NAMES * len(left))))
 
 
-def _log(value: np.float32) -> float:
+def log_of(value: np.float32) -> float:
     """Its power of two; 0 of what is no number above zero."""
     return float(np.log2(value)) if value > 0 and np.isfinite(value) else 0.0
 

@@ -14,6 +14,7 @@ import numpy as np
 from nvfp4viz.audit.facts import F32, Facts, ScaleTable, median_of
 from nvfp4viz.audit.fills import divisor_of, measured_inputs, never_set
 from nvfp4viz.audit.findings import make
+from nvfp4viz.audit.mirrors import mirror_findings
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.scales import (
     OUTLIER_FLOOR,
@@ -41,6 +42,7 @@ def spread_findings(facts: Facts, *, activations: bool) -> Iterator[Finding]:
     if activations:
         beyond = list(_beyond_measure(facts))
         yield from beyond or _large_inputs(facts)
+        yield from () if beyond else mirror_findings(facts)
         yield from _all_ones(facts)
 
 
