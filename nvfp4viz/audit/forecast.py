@@ -16,6 +16,7 @@ from nvfp4viz.audit.backends import FADES_ABOVE, FAMILIES, Family
 from nvfp4viz.audit.facts import Facts
 from nvfp4viz.audit.findings import safe_words
 from nvfp4viz.audit.forecast_files import of_alignment, of_bytes, of_files, of_functions, of_structure, of_width
+from nvfp4viz.audit.forecast_folded import of_folded
 from nvfp4viz.audit.forecast_linears import of_linears
 from nvfp4viz.audit.forecast_lost import lost_shards, of_lost
 from nvfp4viz.audit.forecast_scales import (
@@ -130,6 +131,7 @@ def forecast(
         )
         effects += _caused(family, causes, "weight_scale_2", weights, lambda each: of_weights(family, each))
         effects += _each(found, lambda items: _groups_of_weights(family, items))
+        effects += of_folded(name, facts)
         effects += _each(found, lambda items: of_linears(family, items, weight_only=as_w4a16))
         # What else is known of this file says more than that it is narrow.
         effects += [*_each(found, lambda items: of_alignment(name, items, facts)), *of_width(name, facts)]

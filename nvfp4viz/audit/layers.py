@@ -82,7 +82,7 @@ def no_layer_findings(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[F
         claimed = config_experts(checkpoint.config or {}, view.layers - 1) or 0
         algo = _algo_beside(checkpoint.quant_config, "model.layers.0.mlp.gate.weight")
         fill = {**layer_list(list(range(view.layers))), "claimed": claimed, "algo": algo}
-        if claimed > 1:
+        if claimed > 1 and algo is not None:
             yield make("expert.absent", "error", text="expert.absent.all.empty", count=view.layers, fill=fill)
         return
     counts, routers = set(), dict[int, str]()

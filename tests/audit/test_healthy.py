@@ -92,7 +92,9 @@ def test_no_alarm(name):
 @pytest.mark.parametrize("name", HEALTHY)
 def test_healthy_checkpoints_are_safe_where_they_are_served(name):
     for item in audit(HEALTHY[name]()).backends:
-        assert item.outcome in ("safe", "unsupported")
+        # Of weights so small one backend loses bits of the block scales (`tests/audit/test_folded.py`).
+        folded = name == "weight scales over a decade" and item.text == "why.folded.degraded"
+        assert item.outcome in ("safe", "unsupported") or folded
 
 
 @pytest.mark.parametrize("seed", range(20))
