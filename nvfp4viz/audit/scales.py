@@ -270,10 +270,16 @@ def convention_findings(facts: Facts) -> Iterator[Finding]:
 
 
 def pair_findings(facts: Facts) -> Iterator[Finding]:
-    """``scale.pair-mismatch``: gate and up of one expert, which servers fuse and give gate's second-level scale."""
+    """``scale.pair-mismatch``: gate and up of one expert, which servers fuse and give gate's second-level scale.
+
+    Where one of the two is stored the other way up in the whole layer, ``scale.convention`` has told it.
+    """
     for layer in facts.layers:
         mask, ratio = mismatched_pairs(facts, layer)
         ids = tuple(np.flatnonzero(mask).tolist())
+        both = [facts.tables["weight_scale_2", layer, kind] for kind in ("gate", "up")] if ids else []
+        if sum(map(has_wrong_convention, both)) == 1:
+            continue
         if ids:
             off = ratio[list(ids)]
             slight = is_slight(off)
