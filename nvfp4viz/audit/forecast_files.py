@@ -245,7 +245,8 @@ def of_alignment(name: str, findings: list[Finding], facts: Facts) -> Iterable[E
     for item in findings:
         # Ranks are a server's: Transformers has no kernel of its own that they would cut blocks for.
         if item.code == "parallel.group-split" and name != "transformers":
-            possible = ("degraded", "load-error")
+            # A draft may never be loaded.
+            possible = ("degraded", "load-error", *(("safe",) if item.params.get("drafts") else ()))
             yield Effect("load-error", possible, "model", set(), "why.group-split", dict(item.params))
         elif name == "vllm-cutlass" and item.text == "parallel.alignment.hidden":
             yield Effect("degraded", ("degraded", "nan"), "model", set(), "why.alignment.hidden", dict(item.params))

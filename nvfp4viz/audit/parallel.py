@@ -18,6 +18,7 @@ from nvfp4viz.audit.facts import MISSING, NOT_A_SCALAR, OK, Facts
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.notes import layout_note
 from nvfp4viz.audit.report import Finding
+from nvfp4viz.audit.texts import layer_list
 from nvfp4viz.checkpoint.canonical import config_number
 from nvfp4viz.checkpoint.dialects import GPT_OSS
 
@@ -41,6 +42,8 @@ def parallel_findings(facts: Facts, tp: int | None, ep: int | None) -> Iterator[
     group = block_size(facts)
     if width is not None and group is not None:
         yield from _widths(facts, width, group, tp)
+        if tp is not None and tp > 1 and width % (tp * group) == 0:
+            yield from _other_blocks(facts, width, group, tp)
     hidden = config_number(facts.checkpoint.config or {}, ("hidden_size",))
     # A small one is a toy's, here and below.
     if hidden is not None and hidden >= 1024 and hidden % CUTLASS and _with_activations(facts):
@@ -213,6 +216,20 @@ def _widths(facts: Facts, width: int, group: int, tp: int | None) -> Iterator[Fi
         # Without ranks asked for nobody has said that it will be served like this.
         severity = "backend" if refused and tp is not None else "info"
         yield make("parallel.alignment", severity, text=text, count=1, fill=fill)
+
+
+def _other_blocks(facts: Facts, width: int, group: int, tp: int) -> Iterator[Finding]:
+    """``parallel.group-split`` of layers with wider blocks than the first one's, such as MXFP4 drafts beside NVFP4."""
+    groups = {layer: own.group for layer in facts.layers if (own := facts.view.dialects[layer]) is not None}
+    for other in sorted({own for own in groups.values() if own != group and width % (tp * own)}):
+        layers = [layer for layer, own in groups.items() if own == other]
+        works = ", ".join(str(size) for size in SIZES if width % (size * other) == 0)
+        fill = {
+            "width": width, "ranks": tp, "rank": width // tp, "group": other, "works": works, **layer_list(layers),
+            "drafts": all(map(facts.view.is_draft, layers)),
+        }  # fmt: skip
+        text = f"parallel.group-split.layers{'' if works else '.none'}"
+        yield make("parallel.group-split", "backend", text=text, count=1, fill=fill)
 
 
 def _by_whole_blocks(facts: Facts, width: int) -> bool:

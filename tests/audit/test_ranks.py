@@ -130,7 +130,9 @@ def test_no_word_about_ranks_is_one_rank(id):
     """Which widths a kernel refuses is the same, and of one that no number of ranks makes fit nobody is told safe."""
     layout = LAYOUTS[id]
     fits = {item.name: item.outcome for item in audit(widened(layout, 64)).backends}
-    for width in range(layout.group, 513, layout.group):
+    for width in (16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 224, 256, 320, 352, 384, 496, 512):
+        if width % layout.group:
+            continue
         done = run_audit(widened(layout, width))
         assert done.report.backends == for_ranks(done, 1, None).report.backends, width
         told = {item.severity for item in done.report.findings if item.code == "parallel.alignment"}
@@ -154,3 +156,21 @@ def test_a_width_that_is_refused_at_every_number_of_ranks_has_a_note_without_the
     assert audit(of_width(192, gated=False)).findings == ()
     weight_only = widened(LAYOUTS["W4A16"], 160)
     assert not any(one.code == "parallel.alignment" for one in audit(weight_only).findings)
+
+
+@pytest.mark.parametrize(("tp", "cut"), [(None, False), (1, False), (2, True), (4, True)])
+def test_a_draft_with_wider_blocks_than_the_model_s(tp, cut):
+    """DeepSeek V4's three formats: NVFP4 experts in blocks of 16, and a draft's in MXFP4's of 32."""
+    layout = LAYOUTS["DeepSeek V4, three formats"]
+    report = audit(layout.open(), tp=tp)
+    items = [one for one in report.findings if one.code == "parallel.group-split"]
+    assert [one.severity for one in items] == ["backend"] * cut
+    if tp == 4:
+        # There the model's own are cut, and that is told.
+        assert [one.text for one in items] == ["parallel.group-split"]
+    elif cut:
+        assert (items[0].text, items[0].params["numbers"]) == ("parallel.group-split.layers", [1])
+        for language in ("en", "zh"):
+            assert "32" in describe(items[0], language)[0]
+        for one in report.backends:
+            assert one.name == "transformers" or one.possible == ("degraded", "load-error", "safe")
