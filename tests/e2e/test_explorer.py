@@ -388,6 +388,7 @@ def test_another_language_keeps_the_open_tab(visit, path):
     tabs = page.get_by_role("tab")
     tabs.nth(1).click()
     expect(tabs.nth(1)).to_have_attribute("aria-selected", "true")
+    settle(page)  # until then the server may not know of the tab
     name = tabs.nth(1).inner_text()
     for language in ("中文", "English"):
         page.get_by_role("radio", name=language).click()
