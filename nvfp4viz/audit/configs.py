@@ -8,9 +8,9 @@ from nvfp4viz.audit.built_names import excluded_as_built, fused_exclusions, fuse
 from nvfp4viz.audit.facts import label_in, pruned_layers
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.fp8_numbers import SCALES
-from nvfp4viz.audit.labels import is_native, label_findings
+from nvfp4viz.audit.labels import NAMED, is_native, label_findings
 from nvfp4viz.audit.linears import FP8, Linear, fp8_scale
-from nvfp4viz.audit.module_names import is_draft, is_quantised_by_all
+from nvfp4viz.audit.module_names import is_built_by_list, is_draft
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.routers import router_names
 from nvfp4viz.audit.two_files import files_findings, of_each_file
@@ -38,7 +38,9 @@ def config_findings(checkpoint: Checkpoint, view: CanonicalView, linears: Sequen
     labels = list(of_each_file(quant, lambda lists: label_findings(checkpoint, view, linears, lists)))
     yield from files_findings(checkpoint, view, linears, labels) if len(sections) == 2 else labels
     yield from _against_tensors(checkpoint, view, linears, told=bool(labels))
-    yield from of_each_file(quant, lambda lists: _against_excludes(checkpoint, view, linears, lists))
+    # Where the experts are not what the configuration says, it says nothing new of their neighbours.
+    wrong = any(item.severity == "error" and item.text in NAMED for item in labels)
+    yield from of_each_file(quant, lambda lists: _against_excludes(checkpoint, view, linears, lists, wrong=wrong))
 
 
 def _incomplete(used: SourceConfig) -> Iterator[Finding]:
@@ -181,7 +183,7 @@ def _never_chosen(checkpoint: Checkpoint, view: CanonicalView, layer: int, claim
 
 
 def _against_excludes(
-    checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear], lists: QuantConfig
+    checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear], lists: QuantConfig, *, wrong: bool
 ) -> Iterator[Finding]:
     """Tensors against the exclude list; an allow-list that leaves something out says nothing about exclusion."""
     quant = checkpoint.quant_config
@@ -209,7 +211,7 @@ def _against_excludes(
     # Where FP8 is what everything else is stored in, being excluded from four bits means FP8 (TRT-LLM#16196).
     note = any(section.method == "fp8" for section in quant.sections)
     yield from _excluded_fp8(lists, view, linears, note=note)
-    if _quantises_every_linear(quant):
+    if _quantises_every_linear(quant) and not wrong:
         plain = [
             f"{name}.weight"
             for name in _plain(linears)
@@ -269,8 +271,8 @@ def _listed_but_plain(quant: QuantConfig, linears: Sequence[Linear]) -> Iterator
 
 
 def _plain(linears: Sequence[Linear]) -> Iterator[str]:
-    """Modules that are not quantised although every exporter would."""
-    return (linear.name for linear in linears if linear.format == "plain" and is_quantised_by_all(linear.name))
+    """Modules that are not quantised although a server builds them so, where no list leaves them out."""
+    return (linear.name for linear in linears if linear.format == "plain" and is_built_by_list(linear.name))
 
 
 def _excluded_fp8(

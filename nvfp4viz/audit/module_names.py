@@ -20,6 +20,12 @@ ATTENTION = frozenset({
 })  # fmt: skip
 # Parts of a layer that mix tokens: attention, and what stands in its place.
 MIXERS = re.compile(r"attn|attention|mamba|ssm|conv|mixer|recurrent|temporal|delta|linear")
+# The linear layers of what stands in attention's place: Gated DeltaNet's, as stored whole or in parts, and Mamba's.  Of
+# themselves exporters leave out those of DeltaNet's gates (``in_proj_a``, ``in_proj_b``), and name them in their lists;
+# vLLM builds all of these by the list (``qwen_gdn_linear_attn.py``, ``mamba_mixer2.py``).
+_RECURRENT = re.compile(
+    r"(?:^|\.)(?:linear_attn\.(?:in_proj(?:_qkvz|_qkv|_z|_ba|_b|_a)?|out_proj)|(?:mamba|mixer)\.(?:in_proj|out_proj))$"
+)
 # Towers that servers leave unquantised whatever the configuration says.
 _FORCED = re.compile(r"(?:vision|visual|vit_|audio|multi_modal|multimodal|aligner)")
 
@@ -61,6 +67,17 @@ def is_quantised_by_all(name: str) -> bool:
     False
     """
     return name.rpartition(".")[2] in MATRICES and not _FORCED.search(name)
+
+
+def is_built_by_list(name: str) -> bool:
+    """Do servers build such a module quantised where no list leaves it out, whoever else would not quantise it?
+
+    >>> is_built_by_list("model.layers.0.linear_attn.in_proj_ba"), is_built_by_list("backbone.layers.1.mixer.in_proj")
+    (True, True)
+    >>> is_built_by_list("model.layers.0.linear_attn.conv1d"), is_built_by_list("model.layers.0.mlp.shared_expert_gate")
+    (False, False)
+    """
+    return is_quantised_by_all(name) or bool(_RECURRENT.search(name) and not _FORCED.search(name))
 
 
 def is_of_attention(name: str) -> bool:

@@ -17,7 +17,7 @@ from nvfp4viz.audit.facts import CLAIMS
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.labels import CONFLICTS, NAMED, expert_conflicts, expert_labels
 from nvfp4viz.audit.linears import Linear
-from nvfp4viz.audit.module_names import is_quantised_by_all
+from nvfp4viz.audit.module_names import is_built_by_list
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.texts import words
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, SourceConfig, printable
@@ -180,8 +180,8 @@ def _exclude_lists(linears: Sequence[Linear], first: SourceConfig, second: Sourc
     """
     if first.exclude is None or second.exclude is None or _leave_out_alike(first, second):
         return
-    # Of packed modules, and of those that every exporter packs, the checks against the tensors speak.
-    names = [linear.name for linear in linears if linear.format == "plain" and not is_quantised_by_all(linear.name)]
+    # Of packed modules, and of those that a server builds so, the checks against the tensors speak.
+    names = [linear.name for linear in linears if linear.format == "plain" and not is_built_by_list(linear.name)]
     differing = [name for name in names if first.lists(name) != second.lists(name)]
     if differing:
         fill = {"module": printable(differing[0]), "differing": len(differing)}

@@ -1,5 +1,8 @@
 """How the tests read a report."""
 
+NARROW = "why.alignment.narrow"
+"""What a forecast says of vllm-cutlass and experts as narrow as those of most tests: nobody has tried it."""
+
 
 def found(report, above="info"):
     """(code, severity, layer, projection, experts) of every finding above a severity."""

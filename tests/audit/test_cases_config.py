@@ -8,7 +8,7 @@ from nvfp4viz.audit.parallel import width_ranks
 from nvfp4viz.checkpoint import tensor
 from nvfp4viz.checkpoint.problems import as_written
 from tests.audit.layouts import CONFIG, EXPERTS, HIDDEN, LAYOUTS, MLP, bf16, fp8, linear, modelopt, typed, with_quant
-from tests.audit.reading import codes, found
+from tests.audit.reading import NARROW, codes, found
 from tests.checkpoint.checkpoint_fixtures import CONFIG as FOUR
 from tests.checkpoint.checkpoint_fixtures import FLAT, QUANT, base, opened, scalar
 
@@ -92,7 +92,7 @@ def test_a_list_may_name_modules_as_servers_build_them(built, parts, pattern):
     tensors = base() | {f"model.layers.0.self_attn.{name}.weight": bf16(HIDDEN, HIDDEN) for name in parts}
     report = audit(opened(tensors, FOUR, excluding("*mlp.gate", pattern.format(built))))
     assert found(report) == []
-    assert {one.possible for one in report.backends if one.text != "why.alignment.narrow"} == {()}
+    assert {one.possible for one in report.backends if one.text != NARROW} == {()}
     # Of another module's name nothing follows.
     for other in ("gate_up_proj", "o_proj"):
         report = audit(opened(tensors, FOUR, excluding("*mlp.gate", pattern.format(other))))

@@ -8,6 +8,7 @@ from nvfp4viz.audit.backends import FAMILIES
 from nvfp4viz.checkpoint import memory_checkpoint, tensor
 from tests.audit.config_faults import section_of
 from tests.audit.layouts import ALLOWED, CONFIG, EXPERTS, LAYOUTS, typed
+from tests.audit.reading import NARROW
 from tests.audit.test_cases_config import of_width
 
 ATTENTION = "model.layers.0.self_attn.o_proj"
@@ -109,7 +110,7 @@ def test_a_name_that_a_mixed_list_may_not_know(algo, flat):
     for name, item in outcomes.items():
         # A forecast is no worse than what is found; it says what it rests on.
         assert (item.outcome, item.scope) == ("safe", "none")
-        narrow = item.text == "why.alignment.narrow"
+        narrow = item.text == NARROW
         assert item.possible == (("safe", "unsupported") if narrow else ())
         for language in () if narrow else ("en", "zh"):
             assert (algo in describe(item, language)[0]) == (name in doubtful)

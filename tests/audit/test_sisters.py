@@ -66,7 +66,7 @@ def model(*layers, **more):
         at = f"model.layers.{k}"
         out |= {**experts(f"{at}.mlp.experts"), f"{at}.mlp.gate.weight": bf16(4, H)}
         out |= plain(*(f"{at}.self_attn.{part}" for part in parts))
-    quant = sidecar("NVFP4", ["lm_head", "*mlp.gate", "*self_attn*"])
+    quant = sidecar("NVFP4", ["lm_head", "*mlp.gate", "*self_attn*", "*linear_attn*", "*mamba*"])
     return memory_checkpoint(out, config=config(len(layers), **more), hf_quant_config=quant)
 
 
