@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from nvfp4viz.audit.backends import CLIPS_BELOW, FATES, LOSES_ABOVE, NOTHING_ABOVE, Family, outcome_of_scales
-from nvfp4viz.audit.facts import OK, Facts, median_of
+from nvfp4viz.audit.facts import OK, Facts, ScaleTable, median_of
 from nvfp4viz.audit.fills import boundless, fills_of, never_set
-from nvfp4viz.audit.scales import has_wrong_convention, is_slight, mismatched_pairs, outliers
+from nvfp4viz.audit.scales import OUTLIER_FLOOR, has_wrong_convention, is_slight, mismatched_pairs, outliers
 from nvfp4viz.audit.siblings import times
-from nvfp4viz.audit.spread import undecided
+from nvfp4viz.audit.spread import all_ones, undecided
 from nvfp4viz.audit.texts import id_list
 from nvfp4viz.checkpoint.numbers import CLASSES
 
@@ -404,10 +404,17 @@ class LayerWeights:
         self.stored = np.logical_or.reduce([table.state == OK for table in tables.values()])
         self.reversed = {table.projection: table.good() & (table.values > 1) for table in wrong}
         self.far = {
-            kind: outliers(table.values, table.good()) if upright else np.zeros(len(table.values), np.bool_)
+            kind: _far_weights(table) if upright else np.zeros(len(table.values), np.bool_)
             for kind, table in tables.items()
         }
-        masks = [self.mismatched, *self.reversed.values(), *self.far.values(), *self.classes.values()]
+        self.unset = {kind: mask for kind, table in tables.items() if (mask := all_ones(facts, table)).any()}
+        # Is there anybody whose numbers say that these should be others?
+        self.have_peers = bool(self.unset) and any(
+            bool((table.good() & (table.stored != 1)).any()) for table in facts.scalars("weight_scale_2")
+        )
+        masks = [
+            self.mismatched, *self.reversed.values(), *self.far.values(), *self.unset.values(), *self.classes.values(),
+        ]  # fmt: skip
         self.wrong = any(bool(mask.any()) for mask in masks)
 
     def cancels(self, family: Family, kind: str, expert: int) -> bool:
@@ -417,6 +424,19 @@ class LayerWeights:
         half = [values for own, values in self.inputs.items() if (own == "down") == (kind == "down")]
         largest = np.max(half, axis=0) if half else np.ones(expert + 1)
         return bool((largest[expert] if family.reach == "expert" else largest.max()) < 0)
+
+
+def _far_weights(table: ScaleTable) -> Any:
+    """Which of a projection's second-level weight scales (E,) are far from their peers, whatever 1.0 stands among them.
+
+    Ones are no measure for the others, and as far off as they are, however many have them.
+    """
+    good, ones = table.good(), never_set(table)
+    far = outliers(table.values, good & ~ones)
+    if not ones.any():
+        return far
+    middle = float(median_of(np.log2(table.values[good & ~ones].astype(np.float64))))
+    return far | (ones & (abs(middle) > OUTLIER_FLOOR))
 
 
 def of_weights(family: Family, weights: LayerWeights) -> Iterable[Effect]:
@@ -459,6 +479,12 @@ def of_weights(family: Family, weights: LayerWeights) -> Iterable[Effect]:
         whole = bool((np.any(over, axis=0) | ~weights.stored).all())
         fill = {"experts": "" if whole else id_list(ids), "layer": layer, "slots": len(ids)}
         yield Effect("degraded", WILD, "layer" if whole else weights.scope, {layer}, "why.convention", fill)
+    ones = {kind: mask for kind, mask in weights.unset.items() if kind != unread}
+    if ones:
+        # Block scales may carry all of it; other numbers in the file make that less likely.
+        fill = {"layer": layer, "kinds": ", ".join(ones), "slots": int(sum(mask.sum() for mask in ones.values()))}
+        outcome, scope = ("degraded", "layer") if weights.have_peers else ("safe", "none")
+        yield Effect(outcome, WILD, scope, {layer}, f"why.weight-unset{'' if weights.have_peers else '.model'}", fill)
     for kind, far in weights.far.items():
         told = weights.mismatched if family.gate_rules and kind in ("gate", "up") and weights.mismatched.size else False
         ids = tuple(np.flatnonzero(far & ~np.asarray(told)).tolist())

@@ -222,7 +222,8 @@ def _middle_of(layers: Mapping[int, float]) -> float:
 def unexplained(facts: Facts, layer: int, kind: str, role: str) -> Mask:
     """Experts whose scale has no finding of its own (`scales`)."""
     table = facts.tables[role, layer, kind]
-    left = table.good() & ~outliers(table.values, table.good())
+    # Of a 1.0 that all have `spread` tells, of one among others `scales`.
+    left = table.good() & ~outliers(table.values, table.good()) & (table.stored != 1)
     if role == "input_scale":
         return left & measured_inputs(facts, table)
     pairs, _ = mismatched_pairs(facts, layer)

@@ -25,6 +25,7 @@ from nvfp4viz.audit.scales import (
     outliers,
 )
 from nvfp4viz.audit.siblings import apart, times
+from nvfp4viz.audit.texts import id_list
 
 
 def spread_findings(facts: Facts, *, activations: bool) -> Iterator[Finding]:
@@ -43,7 +44,8 @@ def spread_findings(facts: Facts, *, activations: bool) -> Iterator[Finding]:
         beyond = list(_beyond_measure(facts))
         yield from beyond or _large_inputs(facts)
         yield from () if beyond else mirror_findings(facts)
-        yield from _all_ones(facts)
+        yield from _all_ones(facts, "input_scale")
+    yield from _all_ones(facts, "weight_scale_2")
 
 
 def _groups(facts: Facts, layer: int, role: str) -> Iterator[Finding]:
@@ -224,36 +226,66 @@ def _large(facts: Facts, tables: list[ScaleTable]) -> F32 | None:
     return stored
 
 
-def _all_ones(facts: Facts) -> Iterator[Finding]:
+def _all_ones(facts: Facts, role: str) -> Iterator[Finding]:
     """``scale.identity`` of layers in which nobody has set a number: as stored each of a projection's is 1.
 
     `never_set` has the ones among other numbers.
     """
     found: dict[int, list[str]] = {}
-    for table in facts.scalars("input_scale"):
-        if "input_scale" not in facts.needs[table.layer] or not (table.stored == 1).any():
-            continue
-        good = table.good()
-        if good.any() and (table.stored[good] == 1).all():
+    for table in facts.scalars(role):
+        if role in facts.needs[table.layer] and all_ones(facts, table).any():
             found.setdefault(table.layer, []).append(table.projection)
     if not found:
         return
-    text = f"scale.identity.layer{'.divisor' if facts.view.divisors_in(next(iter(found))) else ''}"
-    layers = [at for at in facts.layers if "input_scale" in facts.needs[at]]
+    layers = [at for at in facts.layers if role in facts.needs[at]]
     if all(set(found.get(at, ())) == set(facts.view.projections_in[at]) for at in layers):
-        tables = [facts.tables["input_scale", at, kind] for at, kinds in found.items() for kind in kinds]
-        names = [facts.view.slot(at, 0, kind, "input_scale").name for at, kinds in found.items() for kind in kinds]
-        count = _numbers(tables, [table.good() for table in tables])
-        yield make(
-            "scale.identity", "info", text=text.replace("layer", "model"), role="input_scale", tensors=names,
-            count=count, value=1.0, fill={"numbers": layers, "over": divisor_of(facts, layers[0])},
-        )  # fmt: skip
-        return
-    for at, kinds in found.items():
-        masks = [facts.tables["input_scale", at, kind].good() for kind in kinds]
-        place = facts.place(at, kinds, "input_scale", tuple(np.flatnonzero(np.any(masks, axis=0)).tolist()))
-        yield make(
-            "scale.identity", "info", text=text, role="input_scale", layer=at, **place, value=1.0,
-            projection=kinds[0] if len(kinds) == 1 else None,
-            fill={"kinds": ", ".join(in_order(kinds)), "numbers": [at], "over": divisor_of(facts, at)},
-        )  # fmt: skip
+        yield _ones_of(facts, role, "model", layers, {kind for at in layers for kind in facts.view.projections_in[at]})
+    elif role == "input_scale":
+        for at, kinds in found.items():
+            masks = [facts.tables[role, at, kind].good() for kind in kinds]
+            place = facts.place(at, kinds, role, tuple(np.flatnonzero(np.any(masks, axis=0)).tolist()))
+            yield make(
+                "scale.identity", "info", text=f"scale.identity.layer{_inverted(facts, at)}", role=role, layer=at,
+                **place, value=1.0, projection=kinds[0] if len(kinds) == 1 else None,
+                fill={"kinds": ", ".join(in_order(kinds)), "numbers": [at], "over": divisor_of(facts, at)},
+            )  # fmt: skip
+    else:
+        by_kinds: dict[tuple[str, ...], list[int]] = {}
+        for at, kinds in found.items():
+            by_kinds.setdefault(tuple(in_order(kinds)), []).append(at)
+        for some, among in by_kinds.items():
+            yield _ones_of(facts, role, "layers", among, some)
+
+
+def all_ones(facts: Facts, table: ScaleTable) -> Mask:
+    """Usable numbers (E,) of a projection all of which are 1 as stored, less those that differ from their partner."""
+    none: Mask = np.zeros(len(table.values), np.bool_)
+    if not (table.stored == 1).any():
+        return none
+    good = table.good()
+    if not good.any() or not (table.stored[good] == 1).all():
+        return none
+    if table.role == "weight_scale_2" and table.projection in ("gate", "up"):
+        pairs, _ = mismatched_pairs(facts, table.layer)
+        good = good & ~pairs if pairs.size else good
+    return good
+
+
+def _ones_of(facts: Facts, role: str, scope: str, layers: list[int], kinds: Iterable[str]) -> Finding:
+    """One note about several layers."""
+    tables = [facts.tables[role, at, kind] for at in layers for kind in facts.view.projections_in[at] if kind in kinds]
+    one = layers[0] if len(layers) == 1 and scope != "model" else None
+    shown = in_order(kinds)
+    of_weight = ".weight" if role != "input_scale" else ""
+    return make(
+        "scale.identity", "info", text=f"scale.identity.{scope}{of_weight}{_inverted(facts, layers[0])}", role=role,
+        layer=one, projection=shown[0] if one is not None and len(shown) == 1 else None,
+        tensors=[facts.view.slot(table.layer, 0, table.projection, role).name for table in tables],
+        count=_numbers(tables, [all_ones(facts, table) for table in tables]), value=1.0,
+        fill={"kinds": ", ".join(shown), "among": id_list(tuple(layers)), "numbers": layers,
+              "over": divisor_of(facts, layers[0])},
+    )  # fmt: skip
+
+
+def _inverted(facts: Facts, layer: int) -> str:
+    return ".divisor" if facts.view.divisors_in(layer) else ""

@@ -85,7 +85,7 @@ def promised(
     """Codes of which the audit must report one when this fault is at this slot; empty where no check can see it there.
 
     A number that a server can use shows only beside others: where a layer has one for all its experts, or fewer than
-    three, its scales have no peers.  An activation scale of 1.0 for all of them shows by itself.
+    three, its scales have no peers.  A scale of 1.0 for all of them shows by itself.
     """
     spec = FAULTS[fault]
     role = role or spec.roles[0]
@@ -103,7 +103,7 @@ def promised(
     if shared or view.experts_in[layer] < 3:
         codes -= {"scale.outlier", "scale.filled"}
         # A number that stands for all experts is not set in all of them.
-        if not (shared and role == "input_scale"):
+        if not shared:
             codes.discard("scale.identity")
     if (
         role != "weight_scale_2"

@@ -21,9 +21,8 @@ CELLS = [
 ]
 
 
-# A layer has one number for all experts, and none to hold it to; but an activation scale of 1.0 speaks for itself.
-NO_PEERS = [("scaled", "input_scale"), ("scaled", "weight_scale_2"), ("constant", "weight_scale_2")]
-NO_PEERS.append(("reciprocal", "input_scale"))
+# A layer has one number for all experts, and none to hold it to; but a scale of 1.0 speaks for itself.
+NO_PEERS = [("scaled", "input_scale"), ("scaled", "weight_scale_2"), ("reciprocal", "input_scale")]
 
 
 def injected(layout, fault, at_layer=0, **place):
