@@ -86,7 +86,8 @@ def forecast(
     causes: Causes = {}
     for item in found:
         # The one finding about all layers is that none has an activation scale.
-        if item.severity != "info" and item.role and (item.layer is not None or item.code == "scheme.mislabelled"):
+        counts = item.severity != "info" or item.text in ("scale.identity", "scale.identity.weight")
+        if counts and item.role and (item.layer is not None or item.code == "scheme.mislabelled"):
             causes.setdefault((item.tower or "", item.role, item.layer), []).append((_named(item), item.projection))
     lost = lost_shards(facts, found)
     for shard in lost.values():
@@ -157,7 +158,9 @@ def _caused(
         known = causes.get((each.tower, role, each.layer)) or causes.get((each.tower, role, None), [])
         read = [name for name, kind in known if _is_read(family, role, name, kind)]
         for effect in of(each):
-            effect.causes = tuple(read)
+            # A number that was never set is of no class, and does nothing beside one that is.
+            plain = not effect.fill.get("classes")
+            effect.causes = tuple(name for name in read if plain or not name.startswith("scale.identity"))
             yield _of_tower(effect, each.tower)
 
 

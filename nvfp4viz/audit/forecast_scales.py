@@ -198,6 +198,14 @@ class LayerScales:
         """Classes of one expert's bad values; none where one is merely far from its peers."""
         return {CLASSES[number] for table in self._tables.values() if (number := int(table.classes()[expert]))}
 
+    def deciding(self, expert: int) -> list[str]:
+        """Those of its classes that the maximum of gate and up does not hide."""
+        stored = {kind: self.values[kind][expert] for kind in self._tables if not self.absent[kind][expert]}
+        first = np.max([value for kind, value in stored.items() if kind != "down"] or [np.nan])
+        # A NaN wins, as in ``torch.max``.
+        shown = [kind for kind, value in stored.items() if kind == "down" or value == first or value != value]
+        return sorted({CLASSES[number] for kind in shown if (number := int(self._tables[kind].classes()[expert]))})
+
     def unusable(self) -> dict[str, Any]:
         """By projection: slots without a number that could be used, however far from its peers."""
         return {
@@ -270,20 +278,20 @@ def _per_expert(scales: LayerScales, layer: int) -> Iterable[Effect]:
         elif outcomes != {"safe"}:
             pair = scales.pair(expert, 0.0)
             outcome, possible = outcome_of_scales(*pair, scales.expected(expert))
-            classes = scales.classes_of(expert)
+            classes, shown = scales.classes_of(expert), scales.deciding(expert)
             small = not classes and all(own <= due for own, due in zip(pair, scales.expected(expert), strict=True))
             if small or (outcome == "degraded" and classes <= {"negative"}):
                 # What is only far from its peers may be meant, small activations have small scales; and where both
                 # signs turn nothing does: with a weight scale's sign, or where hardware keeps a block scale's.
                 possible = tuple(sorted({*MILD, *possible, outcome}))
-            stored.append((expert, outcome, possible, classes))
+            stored.append((expert, outcome, possible, shown))
         else:
             pair = scales.pair(expert, 0.0)
             ratios = np.divide(pair, scales.expected(expert))
             room = max(room, float(ratios.max()), float(1 / ratios.min()))
             if any(own > LOSES_ABOVE * least for own, least in zip(pair, smallest, strict=True)) and ratios.max() > 1:
                 # Its peers' median would have room for it, the smallest of them not.
-                stored.append((expert, "degraded", MILD, scales.classes_of(expert)))
+                stored.append((expert, "degraded", MILD, scales.deciding(expert)))
     if missing:
         possible = tuple(sorted(set().union(*(outcomes for _, outcomes in missing))))
         ids = tuple(expert for expert, _ in missing)
@@ -297,12 +305,12 @@ def _per_expert(scales: LayerScales, layer: int) -> Iterable[Effect]:
             if some:
                 ids = tuple(one[0] for one in some)
                 # In the order of their experts, as far as one name for several allows.
-                classes = dict.fromkeys(name for one in some for name in sorted(one[3]))
+                names = dict.fromkeys(name for one in some for name in one[3])
                 # Of several no better end than the best of any one.
                 hurt = any("safe" not in one[2] for one in some)
                 possible = tuple(sorted({end for one in some for end in one[2] if end != "safe" or not hurt}))
                 possible = () if possible == (outcome,) else possible
-                fill = {"experts": id_list(ids), "layer": layer, "slots": len(ids), "classes": ", ".join(classes)}
+                fill = {"experts": id_list(ids), "layer": layer, "slots": len(ids), "classes": ", ".join(names)}
                 text = f"why.expert-{outcome}{'.far' if far and outcome == 'zero' else ''}"
                 yield Effect(outcome, possible, scope, {layer}, text, fill)
     if not missing and not stored:

@@ -501,3 +501,62 @@ def test_rows_that_a_kernel_refuses_of_wider_experts_are_no_certain_word(width, 
     [cutlass] = [item for item in report.backends if item.name == "vllm-cutlass"]
     assert (cutlass.outcome, cutlass.possible, cutlass.scope) == ("safe", ("safe", "unsupported"), "none")
     assert f"{2 * width} rows" in cutlass.why
+
+
+PER_EXPERT = [name for name, family in FAMILIES.items() if family.reach == "expert"]
+
+
+@pytest.mark.parametrize("id", ["modelopt", "compressed-tensors", "projection-major", "stacked", "Quark NVFP4"])
+def test_a_number_that_was_never_set_stands_beside_what_is_worse(id):
+    """It is a note, and counts in the forecast as an outlier in its place does."""
+    layout = LAYOUTS[id]
+    tensors = layout.tensors()
+    layout.put(tensors, 3, "down", "input_scale", layout.stored(0.0))
+    layout.put(tensors, 1, "gate", "input_scale", layout.stored(1.0))
+    layout.put(tensors, 1, "up", "input_scale", layout.stored(1.0))
+    by = {item.name: item for item in audit(layout.open(tensors)).backends}
+    for name in PER_EXPERT:
+        assert by[name].outcome == "zero"
+        assert "scale.identity (input_scale)" in by[name].params["besides"]
+    # Where it does no harm it is nobody's cause.
+    tensors = layout.tensors()
+    for expert in range(EXPERTS):
+        for kind in layout.kinds:
+            layout.put(tensors, expert, kind, "input_scale", layout.stored(1.0 if expert == 1 else 0.7 + expert / 20))
+    layout.put(tensors, 3, "down", "input_scale", layout.stored(0.0))
+    report = audit(layout.open(tensors))
+    assert any(item.text == "scale.identity" for item in report.findings)
+    for item in report.backends:
+        assert "scale.identity (input_scale)" not in item.params.get("besides", ()), item.name
+
+
+@pytest.mark.parametrize("id", ["modelopt", "compressed-tensors", "w1/w2/w3", "stacked", "Quark NVFP4"])
+@pytest.mark.parametrize(
+    ("gate", "up", "classes"),
+    [
+        (0.0, 1e30, ""), (1e30, 0.0, ""), (-1.0, 1e30, ""), (0.0, np.nan, "nan"), (np.nan, 0.0, "nan"),
+        (0.0, np.inf, "inf"), (0.0, 0.0, "zero"), (-1.0, 0.0, "zero"), (0.0, -1.0, "zero"),
+    ],
+)  # fmt: skip
+def test_a_maximum_hides_what_is_smaller_from_the_words(id, gate, up, classes):
+    layout = LAYOUTS[id]
+    tensors = layout.tensors()
+    for kind, value in (("gate", gate), ("up", up)):
+        layout.put(tensors, 3, kind, "input_scale", layout.stored(value))
+    for item in audit(layout.open(tensors)).backends:
+        if item.name in PER_EXPERT and item.outcome != "safe":
+            assert item.params["classes"] == classes, item.name
+            assert (item.text == "why.expert-zero.far") == (classes == ""), item.name
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("id", [id for id, one in LAYOUTS.items() if "weight_scale_2" in one.roles])
+@pytest.mark.parametrize("value", [0.0, np.inf, 1e-40])
+def test_no_server_inverts_a_second_level_weight_scale(id, value, language):
+    layout = LAYOUTS[id]
+    tensors = layout.tensors()
+    layout.put(tensors, 3, layout.kinds[-1], "weight_scale_2", layout.stored(value))
+    [item] = [one for one in audit(layout.open(tensors)).findings if one.severity == "error"]
+    message, _ = describe(item, language)
+    assert not any(word in message for word in ("reciprocal", "倒数"))
+    assert "{" not in message
