@@ -3,16 +3,16 @@
 An exact value is a fingerprint only as far as it could not have been measured.  Calibration on BF16 activations gives
 amax with 8 significant bits, and a scale that is stored in BF16 has no more, so a measured 0.5, 1 or 6, and two experts
 with one maximum, occur now and then in a checkpoint with tens of thousands of slots.  Where a projection's values are
-that coarse, either all projections of some experts agree, three at least (`_agreed`), or so many experts of one
-projection have the number that it is no chance (`_is_no_chance`).
+that coarse, either all projections of some experts agree, three at least in a layer (`_agreed`) or more in the file
+(`_agreed_in_file`), or so many experts of one projection have the number that it is no chance (`_is_no_chance`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache
-from math import comb
-from typing import Any
+from math import exp, lgamma, log, log1p
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +43,9 @@ _HALF_BITS = (8, 11)
 def fills_of(facts: Facts, layer: int) -> dict[str, dict[str, Mask]]:
     """Filled-in activation scales by projection and origin, whichever number they divide amax by."""
     if layer not in facts.fills:
-        facts.fills[layer] = _fills_of(facts, layer)
+        seen = {at: _hits_in(facts, at) for at in {*facts.layers, layer}}
+        proven = _agreed_in_file(seen.values())
+        facts.fills.update({at: _fills_of(facts, hits, proven) for at, hits in seen.items()})
     return facts.fills[layer]
 
 
@@ -77,17 +79,48 @@ def boundless(fills: Mapping[str, Mask]) -> Mask | None:
     return next((mask for origin, mask in fills.items() if origin.startswith("float-max")), None)
 
 
-def _fills_of(facts: Facts, layer: int) -> dict[str, dict[str, Mask]]:
+class _Hits(NamedTuple):
+    """One layer's numbers that are fingerprints.
+
+    Attributes
+    ----------
+    over
+        What its scales divide amax by.
+    masks
+        By origin and projection.
+    some
+        By projection, of any origin.
+    alike
+        By origin: as ``masks``, of projections that are no `_is_amid`.
+    """
+
+    tables: dict[str, ScaleTable]
+    over: int
+    masks: dict[str, dict[str, Mask]]
+    some: dict[str, Mask]
+    alike: dict[str, dict[str, Mask]]
+
+
+def _hits_in(facts: Facts, layer: int) -> _Hits:
     tables, over = _tables(facts, layer), divisor_of(facts, layer)
-    known, ending = (FINGERPRINTS, "") if over == 2688 else (FP8_FINGERPRINTS, ".fp8")
-    hits = {
+    masks = {
         origin: {kind: table.good() & _is(table.values, value) for kind, table in tables.items()}
-        for value, origin in known
+        for value, origin in (FINGERPRINTS if over == 2688 else FP8_FINGERPRINTS)
     }
-    some = {kind: np.any([masks[kind] for masks in hits.values()], axis=0) for kind in tables}
+    some = {kind: np.any([each[kind] for each in masks.values()], axis=0) for kind in tables}
+    alike = {
+        origin: {kind: mask for kind, mask in each.items() if not _is_amid(tables[kind], mask, some[kind])}
+        for origin, each in masks.items()
+    }
+    return _Hits(tables, over, masks, some, alike)
+
+
+def _fills_of(facts: Facts, layer: _Hits, in_file: frozenset[str]) -> dict[str, dict[str, Mask]]:
+    tables, over, some = layer.tables, layer.over, layer.some
+    ending = "" if over == 2688 else ".fp8"
     out: dict[str, dict[str, Mask]] = {kind: {} for kind in tables}
-    for origin, masks in hits.items():
-        agreed = _agreed({kind: mask for kind, mask in masks.items() if not _is_amid(tables[kind], mask, some[kind])})
+    for origin, masks in layer.masks.items():
+        agreed = _agreed(layer.alike[origin], proven=origin in in_file)
         for kind, mask in masks.items():
             if not mask.any():
                 continue
@@ -104,15 +137,43 @@ def _fills_of(facts: Facts, layer: int) -> dict[str, dict[str, Mask]]:
     return out
 
 
-def _agreed(masks: Mapping[str, Mask]) -> Mask:
+def _agreed(masks: Mapping[str, Mask], *, proven: bool) -> Mask:
     """Experts with one number in all projections, if they are too many for chance; of down and one more at least.
 
     However many have it in gate and up: one loud token, or one loud channel, may be behind all of these.
+
+    Parameters
+    ----------
+    proven
+        In the file they are too many (`_agreed_in_file`).
     """
+    every, most = _every(masks)
+    return every if every.any() and (proven or every.sum() >= least_by_chance(most)) else np.zeros_like(every)
+
+
+def _every(masks: Mapping[str, Mask]) -> tuple[Mask, int]:
+    """Experts with one number in all projections, and how many have it in gate or up."""
     every: Mask = np.logical_and.reduce(list(masks.values()))
     most = max((int(mask.sum()) for kind, mask in masks.items() if kind != "down"), default=0)
-    enough = "down" in masks and len(masks) > 1 and every.sum() >= least_by_chance(most)
-    return every if enough else np.zeros_like(every)
+    return (every if "down" in masks and len(masks) > 1 else np.zeros_like(every)), most
+
+
+def _agreed_in_file(layers: Iterable[_Hits]) -> frozenset[str]:
+    """Origins of which so many experts have the number in all projections, in whatever layers, that it is no chance.
+
+    One expert that calibration never reached is so in every layer; in one alone it may be one of tens of thousands.
+    Layers whose values are fine prove themselves, and nothing of the others.
+    """
+    found: dict[str, int] = {}
+    among: dict[str, int] = {}
+    for layer in layers:
+        for origin, masks in layer.alike.items():
+            every, most = _every(masks)
+            among[origin] = among.get(origin, 0) + most
+            if every.any() and all(_may_be_measured(layer.tables, kind, layer.some, layer.over) for kind in masks):
+                found[origin] = found.get(origin, 0) + int(every.sum())
+    # One chance a file and not one a projection, but of more numbers that lie close together.
+    return frozenset(origin for origin, count in found.items() if count >= least_by_chance(among[origin], 1e-8))
 
 
 def _is_amid(table: ScaleTable, hits: Mask, some: Mask) -> bool:
@@ -180,7 +241,9 @@ def least_by_chance(among: int, chance: float = 1e-6) -> int:
     """
     part, left, count = 1 / 128, 1.0, 0
     while count <= among and left > chance:
-        left -= comb(among, count) * part**count * (1 - part) ** (among - count)
+        # Logarithms, for of tens of thousands the factors are beyond any float.
+        ways = lgamma(among + 1) - lgamma(count + 1) - lgamma(among - count + 1)
+        left -= exp(ways + count * log(part) + (among - count) * log1p(-part))
         count += 1
     return max(count, 3)
 
