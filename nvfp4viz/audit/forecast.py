@@ -214,7 +214,8 @@ def _siblings(family: Family, findings: list[Finding]) -> Iterator[Effect]:
             why = "why.inputs-large" if text == "scale.convention.inputs" else "why.inputs-mirrored"
             yield Effect("safe", ("degraded", "safe", "zero"), "none", layers, why, dict(item.params))
         else:
-            yield Effect("safe", MILD, "none", layers, "why.never-set", dict(item.params))
+            why = f"why.never-set{'.model' if item.layer is None else ''}"
+            yield Effect("safe", MILD, "none", layers, why, dict(item.params))
 
 
 def _groups_of_weights(family: Family, findings: list[Finding]) -> Iterator[Effect]:

@@ -42,6 +42,17 @@ def test_layers_in_which_nobody_set_a_number(id, layers):
     for name, (outcome, possible) in forecasts(report).items():
         if outcome != "unsupported":
             assert (outcome, possible) == ("safe", ("degraded", "safe") if name in READS else ()), name
+    for one in report.backends:
+        if one.name in READS and one.outcome != "unsupported":
+            assert one.text == f"why.never-set{'.model' if len(layers) > 1 else ''}"
+            assert ("layer 1 (" in one.why) == (len(layers) == 1)
+
+
+def test_several_layers_in_which_nobody_set_a_number_are_all_counted():
+    report = audit(layered("modelopt", lambda k, kind, own: 1.0 if k != 1 and kind == "down" else own, layers=4))
+    [cutlass] = [one for one in report.backends if one.name == "vllm-cutlass"]
+    assert cutlass.why.startswith("Activation scales of layer 0 (down) are exactly 1.0")
+    assert cutlass.why.endswith("The same in 2 other layers.")
 
 
 @pytest.mark.parametrize("id", IDS)
