@@ -143,14 +143,14 @@ def layer_apart_findings(facts: Facts, role: str) -> Iterator[Finding]:
             elif agreed and mirrored and inputs:
                 mirrors.setdefault(at, []).append((kind, own, rest))
         upright = {at: own for at, own in middles.items() if inputs or not has_wrong_convention(tables[at])}
-        split = _split(upright, FAR if inputs else _WEIGHTS_FAR)
+        split = _split(upright, _LAYER_OFF if inputs else _WEIGHTS_FAR)
         if split is not None and not any(kind == other for one in found.values() for other, _, _ in one):
             halves[kind] = split
     for at, kinds in mirrors.items():
         # An exporter that stores reciprocals does so for all projections; one of them may just be that loud.
         if {kind for kind, _, _ in (*kinds, *found.get(at, ()))} == set(facts.view.projections_in[at]):
             found.setdefault(at, []).extend(kinds)
-    yield from _of_halves(facts, role, halves)
+    yield from _of_halves(facts, role, _far_halves(halves) if inputs else halves)
     for at, kinds in sorted(found.items()):
         if inputs and apart(facts, at) is not None:
             # That one of gate and up is off is said already.
@@ -185,6 +185,23 @@ def _split(middles: Mapping[int, float], far: float) -> tuple[dict[int, float], 
     at = steps.index(max(steps)) + 1
     low, high = dict(ordered[:at]), dict(ordered[at:])
     return (low, high) if len(low) < len(high) else (high, low)
+
+
+def _far_halves(
+    halves: Mapping[str, tuple[dict[int, float], dict[int, float]]],
+) -> dict[str, tuple[dict[int, float], dict[int, float]]]:
+    """Those of some projections' halves that lie far apart, and mirror images among the same layers beside one."""
+    far = {kind: few.keys() for kind, (few, many) in halves.items() if _apart(few, many) >= FAR}
+    return {
+        kind: (few, many) for kind, (few, many) in halves.items()
+        if kind in far or (few.keys() in far.values() and abs(_middle_of(few) + _middle_of(many)) <= NEAR_RECIPROCAL)
+    }  # fmt: skip
+
+
+def _apart(few: Mapping[int, float], many: Mapping[int, float]) -> float:
+    """Powers of two between two groups."""
+    low, high = sorted((few, many), key=_middle_of)
+    return min(high.values()) - max(low.values())
 
 
 def _of_halves(

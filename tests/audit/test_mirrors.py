@@ -72,6 +72,28 @@ def test_half_of_the_layers_as_a_whole(id):
         assert not notes(report)
 
 
+@pytest.mark.parametrize("id", IDS)
+@pytest.mark.parametrize("near", ["down", "others"])
+def test_halves_of_which_one_projection_lies_nearer_are_one_finding(id, near):
+    """All of them the other way up, some 2^18 off and some 2^11: one cause."""
+
+    def change(k, kind, own):
+        scale = 0.02 if (kind == "down") == (near == "down") else 2e-3
+        return 1 / scale if k % 2 else scale
+
+    report = audit(layered(id, change))
+    assert said(report) == [("scale.outlier", "warn")]
+    assert not notes(report)
+    [item] = [one for one in report.findings if one.severity == "warn"]
+    assert item.params["kinds"] == ", ".join(LAYOUTS[id].kinds)
+    # Where the nearer one is no mirror image it is nobody's business.
+    report = audit(
+        layered(id, lambda k, kind, own: change(k, kind, own) if kind != "down" or near != "down" else 2.0**-k)
+    )
+    [item] = [one for one in report.findings if one.severity == "warn"]
+    assert ("down" in item.params["kinds"].split(", ")) == (near != "down")
+
+
 @pytest.mark.parametrize("id", [*IDS, *EIGHT_BIT])
 def test_layers_that_merely_differ_are_no_mirror_images(id):
     """Louder, but not above one; above one, but not where the reciprocal would be; and one louder than the other."""
