@@ -16,7 +16,6 @@ from nvfp4viz.audit.backends import FADES_ABOVE, FAMILIES, Family
 from nvfp4viz.audit.facts import Facts
 from nvfp4viz.audit.findings import safe_words
 from nvfp4viz.audit.forecast_files import of_alignment, of_bytes, of_files, of_functions, of_structure, of_width
-from nvfp4viz.audit.forecast_folded import of_folded
 from nvfp4viz.audit.forecast_linears import of_linears
 from nvfp4viz.audit.forecast_lost import lost_shards, of_lost
 from nvfp4viz.audit.forecast_scales import (
@@ -26,11 +25,10 @@ from nvfp4viz.audit.forecast_scales import (
     WILD,
     Effect,
     LayerScales,
-    LayerWeights,
     of_activations,
     of_static_inputs,
-    of_weights,
 )
+from nvfp4viz.audit.forecast_weights import LayerWeights, of_folded, of_weights
 from nvfp4viz.audit.report import BackendForecast, Finding
 from nvfp4viz.audit.texts import id_list, words
 from nvfp4viz.checkpoint import printable

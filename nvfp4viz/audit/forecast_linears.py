@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from nvfp4viz.audit.backends import FATES, Family, outcome_of_scales
-from nvfp4viz.audit.forecast_scales import HARSH, MILD, WILD, Effect, weight_outcome
+from nvfp4viz.audit.forecast_scales import HARSH, MILD, WILD, Effect
+from nvfp4viz.audit.forecast_weights import weight_outcome
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.siblings import FAR
 

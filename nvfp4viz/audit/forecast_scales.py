@@ -1,4 +1,4 @@
-"""What a layer's scales do on a backend: those of activations by how far one reaches, those of weights by expert.
+"""What a layer's activation scales do on a backend, by how far one reaches; `forecast_weights` has those of weights.
 
 `nvfp4viz.audit.forecast` adds what files, configuration and bytes do, and takes the worst.
 """
@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from nvfp4viz.audit.backends import CLIPS_BELOW, FATES, LOSES_ABOVE, NOTHING_ABOVE, Family, outcome_of_scales
-from nvfp4viz.audit.facts import OK, Facts, ScaleTable, median_of
+from nvfp4viz.audit.facts import OK, Facts, median_of
 from nvfp4viz.audit.fills import boundless, fills_of, never_set
-from nvfp4viz.audit.scales import OUTLIER_FLOOR, has_wrong_convention, is_slight, mismatched_pairs, outliers
+from nvfp4viz.audit.scales import outliers
 from nvfp4viz.audit.siblings import times
-from nvfp4viz.audit.spread import all_ones, undecided
+from nvfp4viz.audit.spread import undecided
 from nvfp4viz.audit.texts import id_list
 from nvfp4viz.checkpoint.numbers import CLASSES
 
@@ -392,122 +392,3 @@ def _layer_maxima(scales: LayerScales, kinds: list[str]) -> tuple[float, float]:
         found = found[np.isfinite(found)]
         out.append(float(found.max()) if found.size else typical)
     return out[0], out[1]
-
-
-class LayerWeights:
-    """One layer's second-level weight scales: their classes, and which pairs differ."""
-
-    def __init__(self, facts: Facts, layer: int) -> None:
-        self.layer, self.tower = layer, facts.tower
-        tables = {kind: facts.tables["weight_scale_2", layer, kind] for kind in facts.view.projections_in[layer]}
-        self.classes = {kind: table.classes() for kind, table in tables.items()}
-        # What one number does it does to all of them.
-        self.scope = "layer" if all(table.shared for table in tables.values()) and tables else "experts"
-        inputs = {kind: facts.tables.get(("input_scale", layer, kind)) for kind in tables}
-        self.inputs = {kind: table.values for kind, table in inputs.items() if table is not None}
-        self.mismatched, self.ratios = mismatched_pairs(facts, layer)
-        # Values far from their peers; where the whole layer is the other way up, that is said already.
-        wrong = [table for table in tables.values() if has_wrong_convention(table)]
-        upright = not wrong
-        self.stored = np.logical_or.reduce([table.state == OK for table in tables.values()])
-        self.reversed = {table.projection: table.good() & (table.values > 1) for table in wrong}
-        self.far = {
-            kind: _far_weights(table) if upright else np.zeros(len(table.values), np.bool_)
-            for kind, table in tables.items()
-        }
-        self.unset = {kind: mask for kind, table in tables.items() if (mask := all_ones(facts, table)).any()}
-        # Is there anybody whose numbers say that these should be others?
-        self.have_peers = bool(self.unset) and any(
-            bool((table.good() & (table.stored != 1)).any()) for table in facts.scalars("weight_scale_2")
-        )
-        masks = [
-            self.mismatched, *self.reversed.values(), *self.far.values(), *self.unset.values(), *self.classes.values(),
-        ]  # fmt: skip
-        self.wrong = any(bool(mask.any()) for mask in masks)
-
-    def cancels(self, family: Family, kind: str, expert: int) -> bool:
-        """Is the activation scale that the kernel multiplies with this one negative too?"""
-        if family.reach == "none" or family.keeps_sign:
-            return False
-        half = [values for own, values in self.inputs.items() if (own == "down") == (kind == "down")]
-        largest = np.max(half, axis=0) if half else np.ones(expert + 1)
-        return bool((largest[expert] if family.reach == "expert" else largest.max()) < 0)
-
-
-def _far_weights(table: ScaleTable) -> Any:
-    """Which of a projection's second-level weight scales (E,) are far from their peers, whatever 1.0 stands among them.
-
-    Ones are no measure for the others, and as far off as they are, however many have them.
-    """
-    good, ones = table.good(), never_set(table)
-    far = outliers(table.values, good & ~ones)
-    if not ones.any():
-        return far
-    middle = float(median_of(np.log2(table.values[good & ~ones].astype(np.float64))))
-    return far | (ones & (abs(middle) > OUTLIER_FLOOR))
-
-
-def of_weights(family: Family, weights: LayerWeights) -> Iterable[Effect]:
-    """What second-level weight scales do: on every backend, for gate and down; for up where it has its own."""
-    layer = weights.layer
-    effects: dict[tuple[str, tuple[str, ...], str], list[int]] = {}
-    paired = family.gate_rules and {"gate", "up"} <= weights.classes.keys()
-    for kind, found in weights.classes.items():
-        for expert in np.flatnonzero(found).tolist():
-            name = CLASSES[int(found[expert])]
-            outcome, possible = weight_outcome(family, kind, name)
-            text = f"why.weight-{outcome}"
-            if paired and family.engine == "tensorrt-llm" and kind in ("gate", "up"):
-                other = int(weights.classes["up" if kind == "gate" else "gate"][expert])
-                # It takes the larger of the two, of which a NaN and an infinity are; the other's is not its own.
-                if name not in ("nan", "inf") and CLASSES[other] not in ("zero", "negative", "subnormal"):
-                    outcome, possible, text = "degraded", MILD, "why.weight-larger"
-            elif paired and kind == "up":
-                outcome, possible, text = "degraded", MILD, "why.weight-up"
-            elif name == "negative" and weights.cancels(family, kind, expert):
-                possible = MILD
-            effects.setdefault((outcome, possible, text), []).append(expert)
-    for (outcome, possible, text), experts in effects.items():
-        fill = {"experts": id_list(tuple(sorted(set(experts)))), "layer": layer, "slots": len(experts)}
-        yield Effect(outcome, possible, weights.scope, {layer}, text, fill)
-    if family.gate_rules and weights.mismatched.any():
-        ids = tuple(np.flatnonzero(weights.mismatched).tolist())
-        fill = {"experts": id_list(ids), "layer": layer, "slots": len(ids)}
-        text = "why.pair.maximum" if family.engine == "tensorrt-llm" else "why.pair"
-        if is_slight(weights.ratios[list(ids)]):
-            yield Effect("safe", (), "none", {layer}, "why.pair.slight", fill)
-            return
-        off = np.abs(np.log2(weights.ratios[list(ids)])).max()
-        yield Effect("degraded", MILD if off < HARSH else WILD, weights.scope, {layer}, text, fill)
-    # Up's own is not read where gate's stands for both; where the larger does, it may be up's.
-    unread = "up" if paired and family.engine != "tensorrt-llm" else None
-    over = [mask for kind, mask in weights.reversed.items() if kind != unread]
-    if over:
-        ids = tuple(np.flatnonzero(np.any(over, axis=0)).tolist())
-        whole = bool((np.any(over, axis=0) | ~weights.stored).all())
-        fill = {"experts": "" if whole else id_list(ids), "layer": layer, "slots": len(ids)}
-        yield Effect("degraded", WILD, "layer" if whole else weights.scope, {layer}, "why.convention", fill)
-    ones = {kind: mask for kind, mask in weights.unset.items() if kind != unread}
-    if ones:
-        # Block scales may carry all of it; other numbers in the file make that less likely.
-        fill = {"layer": layer, "kinds": ", ".join(ones), "slots": int(sum(mask.sum() for mask in ones.values()))}
-        outcome, scope = ("degraded", "layer") if weights.have_peers else ("safe", "none")
-        yield Effect(outcome, WILD, scope, {layer}, f"why.weight-unset{'' if weights.have_peers else '.model'}", fill)
-    for kind, far in weights.far.items():
-        told = weights.mismatched if family.gate_rules and kind in ("gate", "up") and weights.mismatched.size else False
-        ids = tuple(np.flatnonzero(far & ~np.asarray(told)).tolist())
-        if ids:
-            fill = {"experts": id_list(ids), "layer": layer, "projection": kind, "slots": len(ids)}
-            yield Effect("degraded", WILD, weights.scope, {layer}, "why.weight-outlier", fill)
-
-
-def weight_outcome(family: Family, kind: str, name: str) -> tuple[str, tuple[str, ...]]:
-    """What a bad second-level weight scale does where it is read."""
-    if name in ("zero", "subnormal"):
-        return "zero", ()
-    if name == "negative":
-        return "degraded", ()
-    # Infinite products of the first GEMM are quantised again for the second: blocks saturate, codes end at ±6, and
-    # finite garbage may come out.
-    saturates = name == "inf" and kind != "down" and family.reach != "none"
-    return "nan", ("degraded", "nan") if saturates else ()

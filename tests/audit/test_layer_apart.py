@@ -5,7 +5,7 @@ import pytest
 
 from nvfp4viz.audit import audit, describe
 from nvfp4viz.audit.backends import FAMILIES
-from nvfp4viz.audit.forecast_folded import FOLDING
+from nvfp4viz.audit.forecast_weights import FOLDING
 from nvfp4viz.audit.repair import plan_repair
 from nvfp4viz.checkpoint import tensor
 from tests.audit.config_faults import section_of, with_section
