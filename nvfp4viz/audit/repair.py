@@ -348,7 +348,9 @@ class _Places:
             # Which of the two projections is wrong, or what a whole layer should have, nobody knows.
             return
         for layer in self.facts.layers if item.layer is None else (item.layer,):
-            for projection in self.view.projections_in[layer] if item.projection is None else (item.projection,):
+            # A layer without routed experts has none: a dense one's modules are not ours to mend.
+            every = self.view.projections_in.get(layer, ())
+            for projection in every if item.projection is None else (item.projection,):
                 states = self.facts.states.get(("input_scale", layer, projection))
                 if states is None:
                     continue

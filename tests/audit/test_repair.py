@@ -19,7 +19,7 @@ from nvfp4viz.errors import CheckpointError, InputError
 from nvfp4viz.model.corpus import sample
 from nvfp4viz.serving.remedies import MARGIN
 from sample_checkpoints import ensure
-from tests.audit.layouts import EXPERTS, LAYOUTS
+from tests.audit.layouts import EXPERTS, LAYOUTS, ct_linear, linear
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, scalar, snapshot, without
 
 BAD, KIND = 3, "down"
@@ -222,6 +222,32 @@ def test_activation_scales_beside_mxfp4(fault, tmp_path):
         with pytest.raises(InputError) as caught:
             plan_repair(tmp_path / "worse", policy)
         assert caught.value.code == "repair.unmendable"
+
+
+@pytest.mark.parametrize("value", [None, 0.0, np.nan])
+@pytest.mark.parametrize("module", ["mlp.down_proj", "self_attn.o_proj"])
+@pytest.mark.parametrize("id", ["modelopt", "compressed-tensors", "projection-major", "w1/w2/w3", "stacked", "fused"])
+def test_ordinary_modules_of_a_layer_without_experts_are_refused_as_those_beside_experts(id, module, value):
+    """DeepSeek's first layers are dense: their activation scales have no peers among experts."""
+    layout, refused = LAYOUTS[id], set()
+    experts = {name.replace("layers.0.", "layers.1."): item for name, item in layout.tensors().items()}
+    make, key = (ct_linear, "input_global_scale") if layout.divisors else (linear, "input_scale")
+    for at in (0, 1):
+        block = layout.prefix.partition("layers.")[0]
+        ordinary = make(f"{block}layers.0.{module}") | make(f"{block}layers.1.self_attn.o_proj")
+        name = next(name for name in ordinary if name.endswith(f".{key}") and f"layers.{at}." in name)
+        if value is None:
+            del ordinary[name]
+        else:
+            ordinary[name] = tensor(np.float32([1 / value if value else np.inf] if layout.divisors else value))
+        config = {**(layout.config or {}), "num_hidden_layers": 2, "first_k_dense_replace": 1}
+        checkpoint = layout.open({**experts, **ordinary}, config=config)
+        assert {item.layer for item in audit(checkpoint).findings if item.severity != "info"} == {at}
+        for policy in ("peer-max", "layer-max", "constant"):
+            with pytest.raises(InputError) as caught:
+                plan_repair(checkpoint, policy, **({"value": 3e-3} if policy == "constant" else {}))
+            refused.add(caught.value.code)
+    assert len(refused) == 1
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
