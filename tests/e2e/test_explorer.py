@@ -382,6 +382,13 @@ def test_a_link_opens_its_tab_and_back_the_one_before(visit):
     expect(tabs.nth(3)).to_have_attribute("aria-selected", "true")
 
 
+def test_a_table_has_no_bar_beside_it(visit):
+    """Where nothing is cut off there is nothing to scroll, and no shade that says so."""
+    page = visit("/explorer?lang=en&tab=backends")
+    tables = page.locator("[class*=st-key-table]:visible")
+    assert tables.evaluate_all("boxes => boxes.map(box => box.offsetWidth - box.clientWidth)") == [0]
+
+
 @pytest.mark.parametrize("path", ["/explorer?lang=en", "/fault_lab?lang=en"])
 def test_another_language_keeps_the_open_tab(visit, path):
     page = visit(path)
