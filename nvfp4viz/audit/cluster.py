@@ -62,31 +62,35 @@ def scan_on_cluster(
             client.submit(scan_shard, place, file, list(units), key=f"nvfp4viz-{number}-{file}", pure=False): file
             for number, (file, units) in enumerate(work.items())
         }
-        for future in _finished(client, list(files)):
+        for future, found in _finished(client, list(files)):
             file = files.pop(future)
-            found: list[Scan] | CheckpointError
-            try:
-                found = future.result()
-            except CheckpointError as error:
-                found = error
-            except Exception as error:
-                # Whatever a cluster can do to a task: the shard's name and the kind of failure are what is known.
-                found = CheckpointError("source.worker", name=printable(file), reason=type(error).__name__)
             future.release()
+            if isinstance(found, Exception) and not isinstance(found, CheckpointError):
+                # Whatever a cluster can do to a task: the shard's name and the kind of failure are what is known.
+                found = CheckpointError("source.worker", name=printable(file), reason=type(found).__name__)
             yield file, found
         for file in files.values():
             yield file, CheckpointError("source.no-worker", name=printable(file), seconds=f"{PATIENCE:g}")
 
 
-def _finished(client: Any, futures: Sequence[Any]) -> Iterator[Any]:
-    """Futures as they are finished; the others never are, where no worker is left and none comes."""
+def _finished(client: Any, futures: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Futures with what they ended with, as they do; the others never end, where no worker is left and none comes."""
     from distributed import as_completed
 
     waiting = as_completed(futures)
     asked = seen = monotonic()
     while not waiting.is_empty():
         if waiting.has_ready():
-            yield next(waiting)
+            future = next(waiting)
+            try:
+                ended = future.result(timeout=PATIENCE)
+            except Exception as error:
+                if isinstance(error, TimeoutError) and future.status != "error":
+                    # It was finished, and its worker is gone with what it found: the scheduler runs it again elsewhere.
+                    waiting.add(future)
+                    continue
+                ended = error
+            yield future, ended
             continue
         now = monotonic()
         if now - asked > 1:

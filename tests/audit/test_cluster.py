@@ -145,6 +145,30 @@ def test_nobody_waits_for_ever_for_a_worker(folder, cluster, monkeypatch, first)
     assert "2" in lost[0].text("zh")["why"]
 
 
+@pytest.mark.slow
+def test_what_a_worker_found_may_be_lost_with_it(folder, cluster, monkeypatch):
+    """All workers leave when a shard is finished and nobody has fetched its records yet."""
+    from distributed import Future
+
+    monkeypatch.setattr("nvfp4viz.audit.cluster.PATIENCE", 2.0)
+    done = run_audit(folder)
+    work = plan(done.checkpoint, done.view, ())
+    fetch, asked = Future.result, []
+
+    def late(future, timeout=None):
+        if not asked:
+            cluster.scale(0)
+            with contextlib.suppress(TimeoutError):
+                cluster.sync(cluster._correct_state)
+        asked.append(future.key)
+        return fetch(future, timeout)
+
+    monkeypatch.setattr(Future, "result", late)
+    found = dict(scan_on_cluster(cluster.scheduler_address, str(folder), work))
+    assert found.keys() == work.keys()
+    assert {each.code for each in found.values()} == {"source.no-worker"}
+
+
 def failing_shard(place, file, units):
     """A worker whose disk does not answer for one shard, as long as there is a file that says so."""
     if (Path(place).parent / "fails").exists() and any(".layers.3." in unit.name for unit in units):
@@ -197,9 +221,6 @@ class Dead:
     def release(self):
         pass
 
-    def result(self):
-        raise RuntimeError("KilledWorker at tcp://10.1.2.3:4567")
-
 
 def test_a_shard_under_which_all_workers_died(monkeypatch):
     distributed = pytest.importorskip("distributed", reason="requirements-dev.txt has it")
@@ -221,7 +242,8 @@ def test_a_shard_under_which_all_workers_died(monkeypatch):
             return Dead()
 
     monkeypatch.setattr(distributed, "Client", Client)
-    monkeypatch.setattr("nvfp4viz.audit.cluster._finished", lambda client, futures: futures)
+    killed = RuntimeError("KilledWorker at tcp://10.1.2.3:4567")
+    monkeypatch.setattr("nvfp4viz.audit.cluster._finished", lambda _, futures: [(each, killed) for each in futures])
     [(file, found)] = scan_on_cluster("tcp://127.0.0.1:1", "here", {"a.safetensors": []})
     assert (file, found.code, found.params["reason"]) == ("a.safetensors", "source.worker", "RuntimeError")
     assert "10.1.2.3" not in str(found)
