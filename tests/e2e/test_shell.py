@@ -17,8 +17,12 @@ from nvfp4viz.ui.scaling_parts import PARTS
 
 from .conftest import LOOKS, overflow, settle, violations, widen
 
+# Pages whose own file looks at each of their parts.
+ELSEWHERE = {
+    "loading", "online_quantisation", "expert_parallel", "mega_kernel", "fusion", "routing", "backends", "mxfp4",
+}  # fmt: skip
 PATHS = [
-    *("/" if entry.default else f"/{entry.id}" for entry in PAGES),
+    *("/" if entry.default else f"/{entry.id}" for entry in PAGES if entry.id not in ELSEWHERE),
     *(f"/e2m1?part={part}" for part in ("packing", "cards")),
     *(f"/two_level_scaling?part={part}" for part in PARTS[1:]),
     *(f"/blocks?part={part}" for part in blocks_parts.PARTS[1:]),
