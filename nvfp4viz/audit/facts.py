@@ -77,6 +77,10 @@ class ScaleTable:
         usable: npt.NDArray[np.bool_] = np.logical_and(self.state == OK, classify(self.values) == 0)
         return usable
 
+    def numbers(self, mask: Any) -> int:
+        """How many numbers a mask of experts is; one for all experts is one, where it is any."""
+        return int(mask.any()) if self.shared else int(mask.sum())
+
     def where(self, mask: Any) -> tuple[int, ...]:
         """Expert numbers of a mask."""
         return tuple(np.flatnonzero(mask).tolist())

@@ -125,7 +125,8 @@ def _fills_of(facts: Facts, layer: _Hits, in_file: frozenset[str]) -> dict[str, 
             if not mask.any():
                 continue
             proven = origin == "float-max" or not _may_be_measured(tables, kind, some, over)
-            if not proven and not _is_no_chance(tables, kind, mask, some, facts.view.top_k):
+            alone = kind in layer.alike[origin] and _is_no_chance(tables, kind, mask, some, facts.view.top_k)
+            if not proven and not alone:
                 mask = agreed
             if mask.any():
                 out[kind][origin + ending] = mask
@@ -219,7 +220,7 @@ def _is_no_chance(
     own, found = table.values[good & ~some[kind]], int(hits.sum())
     # Where another number repeats about as often, repetition means nothing.
     often = int(np.unique(own, return_counts=True)[1].max()) if own.size else 0
-    if table.shared or found <= 2 * often or _is_amid(table, hits, some[kind]):
+    if table.shared or found <= 2 * often:
         return False
     if kind == "down":
         apart = own.size or any(np.unique(each.values[each.good()]).size > 1 for each in tables.values())

@@ -244,12 +244,12 @@ def _missing(checkpoint: Checkpoint, facts: Facts, linears: list[Linear]) -> Ite
     groups: dict[tuple[str, str], list[str]] = {}
     for linear in linears:
         assert linear.dialect is not None
-        # Of scales of blocks forecasts ask which.
         for role in ROLES:
             name = linear.dialect.name(linear.name, role)
             if linear.tensor(role) is not None or may_lie_unread(checkpoint, linear.name, role):
                 continue
             if role != "input_scale" or (due and _wants_activations(checkpoint, linear.name, stored)):
+                # Of scales of blocks forecasts ask which.
                 groups.setdefault((role, linear.dialect.block if role == "weight_scale" else ""), []).append(name)
     for (role, block), names in groups.items():
         yield missing_finding(role, names, facts.view, block)

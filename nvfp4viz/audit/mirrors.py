@@ -91,5 +91,5 @@ def _note(
         "scale.convention", "info", text=f"scale.convention.layers{'.divisor' if divisors else ''}",
         role="input_scale", layer=one, projection=next(iter(seen)) if one is not None and len(seen) == 1 else None,
         tensors=[facts.view.slot(table.layer, 0, table.projection, "input_scale").name for table in tables],
-        count=sum(1 if table.shared else int(table.good().sum()) for table in tables), fill=fill,
+        count=sum(table.numbers(table.good()) for table in tables), fill=fill,
     )  # fmt: skip

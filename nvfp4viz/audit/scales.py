@@ -277,24 +277,28 @@ def pair_findings(facts: Facts) -> Iterator[Finding]:
     for layer in facts.layers:
         mask, ratio = mismatched_pairs(facts, layer)
         ids = tuple(np.flatnonzero(mask).tolist())
-        both = [facts.tables["weight_scale_2", layer, kind] for kind in ("gate", "up")] if ids else []
-        if sum(map(has_wrong_convention, both)) == 1:
+        if not ids or _one_is_reversed(facts, layer):
             continue
-        if ids:
-            off = ratio[list(ids)]
-            slight = is_slight(off)
-            worst = float(off[np.argmax(np.abs(np.log2(off)))])
-            place = facts.place(layer, ("gate", "up"), "weight_scale_2", ids)
-            larger, smaller = ("gate", "up") if worst > 1 else ("up", "gate")
-            fill = {
-                "ratio": json_number(worst), "times": in_full(max(worst, 1 / worst)), "larger": larger,
-                "smaller": smaller, "pairs": len(ids), "of": int((ratio > 0).sum()),
-            }  # fmt: skip
-            yield make(
-                "scale.pair-mismatch", "info" if slight else "backend",
-                text=f"scale.pair-mismatch{'.slight' if slight else ''}", role="weight_scale_2", layer=layer,
-                experts=place["experts"], tensors=place["tensors"], count=len(ids), value=json_number(worst), fill=fill,
-            )  # fmt: skip
+        off = ratio[list(ids)]
+        slight = is_slight(off)
+        worst = float(off[np.argmax(np.abs(np.log2(off)))])
+        place = facts.place(layer, ("gate", "up"), "weight_scale_2", ids)
+        larger, smaller = ("gate", "up") if worst > 1 else ("up", "gate")
+        fill = {
+            "ratio": json_number(worst), "times": in_full(max(worst, 1 / worst)), "larger": larger,
+            "smaller": smaller, "pairs": len(ids), "of": int((ratio > 0).sum()),
+        }  # fmt: skip
+        yield make(
+            "scale.pair-mismatch", "info" if slight else "backend",
+            text=f"scale.pair-mismatch{'.slight' if slight else ''}", role="weight_scale_2", layer=layer,
+            experts=place["experts"], tensors=place["tensors"], count=len(ids), value=json_number(worst), fill=fill,
+        )  # fmt: skip
+
+
+def _one_is_reversed(facts: Facts, layer: int) -> bool:
+    """Is one of gate and up the other way up in the whole layer, and the other not?"""
+    both = (facts.tables["weight_scale_2", layer, kind] for kind in ("gate", "up"))
+    return sum(map(has_wrong_convention, both)) == 1
 
 
 def is_slight(ratios: npt.NDArray[np.float64]) -> bool:

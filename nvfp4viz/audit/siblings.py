@@ -228,7 +228,7 @@ def _of_halves(
     yield make(
         "scale.outlier", "warn", text=f"scale.outlier.layers{'.divisor' if divisors else ''}", role=role,
         tensors=[facts.view.slot(table.layer, 0, table.projection, role).name for table in tables],
-        count=sum(1 if table.shared else int(table.good().sum()) for table in tables), fill=fill,
+        count=sum(table.numbers(table.good()) for table in tables), fill=fill,
     )  # fmt: skip
 
 

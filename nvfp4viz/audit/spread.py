@@ -158,7 +158,7 @@ def _beyond_measure(facts: Facts) -> Iterator[Finding]:
         goods = [_ordinary(facts, table) for table in tables]
         kept = [table.values[good] for table, good in zip(tables, goods, strict=True) if good.any()]
         middles = [float(np.log2(median_of(values))) for values in kept]
-        if _numbers(tables, goods) >= 3 and (max(middles) < _TINY or min(middles) > _HUGE):
+        if sum(map(ScaleTable.numbers, tables, goods)) >= 3 and (max(middles) < _TINY or min(middles) > _HUGE):
             found[kind] = tables
     if not found:
         return
@@ -170,15 +170,10 @@ def _beyond_measure(facts: Facts) -> Iterator[Finding]:
     yield make(
         "scale.outlier", "warn", text=f"scale.outlier.file{'.divisor' if divisors else ''}", role="input_scale",
         tensors=[facts.view.slot(table.layer, 0, table.projection, "input_scale").name for table in tables],
-        count=_numbers(tables, [table.good() for table in tables]),
+        count=sum(table.numbers(table.good()) for table in tables),
         fill={"kinds": ", ".join(in_order(found)), "median": json_number(float(usual)), "numbers": layers,
               "amax": f"{scale * over:.1e}"},
     )  # fmt: skip
-
-
-def _numbers(tables: Iterable[ScaleTable], masks: Iterable[Mask]) -> int:
-    """How many numbers these are; one for all experts is one, where it is usable at all."""
-    return sum(int(mask.any()) if table.shared else int(mask.sum()) for table, mask in zip(tables, masks, strict=True))
 
 
 def _large_inputs(facts: Facts) -> Iterator[Finding]:
@@ -217,7 +212,7 @@ def _large(facts: Facts, tables: list[ScaleTable]) -> F32 | None:
         return None
     goods = [_ordinary(facts, table) for table in tables]
     kept = [table.values[good] for table, good in zip(tables, goods, strict=True) if good.any()]
-    if _numbers(tables, goods) < 3:
+    if sum(map(ScaleTable.numbers, tables, goods)) < 3:
         return None
     # Multipliers are amax/2688, and an amax above that in the median of every layer was hardly ever measured.
     if not all(median_of(values) > 1 for values in kept):
@@ -281,7 +276,7 @@ def _ones_of(facts: Facts, role: str, scope: str, layers: list[int], kinds: Iter
         "scale.identity", "info", text=f"scale.identity.{scope}{of_weight}{_inverted(facts, layers[0])}", role=role,
         layer=one, projection=shown[0] if one is not None and len(shown) == 1 else None,
         tensors=[facts.view.slot(table.layer, 0, table.projection, role).name for table in tables],
-        count=_numbers(tables, [all_ones(facts, table) for table in tables]), value=1.0,
+        count=sum(table.numbers(all_ones(facts, table)) for table in tables), value=1.0,
         fill={"kinds": ", ".join(shown), "among": id_list(tuple(layers)), "numbers": layers,
               "over": divisor_of(facts, layers[0])},
     )  # fmt: skip
