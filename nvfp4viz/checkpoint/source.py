@@ -193,13 +193,18 @@ class LocalSource:
         except OSError as error:
             raise _unreadable(file, error) from None
 
-    def modified(self, file: str) -> int:
-        """When the file was last written, in nanoseconds: what was once seen of it may no longer be true."""
+    def modified(self, file: str) -> tuple[int, int]:
+        """When the file was last written, in nanoseconds: what was once seen of it may no longer be true.
+
+        The first time is what programs set as they like (``cp -p``, ``rsync``, ``touch -r``), the second is the file
+        system's own and moves with every write.  No inode: file systems over a network number files anew.
+        """
         path = self.path(file)
         try:
-            return path.stat().st_mtime_ns
+            status = path.stat()
         except OSError as error:
             raise _unreadable(file, error) from None
+        return status.st_mtime_ns, status.st_ctime_ns
 
     def read_range(self, file: str, begin: int, end: int) -> bytes:
         return self.read_ranges(file, [(begin, end)])[0]

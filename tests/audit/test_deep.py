@@ -1,5 +1,7 @@
 """``--deep``: exact counts over bytes, a finding for each fault in each layout, stopping and going on."""
 
+import os
+import shutil
 import tracemalloc
 
 import numpy as np
@@ -431,6 +433,38 @@ def test_changed_files_are_not_taken_for_seen(folder):
     shard = folder / checkpoint.files[0].file
     shard.write_bytes(shard.read_bytes())
     assert before != default_state(inspect(folder), work)
+
+
+@pytest.mark.parametrize("way", ["in place", "replaced", "renamed"])
+def test_a_changed_file_whose_time_was_set_back(folder, tmp_path, way):
+    """``rsync -t`` and ``cp -p`` set a file's time: another number in it is seen all the same."""
+    checkpoint = inspect(folder)
+    view = run_audit(checkpoint).view
+    work = plan(checkpoint, view, ())
+    state = default_state(checkpoint, work)
+    stopped_scan(checkpoint, state)
+    shard = folder / next(iter(work))
+    before = shard.stat()
+    data = bytearray(shard.read_bytes())
+    unit = next(unit for unit in work[shard.name] if unit.role == "weight_scale")
+    data[unit.begin] = 0x7F
+    if way == "in place":
+        with shard.open("r+b") as out:
+            out.write(data)
+    else:
+        other = tmp_path / "other"
+        other.write_bytes(data)
+        os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+        if way == "renamed":
+            os.replace(other, shard)
+        else:
+            shard.unlink()
+            shutil.copy2(other, shard)
+    os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (shard.stat().st_size, shard.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert state.exists()
+    again = deepen(run_audit(folder), resume=True).report
+    assert [item.code for item in again.findings] == ["block-scale.nan"]
 
 
 def stopped_scan(checkpoint, state):
