@@ -7,7 +7,7 @@ packed codes, damaged files) is refused.  A copy is audited before it gets its n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from nvfp4viz.audit.facts import MISSING, ScaleTable
 from nvfp4viz.audit.report import Finding, Value, json_value
 from nvfp4viz.audit.run import Audit, for_ranks, run_audit
 from nvfp4viz.checkpoint import Checkpoint, Tensor, inspect, tensor
-from nvfp4viz.checkpoint.copies import Changes, Copied, changed_copy, changed_in_memory, to_write
+from nvfp4viz.checkpoint.copies import Changes, Copied, changed_copy, changed_in_memory, left_out, to_write
 from nvfp4viz.checkpoint.numbers import CLASSES
 from nvfp4viz.checkpoint.problems import UNREAD, printable
 from nvfp4viz.checkpoint.sidecars import read_side_file
@@ -114,6 +114,11 @@ class Repair:
         for slot in self.record.slots:
             first.setdefault((slot.tensor, None if slot.tensor in self.shared else slot.expert), slot)
         return list(first.values())
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Shards that the mended copy does not have: nothing of them stays."""
+        return tuple(sorted(left_out(self.checkpoint, self.changes)))
 
     @cached_property
     def rewritten(self) -> tuple[int, int]:
@@ -243,7 +248,8 @@ def apply_repair(plan: Repair, out: str | Path, progress: Callable[[str, int, in
 def repaired_files(plan: Repair) -> dict[str, bytes]:
     """The files that `apply_repair` writes anew, in memory: laid over the source, they make the mended copy.
 
-    A single ``model.safetensors`` without an index comes under its new name, because a second shard stands beside it.
+    A single ``model.safetensors`` without an index comes under its new name, because a second shard stands beside it;
+    of `Repair.left_out` nothing comes.
 
     Raises
     ------
@@ -354,6 +360,7 @@ class _Places:
                 states = self.facts.states.get(("input_scale", layer, projection))
                 if states is None:
                     continue
+                known: Sequence[int]
                 if item.code == "scheme.mislabelled":
                     due = "input_scale" in self.facts.needs[layer]
                     known = np.flatnonzero(states == MISSING).tolist() if due else []

@@ -2,7 +2,8 @@
 
 Shards that do not change are hard-linked (copied where the file system cannot), the others are copied with the new
 bytes in their place; so a change of one slot of a 400 GB checkpoint costs one shard.  Tensors that the source does not
-have go into one more shard.  The source is only read, and a folder appears whole or not at all.
+have go into one more shard, and a shard of which nothing stays is left out.  The source is only read, and a folder
+appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from nvfp4viz.checkpoint.header import Header, TensorEntry
+from nvfp4viz.checkpoint.index import is_numbered
 from nvfp4viz.checkpoint.open import Checkpoint, Progress
 from nvfp4viz.checkpoint.problems import printable, system_words
 from nvfp4viz.checkpoint.sidecars import read_side_file
@@ -186,7 +188,8 @@ class _Plan:
 
 
 def _plan(checkpoint: Checkpoint, new: Changes, extra: str) -> _Plan:
-    names = _files(checkpoint)
+    emptied = left_out(checkpoint, new)
+    names = [file for file in _files(checkpoint) if file not in emptied]
     touched, added = _touched(checkpoint, new), _added(checkpoint, new)
     removed = {name for name, item in new.items() if item is None}
     renamed, shard = _shard_names(checkpoint, names, extra) if added else ({}, "")
@@ -196,8 +199,25 @@ def _plan(checkpoint: Checkpoint, new: Changes, extra: str) -> _Plan:
     return _Plan(tuple(names), touched, renamed, shard, whole)
 
 
+def left_out(checkpoint: Checkpoint, new: Changes) -> frozenset[str]:
+    """Shards of which nothing stays: no index can name them, and in the copy they would be strays.
+
+    One that is numbered stays, empty: the names of the others promise that it is there.
+    """
+    removed = {name for name, item in new.items() if item is None}
+    if not removed or checkpoint.index_file is None:
+        return frozenset()
+    mine = {checkpoint.tensors[name].file for name in removed}
+    return frozenset(
+        header.file
+        for header in checkpoint.files
+        if header.file in mine and not is_numbered(header.file) and header.entries.keys() <= removed
+    )
+
+
 def _touched(checkpoint: Checkpoint, new: Changes) -> frozenset[str]:
-    return frozenset(checkpoint.tensors[name].file for name in new if name in checkpoint.tensors)
+    files = {checkpoint.tensors[name].file for name in new if name in checkpoint.tensors}
+    return frozenset(files - left_out(checkpoint, new))
 
 
 def _added(checkpoint: Checkpoint, new: Changes) -> dict[str, Tensor]:

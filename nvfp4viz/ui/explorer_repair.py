@@ -233,6 +233,8 @@ def _archive(page: Lesson, opened: Opened, plan: Repair) -> None:
         page.finding("repair.made", size=size_text(len(ready)))
         if _adds_to_a_single_file(plan):
             page.prose("repair.renamed", file=plan.checkpoint.files[0].file)
+        if plan.left_out:
+            page.prose("repair.left_out", files=listed(map(code_span, plan.left_out)))
         _download(page, "zip", f"{plan.record.source}-{plan.record.policy}.zip", "application/zip", ready)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from nvfp4viz import serving
 from nvfp4viz.audit import audit
-from nvfp4viz.audit.repair import POLICIES, RECORD, apply_repair, plan_repair
+from nvfp4viz.audit.repair import POLICIES, RECORD, apply_repair, plan_repair, repaired_checkpoint, repaired_files
 from nvfp4viz.audit.terminal import repair_to_text
 from nvfp4viz.checkpoint import FAULTS, copies, inject, inject_tensors, open_checkpoint, tensor, write_checkpoint
 from nvfp4viz.checkpoint.weight_only import activation_scales
@@ -535,6 +535,37 @@ def test_files_of_a_copy(tmp_path):
     second = json.loads((tmp_path / "again" / RECORD).read_text())
     assert (second["guesses"], second["earlier"]) == (False, [{k: v for k, v in record.items() if k != "earlier"}])
     assert not [name for name in tensors_of(tmp_path / "again") if name.endswith("input_scale")]
+
+
+def test_a_shard_of_which_nothing_stays_is_no_part_of_the_copy(tmp_path):
+    """The scales that one repair added, another one takes away again: their shard goes with them."""
+    E = "model.layers.0.mlp.experts"
+    tensors = without(base(), f"{E}.2.up_proj.input_scale")
+    write_checkpoint(tmp_path / "bad", tensors, config=CONFIG, hf_quant_config=QUANT, max_shard_bytes=1400)
+    mended(tmp_path / "bad", tmp_path / "out", "peer-max")
+    plan = plan_repair(tmp_path / "out", "weight-only")
+    assert plan.left_out == ("nvfp4viz-repair.safetensors",)
+    copied = apply_repair(plan, tmp_path / "again")
+    assert not {"nvfp4viz-repair.safetensors"} & {*copied.rewritten, *copied.linked}
+    assert not (tmp_path / "again" / "nvfp4viz-repair.safetensors").exists()
+    assert plan.rewritten[0] == len(copied.rewritten)
+    assert [item.code for item in audit(tmp_path / "again").findings] == ["scheme.weight-only"]
+    assert "nvfp4viz-repair.safetensors" not in repaired_files(plan)
+    assert "nvfp4viz-repair.safetensors" not in repaired_checkpoint(plan).source.files()
+    # A shard of which something stays is written anew, and one without any index is the model.
+    assert plan_repair(tmp_path / "bad", "weight-only").left_out == ()
+    write_checkpoint(tmp_path / "one", tensors, config=CONFIG, hf_quant_config=QUANT)
+    assert plan_repair(tmp_path / "one", "weight-only").left_out == ()
+
+
+def test_a_scale_alone_in_its_shard_is_injected_away_with_it(tmp_path):
+    """What stays behind of an injected hole is the hole."""
+    name = "model.layers.0.mlp.experts.2.up_proj.input_scale"
+    tensors = without(base(), name)
+    write_checkpoint(tmp_path / "bad", tensors, config=CONFIG, hf_quant_config=QUANT, max_shard_bytes=1400)
+    mended(tmp_path / "bad", tmp_path / "good", "peer-max")
+    inject(tmp_path / "good", tmp_path / "holed", "missing", layer=0, expert=2, projection="up", role="input_scale")
+    assert [item.code for item in audit(tmp_path / "holed").findings] == ["scale.missing"]
 
 
 def test_a_single_file_becomes_the_first_of_two(tmp_path):
