@@ -20,7 +20,7 @@ from nvfp4viz.audit.facts import MISSING, ScaleTable
 from nvfp4viz.audit.report import Finding, Value, json_value
 from nvfp4viz.audit.run import Audit, for_ranks, run_audit
 from nvfp4viz.checkpoint import Checkpoint, Tensor, inspect, tensor
-from nvfp4viz.checkpoint.copies import Changes, Copied, changed_copy, changed_in_memory, left_out, to_write
+from nvfp4viz.checkpoint.copies import Changes, Copied, changed_copy, changed_in_memory, left_out, to_write, touched
 from nvfp4viz.checkpoint.numbers import CLASSES
 from nvfp4viz.checkpoint.problems import UNREAD, printable
 from nvfp4viz.checkpoint.sidecars import read_side_file
@@ -119,6 +119,12 @@ class Repair:
     def left_out(self) -> tuple[str, ...]:
         """Shards that the mended copy does not have: nothing of them stays."""
         return tuple(sorted(left_out(self.checkpoint, self.changes)))
+
+    @property
+    def linked(self) -> int:
+        """How many shards stay as they are."""
+        there = {header.file for header in self.checkpoint.files}
+        return len(there) - len(touched(self.checkpoint, self.changes)) - len(self.left_out)
 
     @cached_property
     def rewritten(self) -> tuple[int, int]:

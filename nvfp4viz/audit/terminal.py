@@ -124,10 +124,16 @@ def repair_to_text(plan: Repair, language: str = "en") -> str:
     if plan.is_empty:
         lines.append(word("repair.nothing"))
     else:
-        count, size = plan.rewritten
-        lines.append(word("repair.shards", count=count, bytes=f"{size:,}"))
+        lines.append(shards_words(plan, language))
         lines.append(word("repair.guess" if record.guesses else "repair.no_guess"))
     return "\n".join(lines)
+
+
+def shards_words(plan: Repair, language: str) -> str:
+    """What a copy writes anew, and what becomes of the other shards, where there are any."""
+    count, size = plan.rewritten
+    key = "shards_none" if not count else "shards" if plan.linked else "shards_all"
+    return report_words(language, f"repair.{key}", count=count, bytes=f"{size:,}")
 
 
 def diff_to_text(found: Diff, language: str = "en") -> str:

@@ -190,13 +190,13 @@ class _Plan:
 def _plan(checkpoint: Checkpoint, new: Changes, extra: str) -> _Plan:
     emptied = left_out(checkpoint, new)
     names = [file for file in _files(checkpoint) if file not in emptied]
-    touched, added = _touched(checkpoint, new), _added(checkpoint, new)
+    changed, added = touched(checkpoint, new), _added(checkpoint, new)
     removed = {name for name, item in new.items() if item is None}
     renamed, shard = _shard_names(checkpoint, names, extra) if added else ({}, "")
     whole = {shard: file_bytes(added, _METADATA)} if added else {}
     if added or (removed and checkpoint.index_file):
         whole[checkpoint.index_file or INDEX_NAME] = _index(checkpoint, removed, added, renamed, shard)
-    return _Plan(tuple(names), touched, renamed, shard, whole)
+    return _Plan(tuple(names), changed, renamed, shard, whole)
 
 
 def left_out(checkpoint: Checkpoint, new: Changes) -> frozenset[str]:
@@ -215,7 +215,8 @@ def left_out(checkpoint: Checkpoint, new: Changes) -> frozenset[str]:
     )
 
 
-def _touched(checkpoint: Checkpoint, new: Changes) -> frozenset[str]:
+def touched(checkpoint: Checkpoint, new: Changes) -> frozenset[str]:
+    """Shards of the source that a copy writes anew."""
     files = {checkpoint.tensors[name].file for name in new if name in checkpoint.tensors}
     return frozenset(files - left_out(checkpoint, new))
 
@@ -226,16 +227,16 @@ def _added(checkpoint: Checkpoint, new: Changes) -> dict[str, Tensor]:
 
 def to_write(checkpoint: Checkpoint, new: Changes) -> tuple[int, int]:
     """Shards that a copy writes anew, the additional one among them, and their bytes; the rest is linked."""
-    touched, added = _touched(checkpoint, new), _added(checkpoint, new)
+    changed, added = touched(checkpoint, new), _added(checkpoint, new)
     removed = {name for name, item in new.items() if item is None}
     size = 0
     for header in checkpoint.files:
-        if header.file in touched and not removed.isdisjoint(header.entries):
+        if header.file in changed and not removed.isdisjoint(header.entries):
             kept, start = _without(header, removed)
             size += len(start) + sum(entry.nbytes for entry in kept)
-        elif header.file in touched:
+        elif header.file in changed:
             size += header.size
-    return len(touched) + bool(added), size + (len(file_bytes(added, _METADATA)) if added else 0)
+    return len(changed) + bool(added), size + (len(file_bytes(added, _METADATA)) if added else 0)
 
 
 def _shard_names(checkpoint: Checkpoint, names: list[str], extra: str) -> tuple[dict[str, str], str]:

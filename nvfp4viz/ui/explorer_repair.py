@@ -16,6 +16,7 @@ import streamlit as st
 
 from nvfp4viz.audit.diff import changed_settings
 from nvfp4viz.audit.repair import POLICIES, RECORD, Repair, apply_repair, plan_repair, record_bytes, repaired_files
+from nvfp4viz.audit.terminal import shards_words
 from nvfp4viz.audit.texts import report_words
 from nvfp4viz.checkpoint import file_bytes
 from nvfp4viz.checkpoint.source import CONFIG, LocalSource
@@ -99,8 +100,7 @@ def _show(page: Lesson, opened: Opened, plan: Repair) -> None:
         parts.append(report_words(words, "repair.dropped", count=f"{len(record.dropped):,}"))
     if record.config:
         parts.append(report_words(words, "repair.config", files=listed(map(code_span, record.config))))
-    count, size = plan.rewritten
-    shards = report_words(words, "repair.shards", count=count, bytes=f"{size:,}")
+    shards = shards_words(plan, words)
     guess = report_words(words, "repair.guess" if record.guesses else "repair.no_guess")
     page.finding("repair.plan", what=page.t("repair.joint").join(parts), shards=shards, guess=guess)
     rows = plan_rows(opened, plan, page.t("repair.removed"))

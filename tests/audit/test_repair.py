@@ -413,6 +413,29 @@ def test_a_plan_says_the_bytes_of_the_shards_that_are_written(policy, most, tmp_
     assert plan.rewritten == (len(sizes), sum(sizes))
 
 
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_a_plan_says_what_becomes_of_the_other_shards(language, tmp_path):
+    """Some are linked, or all, or there are no others at all; one shard is no several."""
+    E = "model.layers.0.mlp.experts"
+
+    def said(tensors, policy, most):
+        folder = tmp_path / f"{policy}-{most}-{len(tensors)}"
+        write_checkpoint(folder, tensors, config=CONFIG, hf_quant_config=QUANT, max_shard_bytes=most)
+        plan = plan_repair(folder, policy)
+        copied = apply_repair(plan, tmp_path / "out" / folder.name)
+        linked = [name for name in copied.linked if name.endswith(".safetensors")]
+        assert (plan.linked, plan.rewritten[0]) == (len(linked), len(copied.rewritten))
+        [line] = [line for line in repair_to_text(plan, language).splitlines() if "shard" in line or "分片" in line]
+        assert ("link" in line or "链接" in line) == bool(linked)
+        return line
+
+    bad = base() | {f"{E}.1.down_proj.input_scale": scalar(np.nan)}
+    assert "1 shard," in said(bad, "peer-max", 1400) or language == "zh"
+    said(bad, "peer-max", 10**9)
+    assert "3" in said(bad, "weight-only", 6000)
+    said(without(base(), *activation_scales(base())), "weight-only", 1400)
+
+
 @pytest.mark.parametrize("how", ["missing", "nan"])
 @pytest.mark.parametrize("name", ["fused", "stacked", "modelopt"])
 def test_a_plan_names_one_number_of_all_experts_once(name, how, tmp_path):
