@@ -58,7 +58,11 @@ sys.exit(os.waitstatus_to_exitcode(status) != 0)
 
 def run(command: list[str]) -> Process:
     """Wall seconds, peak resident bytes, and standard output of one process of this interpreter."""
-    done = subprocess.run([sys.executable, "-S", "-c", LAUNCH, *command], capture_output=True, text=True, cwd=ROOT)
+    # Where nothing may be cached, each process would compile the modules that were edited since; the warm-up does it.
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", LAUNCH, *command], capture_output=True, text=True, cwd=ROOT, env=environment
+    )
     if done.returncode:
         raise RuntimeError(f"{command} ended with an error:\n{done.stderr}")
     seconds, peak = done.stderr.splitlines()[-1].split()

@@ -9,7 +9,6 @@ these for anything that came from outside: files, values, URLs, link parameters,
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -18,12 +17,19 @@ from typing import Any
 CONTENT = Path(__file__).parent / "content"
 
 
+def _toml(path: Path) -> dict[str, Any]:
+    # Only who has something to say needs the parser.
+    import tomllib
+
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
 @cache
 def error_texts(language: str) -> dict[str, dict[str, str]]:
     """All error texts of one language: ``{code: {"what": …, "why": …, "next": …}}``."""
     texts: dict[str, dict[str, str]] = {}
     for path in sorted((CONTENT / language).glob("errors*.toml")):
-        for code, text in tomllib.loads(path.read_text(encoding="utf-8")).items():
+        for code, text in _toml(path).items():
             if code in texts:
                 raise RuntimeError(f"error code {code!r} is described twice for {language!r}")
             texts[code] = text
@@ -44,12 +50,10 @@ _VERBS = {"are": "is", "have": "has", "were": "was", "do": "does"} | {
     verb: f"{verb}s"
     for verb in ("belong", "differ", "fit", "get", "hold", "lie", "need", "read", "show", "stand", "store", "visit")
 }
-_COUNT = re.compile(
-    rf"\{{(\w+)\}}((?: [A-Za-z(][A-Za-z)-]*){{0,2}}?) ({'|'.join(COUNTED.split())})\b(?: ({'|'.join(_VERBS)})\b)?"
-)
+_COUNT = rf"\{{(\w+)\}}((?: [A-Za-z(][A-Za-z)-]*){{0,2}}?) ({'|'.join(COUNTED.split())})\b(?: ({'|'.join(_VERBS)})\b)?"
 
 # What else a number governs is written out for both: <count:its header|their headers>.
-_BOTH = re.compile(r"<(\w+):([^<>|]*)\|([^<>|]*)>")
+_BOTH = r"<(\w+):([^<>|]*)\|([^<>|]*)>"
 
 
 def fill(template: str, values: Mapping[str, object], language: str = "en") -> str:
@@ -63,16 +67,16 @@ def fill(template: str, values: Mapping[str, object], language: str = "en") -> s
     '1 个文件'
     """
     if language == "en" and any(str(value) == "1" for value in values.values()):
-        template = _COUNT.sub(lambda found: _one(found) if str(values.get(found[1])) == "1" else found[0], template)
+        template = re.sub(_COUNT, lambda found: _one(found) if str(values.get(found[1])) == "1" else found[0], template)
     if language == "en":
-        template = _BOTH.sub(lambda found: found[2 if str(values.get(found[1])) == "1" else 3], template)
+        template = re.sub(_BOTH, lambda found: found[2 if str(values.get(found[1])) == "1" else 3], template)
     return template.format(**values)
 
 
 @cache
 def content_texts(file: str, language: str) -> dict[str, Any]:
     """Everything in ``content/<language>/<file>``."""
-    return tomllib.loads((CONTENT / language / file).read_text(encoding="utf-8"))
+    return _toml(CONTENT / language / file)
 
 
 def content_words(file: str, language: str, key: str, /, **values: object) -> str:

@@ -6,7 +6,10 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from nvfp4viz.checkpoint import file_bytes, tensor
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "nvfp4viz"
@@ -110,6 +113,21 @@ def test_imports_are_light(package):
         "print(sorted({'torch', 'streamlit', 'numba', 'cupy', 'pandas'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_who_reads_headers_and_scales_does_not_wait_for_what_names_mean(tmp_path):
+    """`inspect` in a script pays for every import: layouts, configurations, writers and BF16 are loaded when used."""
+    code = (
+        "import sys, nvfp4viz.checkpoint as c; "
+        "c.inspect(sys.argv[1]).all_scalars(); "
+        "late = {'canonical_view', 'dialects', 'modules', 'quantconfig', 'writer', 'faults', 'remote'}; "
+        "loaded = {f'nvfp4viz.checkpoint.{name}' for name in late} | {'ml_dtypes', 'tomllib', 'asyncio', 'fsspec'}; "
+        "print(sorted(loaded & set(sys.modules)))"
+    )
+    for shard in ("a", "b"):
+        (tmp_path / f"{shard}.safetensors").write_bytes(file_bytes({f"{shard}.input_scale": tensor(np.float32(1))}))
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 

@@ -15,7 +15,7 @@ from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.routers import router_names
 from nvfp4viz.audit.two_files import files_findings, of_each_file
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, SourceConfig, TensorEntry
-from nvfp4viz.checkpoint.canonical import EXPERT_KEYS, config_experts, config_number
+from nvfp4viz.checkpoint.canonical_view import EXPERT_KEYS, config_experts, config_number
 from nvfp4viz.checkpoint.module_rules import compiled, targets_of
 from nvfp4viz.checkpoint.problems import as_written
 from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG

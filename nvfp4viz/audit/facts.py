@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, Module
-from nvfp4viz.checkpoint.canonical import config_experts
+from nvfp4viz.checkpoint.canonical_view import config_experts
 from nvfp4viz.checkpoint.dialects import parse_expert_name, parse_whole
 from nvfp4viz.checkpoint.dialects.per_expert import PROJECTIONS, ROLES
 from nvfp4viz.checkpoint.dtypes import SCALE_BYTES

@@ -13,7 +13,7 @@ from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.shapes import text_part
 from nvfp4viz.audit.texts import id_list, layer_list
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig, TensorEntry, printable
-from nvfp4viz.checkpoint.canonical import config_experts
+from nvfp4viz.checkpoint.canonical_view import config_experts
 
 # Parts of a name that only layers with experts have: routers, and what runs beside the routed experts.
 _BESIDE = re.compile(

@@ -32,7 +32,7 @@ from nvfp4viz.audit.shapes import (
 from nvfp4viz.audit.texts import layer_list
 from nvfp4viz.audit.unread import unread_below
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, printable
-from nvfp4viz.checkpoint.canonical import config_experts
+from nvfp4viz.checkpoint.canonical_view import config_experts
 from nvfp4viz.checkpoint.dialects import PROJECTIONS
 
 _MODULE = re.compile(r"^(.*?(?:^|\.)(?:layers|blocks|h))\.(\d{1,6})\.(.+)\.([^.]+)$")

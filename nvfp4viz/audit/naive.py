@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, canonical
-from nvfp4viz.checkpoint.canonical import config_number
+from nvfp4viz.checkpoint.canonical_view import config_number
 from nvfp4viz.checkpoint.header import TensorEntry
 
 

@@ -19,7 +19,7 @@ from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.notes import layout_note
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.texts import layer_list
-from nvfp4viz.checkpoint.canonical import config_number
+from nvfp4viz.checkpoint.canonical_view import config_number
 from nvfp4viz.checkpoint.dialects import GPT_OSS
 
 EXPERT_PARALLEL = "expert-parallel"

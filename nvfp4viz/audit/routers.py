@@ -18,7 +18,7 @@ from nvfp4viz.audit.scales import block_width
 from nvfp4viz.audit.shapes import configured_sizes, hidden_and_width, is_latent, is_size, matrix_size, text_part
 from nvfp4viz.audit.texts import layer_list
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, Module, TensorEntry
-from nvfp4viz.checkpoint.canonical import EXPERT_KEYS, config_experts
+from nvfp4viz.checkpoint.canonical_view import EXPERT_KEYS, config_experts
 from nvfp4viz.checkpoint.dialects import PACKED
 from nvfp4viz.checkpoint.modules import FLOATS
 

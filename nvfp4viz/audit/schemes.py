@@ -17,7 +17,7 @@ from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.routers import router_names
 from nvfp4viz.audit.two_files import of_each_file
 from nvfp4viz.checkpoint import CanonicalView, Checkpoint, QuantConfig
-from nvfp4viz.checkpoint.canonical import config_experts
+from nvfp4viz.checkpoint.canonical_view import config_experts
 from nvfp4viz.errors import ServingError
 
 Mask = npt.NDArray[np.bool_]

@@ -159,7 +159,8 @@ def _entries(text: bytes, start: int, end: int) -> Columns | None:
     letters = text.decode("ascii")
     places = zip((first + (start + 1)).tolist(), (name_end + start).tolist(), strict=True)
     names = [letters[a:b] for a, b in places]
-    if len(set(names)) != count or "__metadata__" in names:
+    once = set(names)
+    if len(once) != count or "__metadata__" in once:
         return None
     begin = name_end + _TO_TYPE
     groups = _alike(text, start, size, begin, offsets - begin)

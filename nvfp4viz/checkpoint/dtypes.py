@@ -7,8 +7,8 @@ in ``tests/checkpoint/test_writer.py``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
-import ml_dtypes
 import numpy as np
 
 
@@ -22,17 +22,29 @@ class DType:
         As spelled in a header, such as ``"F8_E4M3"``.
     bits
         Bits per element; below 8 elements share bytes.
-    view
-        NumPy dtype that `Checkpoint.read` returns.  8-bit and narrower floats come as ``uint8``: scale bytes
-        and packed codes are bytes everywhere in this project; decoding them is the job of `nvfp4viz.formats`.
     rank
         Place in a writer's order: 0 comes first in the data section.
     """
 
     name: str
     bits: int
-    view: np.dtype[np.generic]
     rank: int
+    _view: np.dtype[np.generic] | None
+
+    @property
+    def view(self) -> np.dtype[np.generic]:
+        """NumPy dtype that `Checkpoint.read` returns.
+
+        8-bit and narrower floats come as ``uint8``: scale bytes and packed codes are bytes everywhere in this project;
+        decoding them is the job of `nvfp4viz.formats`.
+        """
+        if self._view is None:
+            # Who reads headers and F32 scalars does not wait for its import.
+            import ml_dtypes
+
+            bfloat16: np.dtype[np.generic] = np.dtype(ml_dtypes.bfloat16)
+            return bfloat16
+        return self._view
 
 
 # Widest alignment first: this is the enum of the reference implementation, backwards.
@@ -44,7 +56,7 @@ _ORDER = (
     ("F32", 32, np.float32),
     ("U32", 32, np.uint32),
     ("I32", 32, np.int32),
-    ("BF16", 16, ml_dtypes.bfloat16),
+    ("BF16", 16, None),
     ("F16", 16, np.float16),
     ("U16", 16, np.uint16),
     ("I16", 16, np.int16),
@@ -62,22 +74,28 @@ _ORDER = (
 )
 
 DTYPES: dict[str, DType] = {
-    name: DType(name, bits, np.dtype(view), rank) for rank, (name, bits, view) in enumerate(_ORDER)
+    name: DType(name, bits, rank, None if view is None else np.dtype(view))
+    for rank, (name, bits, view) in enumerate(_ORDER)
 }
 
 # Types of a scale that is a number by itself, and bytes of one.  Servers keep them in F32 and copy with a cast (vLLM's
 # ``param.data.copy_`` and ``param_data[e] = …``), which changes no BF16 or F16 value and rounds F64 to the nearest.
 SCALE_BYTES = {"F32": 4, "F64": 8, "BF16": 2, "F16": 2}
 
-# What an array of this NumPy dtype is called; ``uint8`` is U8 unless the caller says F8_E4M3 or F8_E8M0.
-NAMES: dict[np.dtype[np.generic], str] = {
-    np.dtype(np.bool_): "BOOL",
-    np.dtype(ml_dtypes.float8_e4m3fn): "F8_E4M3",
-    np.dtype(ml_dtypes.float8_e5m2): "F8_E5M2",
-    np.dtype(ml_dtypes.float8_e8m0fnu): "F8_E8M0",
-    **{np.dtype(view): name for name, bits, view in _ORDER if view is not np.uint8 and name != "BOOL"},
-    np.dtype(np.uint8): "U8",
-}
+
+@cache
+def names_of_arrays() -> dict[np.dtype[np.generic], str]:
+    """What an array of each NumPy dtype is called; ``uint8`` is U8 unless the caller says F8_E4M3 or F8_E8M0."""
+    import ml_dtypes
+
+    return {
+        np.dtype(np.bool_): "BOOL",
+        np.dtype(ml_dtypes.float8_e4m3fn): "F8_E4M3",
+        np.dtype(ml_dtypes.float8_e5m2): "F8_E5M2",
+        np.dtype(ml_dtypes.float8_e8m0fnu): "F8_E8M0",
+        **{kind.view: name for name, kind in DTYPES.items() if kind.view != np.uint8 and name != "BOOL"},
+        np.dtype(np.uint8): "U8",
+    }
 
 
 def byte_count(dtype: str, shape: tuple[int, ...]) -> int | None:

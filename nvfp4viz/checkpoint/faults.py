@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from nvfp4viz.checkpoint.canonical import CanonicalView, Slot, canonical_of
+from nvfp4viz.checkpoint.canonical_view import CanonicalView, Slot, canonical_of
 from nvfp4viz.checkpoint.dialects import PACKED
 from nvfp4viz.checkpoint.dialects.per_expert import E8M0
 from nvfp4viz.checkpoint.dtypes import DTYPES, SCALE_BYTES

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nvfp4viz.checkpoint.canonical import CanonicalView, canonical
+from nvfp4viz.checkpoint.canonical_view import CanonicalView, canonical
 from nvfp4viz.checkpoint.copies import changed_copy
 from nvfp4viz.checkpoint.dtypes import DTYPES, SCALE_BYTES
 from nvfp4viz.checkpoint.faults import FAULTS, SCALARS, Changes, changes

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +16,15 @@ from nvfp4viz.checkpoint.dtypes import DTYPES, SCALE_BYTES
 from nvfp4viz.checkpoint.gather import gather_numbers
 from nvfp4viz.checkpoint.header import Header, TensorEntry, TensorTable, read_header
 from nvfp4viz.checkpoint.index import asked_index, read_index
-from nvfp4viz.checkpoint.lone import settle_lone
 from nvfp4viz.checkpoint.merge import merge_shards
 from nvfp4viz.checkpoint.problems import ContainerProblem, from_error, lost_since, printable
-from nvfp4viz.checkpoint.quantconfig import QuantConfig, read_quant_config
 from nvfp4viz.checkpoint.sidecars import read_side_file
 from nvfp4viz.checkpoint.source import CONFIG, HF_QUANT_CONFIG, LocalSource, MemorySource, Source, open_source
-from nvfp4viz.checkpoint.writer import Tensor, file_bytes, json_bytes
 from nvfp4viz.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from nvfp4viz.checkpoint.quantconfig import QuantConfig
+    from nvfp4viz.checkpoint.writer import Tensor
 
 Array = npt.NDArray[Any]
 # Told of a stage's name, how many files or ranges are done, and of how many.
@@ -46,8 +48,6 @@ class Checkpoint:
         Names that the headers or the index promise but that cannot be read, and the file that is to blame.
     config, hf_quant_config
         The side files' content, or None.
-    quant_config
-        What they say about quantisation.
     index
         Shard by tensor name, or None where the checkpoint has no index.
     problems
@@ -82,7 +82,13 @@ class Checkpoint:
         self.lost: dict[str, CheckpointError] = {}
         self.config: dict[str, Any] | None = None
         self.hf_quant_config: dict[str, Any] | None = None
-        self.quant_config = QuantConfig()
+
+    @cached_property
+    def quant_config(self) -> QuantConfig:
+        """What the side files say about quantisation."""
+        from nvfp4viz.checkpoint.quantconfig import read_quant_config
+
+        return read_quant_config(self.config, self.hf_quant_config)
 
     def _header(self, file: str) -> Header:
         try:
@@ -189,6 +195,8 @@ class Checkpoint:
 
     def read_tensor(self, name: str) -> Tensor:
         """A tensor with its type, ready for `write_checkpoint`."""
+        from nvfp4viz.checkpoint.writer import Tensor
+
         entry = self.entry(name)
         return Tensor(entry.dtype, entry.shape, self.read_bytes(name))
 
@@ -200,6 +208,8 @@ class Checkpoint:
         CheckpointError
             ``checkpoint.unreadable`` where a file ends before a tensor.
         """
+        from nvfp4viz.checkpoint.writer import Tensor
+
         entries = list(self.tensors.values())
         ends: dict[str, int] = {}
         for entry in entries:
@@ -411,7 +421,11 @@ def inspect(
     _raise_if_cut_off(checkpoint)
     merge_shards(checkpoint, shards, index)
     _read_configs(checkpoint, names)
-    settle_lone(checkpoint, names)
+    if len(checkpoint.files) == 1:
+        # Only here does opening look at what names mean.
+        from nvfp4viz.checkpoint.lone import settle_lone
+
+        settle_lone(checkpoint, names)
     return checkpoint
 
 
@@ -431,6 +445,8 @@ def memory_checkpoint(
     name: str = "in memory",
 ) -> Checkpoint:
     """A checkpoint that exists only in memory, read through the same code as one on disk."""
+    from nvfp4viz.checkpoint.writer import file_bytes, json_bytes
+
     files = {"model.safetensors": file_bytes(tensors)}
     if config is not None:
         files[CONFIG] = json_bytes(config)
@@ -455,4 +471,3 @@ def _read_configs(checkpoint: Checkpoint, names: list[str]) -> None:
             contents[file] = side.content
     checkpoint.config = contents.get(CONFIG)
     checkpoint.hf_quant_config = contents.get(HF_QUANT_CONFIG)
-    checkpoint.quant_config = read_quant_config(checkpoint.config, checkpoint.hf_quant_config)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nvfp4viz.checkpoint.canonical import CanonicalView, Slot, canonical
+from nvfp4viz.checkpoint.canonical_view import CanonicalView, Slot, canonical
 from nvfp4viz.checkpoint.dtypes import DTYPES, SCALE_BYTES
 from nvfp4viz.checkpoint.header import TensorEntry
 from nvfp4viz.checkpoint.open import Checkpoint

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from nvfp4viz.checkpoint.dtypes import DTYPES, NAMES, byte_count
+from nvfp4viz.checkpoint.dtypes import DTYPES, byte_count, names_of_arrays
 from nvfp4viz.checkpoint.problems import printable, system_words
 from nvfp4viz.errors import CheckpointError
 
@@ -64,7 +64,7 @@ def tensor(array: npt.ArrayLike, dtype: str | None = None) -> Tensor:
     ('F32', (16, 2))
     """
     values = np.asarray(array)
-    name = dtype or NAMES.get(values.dtype)
+    name = dtype or names_of_arrays().get(values.dtype)
     if name is None or name not in DTYPES:
         raise CheckpointError("checkpoint.unwritable-dtype", dtype=str(dtype or values.dtype))
     return Tensor(name, tuple(values.shape), values)

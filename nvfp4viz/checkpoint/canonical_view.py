@@ -237,7 +237,9 @@ class _HasTensors(Protocol):
     """What `canonical` needs of a checkpoint; ``unreadable`` and ``blind_files`` too, where it has them."""
 
     config: dict[str, Any] | None
-    quant_config: QuantConfig
+
+    @property
+    def quant_config(self) -> QuantConfig: ...
 
     @property
     def tensors(self) -> Mapping[str, TensorEntry]: ...
