@@ -87,7 +87,14 @@ def _cluster(options: argparse.Namespace, checkpoint: Checkpoint) -> Elsewhere |
     place = getattr(checkpoint.source, "pinned", options.source)
     if not is_address(place):
         place = str(Path(place).resolve())
-    return lambda work: scan_on_cluster(options.scheduler, place, work)
+
+    def alone(seconds: float) -> None:
+        # Who waits has to know for what, in a job's log as well.
+        if not options.quiet:
+            told = cli_words(options.language, "progress.no-workers", seconds=f"{seconds:g}")
+            print(told, file=sys.stderr, flush=True)
+
+    return lambda work: scan_on_cluster(options.scheduler, place, work, alone)
 
 
 def _gpu(text: str | None) -> str | None:

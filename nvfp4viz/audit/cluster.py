@@ -7,7 +7,7 @@ mount at the same place, or an address.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic, sleep
 from typing import Any
 
@@ -22,13 +22,16 @@ PATIENCE = 60.0
 
 
 def scan_on_cluster(
-    address: str, place: str, work: Mapping[str, Sequence[Unit]]
+    address: str,
+    place: str,
+    work: Mapping[str, Sequence[Unit]],
+    alone: Callable[[float], None] = lambda _: None,
 ) -> Iterator[tuple[str, list[Scan] | CheckpointError]]:
     """Shards with their records, as they are finished.
 
     In place of its records a shard may have the error that a scan of it ended with: what its source said where the
     worker is, ``source.worker`` where that sees no such source, or where too many workers died under it, or
-    ``source.no-worker`` where there was none for `PATIENCE`.
+    ``source.no-worker`` where there was none any more for `PATIENCE`.
 
     Parameters
     ----------
@@ -36,11 +39,15 @@ def scan_on_cluster(
         Of the scheduler, such as ``"tcp://10.0.0.1:8786"``.
     place
         What the workers open: a path or an address.
+    alone
+        Is told for how many seconds a worker is waited for, as soon as there is none.
 
     Raises
     ------
     InputError
         ``cli.no-dask``: `distributed` is not installed; ``cli.scheduler``: nobody answers there.
+    CheckpointError
+        ``source.no-workers``: no worker came for `PATIENCE`, and none has scanned anything.
     """
     try:
         from distributed import Client
@@ -62,23 +69,26 @@ def scan_on_cluster(
             client.submit(scan_shard, place, file, list(units), key=f"nvfp4viz-{number}-{file}", pure=False): file
             for number, (file, units) in enumerate(work.items())
         }
-        for future, found in _finished(client, list(files)):
+        for future, found in _finished(client, list(files), alone):
             file = files.pop(future)
             future.release()
             if isinstance(found, Exception) and not isinstance(found, CheckpointError):
                 # Whatever a cluster can do to a task: the shard's name and the kind of failure are what is known.
                 found = CheckpointError("source.worker", name=printable(file), reason=type(found).__name__)
             yield file, found
+        if work and len(files) == len(work):
+            # Of a cluster that nobody works in the shards are not to blame.
+            raise CheckpointError("source.no-workers", address=printable(address, 80), seconds=f"{PATIENCE:g}")
         for file in files.values():
             yield file, CheckpointError("source.no-worker", name=printable(file), seconds=f"{PATIENCE:g}")
 
 
-def _finished(client: Any, futures: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+def _finished(client: Any, futures: Sequence[Any], alone: Callable[[float], None]) -> Iterator[tuple[Any, Any]]:
     """Futures with what they ended with, as they do; the others never end, where no worker is left and none comes."""
     from distributed import as_completed
 
     waiting = as_completed(futures)
-    asked = seen = monotonic()
+    asked, seen, working = float("-inf"), monotonic(), True
     while not waiting.is_empty():
         if waiting.has_ready():
             future = next(waiting)
@@ -94,8 +104,12 @@ def _finished(client: Any, futures: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
             continue
         now = monotonic()
         if now - asked > 1:
-            asked = now
-            seen = now if _has_workers(client) else seen
+            asked, had = now, working
+            working = _has_workers(client)
+            if working:
+                seen = now
+            elif had:
+                alone(PATIENCE)
             if now - seen > PATIENCE:
                 return
         sleep(0.02)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ from nvfp4viz.audit.cluster import scan_on_cluster, scan_shard
 from nvfp4viz.audit.deep import plan
 from nvfp4viz.audit.deep_findings import deepen
 from nvfp4viz.checkpoint import inject, inspect, tensor, write_checkpoint
-from nvfp4viz.errors import CheckpointError, InputError
+from nvfp4viz.errors import CheckpointError, InputError, content_words
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base
 
 
@@ -116,33 +117,67 @@ def test_shards_that_fail_on_workers_make_a_partial_report_as_here(folder, clust
     assert there.checkpoint.lost.keys() == set(files)
 
 
+def leave(cluster):
+    cluster.scale(0)
+    with contextlib.suppress(TimeoutError):
+        cluster.sync(cluster._correct_state)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [True, False])
-def test_nobody_waits_for_ever_for_a_worker(folder, cluster, monkeypatch, first):
-    """None at all, or none left after the first shard: the rest of the shards is told of, and kept for --resume."""
+def test_nobody_waits_for_ever_for_a_worker(folder, cluster, monkeypatch):
+    """None left after the first shard: the rest of the shards is told of, and kept for --resume."""
     monkeypatch.setattr("nvfp4viz.audit.cluster.PATIENCE", 2.0)
     monkeypatch.setattr("nvfp4viz.audit.cluster.scan_shard", slow_shard)
     done = run_audit(folder)
     work = plan(done.checkpoint, done.view, ())
-
-    def leave():
-        cluster.scale(0)
-        with contextlib.suppress(TimeoutError):
-            cluster.sync(cluster._correct_state)
-
-    if first:
-        leave()
-    found = {}
-    for file, each in scan_on_cluster(cluster.scheduler_address, str(folder), work):
+    found, told = {}, []
+    for file, each in scan_on_cluster(cluster.scheduler_address, str(folder), work, told.append):
         found[file] = each
-        if len(found) == 1 and not first:
-            leave()
+        if len(found) == 1:
+            assert told == []
+            leave(cluster)
     assert found.keys() == work.keys()
+    assert told == [2.0]
     lost = [each for each in found.values() if isinstance(each, CheckpointError)]
     assert {each.code for each in lost} == {"source.no-worker"}
-    assert len(lost) == len(work) if first else 0 < len(lost) < len(work)
+    assert 0 < len(lost) < len(work)
     assert "2" in lost[0].text("en")["why"]
     assert "2" in lost[0].text("zh")["why"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_cluster_without_workers_is_told_of_at_once(folder, cluster, monkeypatch, capsys, language, quiet):
+    """Before the wait, not after it; and then one error, not one a shard."""
+    monkeypatch.setattr("nvfp4viz.audit.cluster.PATIENCE", 3.0)
+    leave(cluster)
+    heard = []
+
+    class Told:
+        def write(self, text):
+            heard.append((time.monotonic(), text))
+
+        def flush(self):
+            pass
+
+        def isatty(self):
+            return False
+
+    monkeypatch.setattr(sys, "stderr", Told())
+    options = ["audit", str(folder), "--deep", "--scheduler", cluster.scheduler_address, "--language", language]
+    code = cli.main(options + ["--quiet"] * quiet)
+    assert code == 2
+    assert capsys.readouterr().out == ""
+    said = content_words("cli.toml", language, "progress.no-workers", seconds="3")
+    at = [when for when, text in heard if said in text]
+    if quiet:
+        assert at == []
+    else:
+        assert heard[-1][0] - at[0] > 2
+        assert len(at) == 1
+    what = CheckpointError("source.no-workers", address=cluster.scheduler_address, seconds="3").text(language)
+    assert what["what"] in "".join(text for _, text in heard)
 
 
 @pytest.mark.slow
@@ -157,16 +192,14 @@ def test_what_a_worker_found_may_be_lost_with_it(folder, cluster, monkeypatch):
 
     def late(future, timeout=None):
         if not asked:
-            cluster.scale(0)
-            with contextlib.suppress(TimeoutError):
-                cluster.sync(cluster._correct_state)
+            leave(cluster)
         asked.append(future.key)
         return fetch(future, timeout)
 
     monkeypatch.setattr(Future, "result", late)
-    found = dict(scan_on_cluster(cluster.scheduler_address, str(folder), work))
-    assert found.keys() == work.keys()
-    assert {each.code for each in found.values()} == {"source.no-worker"}
+    with pytest.raises(CheckpointError) as caught:
+        dict(scan_on_cluster(cluster.scheduler_address, str(folder), work))
+    assert caught.value.code == "source.no-workers"
 
 
 def failing_shard(place, file, units):
@@ -182,9 +215,9 @@ def test_the_command_line_goes_on_after_shards_that_fail(folder, cluster, capsys
     monkeypatch.setattr("nvfp4viz.audit.cluster.scan_shard", failing_shard)
     asked = []
 
-    def scanned(address, place, work):
+    def scanned(address, place, work, *told):
         asked.append(list(work))
-        return scan_on_cluster(address, place, work)
+        return scan_on_cluster(address, place, work, *told)
 
     monkeypatch.setattr("nvfp4viz.audit.cluster.scan_on_cluster", scanned)
     options = ["audit", str(folder), "--deep", "--scheduler", cluster.scheduler_address, "--format", "json"]
@@ -243,7 +276,9 @@ def test_a_shard_under_which_all_workers_died(monkeypatch):
 
     monkeypatch.setattr(distributed, "Client", Client)
     killed = RuntimeError("KilledWorker at tcp://10.1.2.3:4567")
-    monkeypatch.setattr("nvfp4viz.audit.cluster._finished", lambda _, futures: [(each, killed) for each in futures])
+    monkeypatch.setattr(
+        "nvfp4viz.audit.cluster._finished", lambda _, futures, alone: [(each, killed) for each in futures]
+    )
     [(file, found)] = scan_on_cluster("tcp://127.0.0.1:1", "here", {"a.safetensors": []})
     assert (file, found.code, found.params["reason"]) == ("a.safetensors", "source.worker", "RuntimeError")
     assert "10.1.2.3" not in str(found)
