@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import msgspec
 import numpy as np
@@ -239,6 +240,7 @@ class _Codes(dict[str, int]):
         return self[text]
 
 
+@lru_cache(256)
 def _kind(spelling: str) -> Kind | None:
     match = _KIND.fullmatch(spelling)
     if match is None:
