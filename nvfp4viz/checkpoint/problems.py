@@ -11,7 +11,7 @@ from nvfp4viz.errors import CheckpointError
 SEVERITIES = ("info", "warn", "backend", "error")
 # Code of a file that a source does not give, and what the source says where there is no such file.
 UNREAD = "container.unreadable"
-NO_FILE = ("source.not-found", "source.not-a-file")
+NO_FILE = ("source.not-found", "source.not-a-file", "source.nothing-there")
 
 
 @dataclass(frozen=True, slots=True)

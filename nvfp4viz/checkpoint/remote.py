@@ -34,6 +34,8 @@ GAP = 1 << 17
 NOBODY = ("source.connection", "source.no-answer")
 # The same of an answer: every further one would be packed too.
 PACKED = "source.encoded"
+# Of a file that the server does not have.
+ABSENT = "source.nothing-there"
 # Told of a stage's name, how many files are done, and of how many.
 Progress = Callable[[str, int, int], None]
 Ranges = list[tuple[int, int]]
@@ -220,9 +222,7 @@ class RemoteSource(ABC):
         done = None if report is None else (lambda count: report(stage, count, len(wanted)))
         return self._transport.fetch(wanted, done) if wanted else []
 
-    def _present(
-        self, files: Iterable[str], absent: tuple[str, ...] = ("source.not-found", "source.forbidden")
-    ) -> list[str]:
+    def _present(self, files: Iterable[str], absent: tuple[str, ...] = (ABSENT, "source.forbidden")) -> list[str]:
         """Those of some files that the server has.  Storage may refuse what it does not have (S3 without listing)."""
         asked = list(files)
         self._look(asked)
@@ -296,7 +296,7 @@ class HttpSource(RemoteSource):
             if named:
                 found = {name for name in found if name in (index, *named) or not self._is_guess(name)}
             # Shards that are not there are for the comparison with the index to report; one that is refused may be.
-            found |= set(self._present(named, ("source.not-found",)))
+            found |= set(self._present(named, (ABSENT,)))
         if not found and self._is_a_file():
             return self._find_files()
         if not found:
@@ -331,7 +331,7 @@ class HttpSource(RemoteSource):
         """Nothing was found: say so only if the server said so.  A folder that it shows is there, and has no shards."""
         for file in (INDEX, "model.safetensors", CONFIG):
             error = self._errors.get(file)
-            if error is not None and not (self._shown and error.code == "source.not-found"):
+            if error is not None and not (self._shown and error.code == ABSENT):
                 raise CheckpointError(error.code, **{**error.params, "name": self.name})
 
     def _indexed(self, index: str) -> list[str]:

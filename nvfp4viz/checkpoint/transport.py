@@ -293,7 +293,7 @@ def _expected(
     if status in (401, 403):
         raise CheckpointError("source.forbidden", name=name, status=status)
     if status in (404, 410):
-        raise CheckpointError("source.not-found", name=name)
+        raise CheckpointError("source.nothing-there", name=name, status=status)
     error = CheckpointError("source.status", name=name, status=status)
     if status != 429 and status < 500:
         raise error
