@@ -84,11 +84,12 @@ def address_source(page: Lesson, place: str) -> Opened | None:
         st.text_input(page.t("address.label"), key=field, placeholder="hf://owner/name@revision", autocomplete="off")
         st.form_submit_button(page.t("address.open"), key=f"{field}_open", type="primary", on_click=send)
     st.caption(page.t("address.note"))
-    typed = st.session_state.pop(sent, "").strip()
-    if typed:
-        # An address that fails must not leave the last one's checkpoint under its name.
+    typed: str | None = st.session_state.pop(sent, None)
+    if typed is not None:
+        # An address that fails must not leave the last one's checkpoint under its name, nor none its error.
         st.session_state.pop(shown, None)
-        st.session_state[shown] = _read_with_progress(page, typed)
+        if typed.strip():
+            st.session_state[shown] = _read_with_progress(page, typed.strip())
     kept: Read | NvError | None = st.session_state.get(shown)
     if kept is None:
         page.prose("address.waiting")

@@ -77,6 +77,23 @@ def test_nothing_is_asked_of_the_network_before_an_address_is_sent(open_page, la
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("blank", ["", "   "])
+def test_an_emptied_field_is_a_field_without_an_address(open_page, files, lang, blank):
+    """Neither the last address's error nor its checkpoint stands below it."""
+    at = send(at_address(open_page, lang), "ftp://host/model")
+    says(at, "source.remote-field", lang, scheme="ftp")
+    at = send(at, blank)
+    assert i18n.t("explorer.address.waiting") in texts(at)
+    assert i18n.t("ui.error.code", code="source.remote-field") not in plain(at)
+    with serve(Site(files)) as site:
+        at = send(at, site.address)
+        assert at.metric
+        at = send(at, blank)
+    assert not at.metric
+    assert i18n.t("explorer.address.waiting") in texts(at)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
 @pytest.mark.parametrize("form", ["/", "/model.safetensors.index.json"])
 def test_a_folder_on_a_server_gives_the_report_of_the_folder_here(open_page, files, lang, form):
     local = audit(ensure(HOLES))
