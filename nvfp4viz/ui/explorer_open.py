@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import streamlit as st
 
 from nvfp4viz.audit import Audit, NaiveCheck, for_gpu, for_ranks, naive_check, run_audit
-from nvfp4viz.checkpoint import LocalSource, MemorySource
+from nvfp4viz.checkpoint import LocalSource, MemorySource, printable
 from nvfp4viz.checkpoint.index import missing_by_number
 from nvfp4viz.checkpoint.source import INDEX_SUFFIX
 from nvfp4viz.errors import CheckpointError
@@ -112,7 +113,20 @@ def _given(contents: dict[str, bytes]) -> MemorySource:
     shards = [name for name in contents if name.endswith(".safetensors")]
     indexed = any(name.endswith(INDEX_SUFFIX) for name in contents)
     alone = len(shards) == 1 and not indexed and bool(missing_by_number(shards))
-    return MemorySource(contents, UPLOAD, only=shards[0] if alone else None)
+    return MemorySource(contents, called(shards), only=shards[0] if alone else None)
+
+
+def called(shards: Sequence[str]) -> str:
+    """What an upload is called, after its shards: two of them side by side have names of their own.
+
+    >>> called(["model.safetensors"]), called(["b.safetensors", "C:\\\\me\\\\a.safetensors"]), called([])
+    ('model.safetensors', 'a.safetensors + 1', 'upload')
+    """
+    # A browser gives no path; a name that has one all the same loses it.
+    names = sorted(re.split(r"[/\\]", name)[-1] for name in shards)
+    if not names:
+        return UPLOAD
+    return printable(names[0], 80) + (f" + {len(names) - 1}" if names[1:] else "")
 
 
 def kept_upload(place: str) -> str:

@@ -208,6 +208,47 @@ def test_the_second_checkpoint_may_be_an_upload_and_the_first_stays(open_page, l
     assert len(at.metric) == 4
 
 
+def uploaded(at, place, files):
+    clean(at.button_group(key=f"{place}.source").set_value("upload").run())
+    for name, data in files.items():
+        at.file_uploader(key=f"{place}.files").upload(name, data)
+    return clean(at.run())
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_two_uploads_have_names_of_their_own(open_page, lang, tmp_path, monkeypatch):
+    """Each is called after its shards, on the page and in the file; what a name may hold stays text."""
+    from nvfp4viz.ui import explorer_diff
+
+    offered, button = {}, explorer_diff.st.download_button
+
+    def watch(label, **given):
+        offered[given["file_name"]] = given["data"]
+        return button(label, **given)
+
+    layout = LAYOUTS["modelopt"]
+    write_checkpoint(tmp_path / "one", layout.tensors(), config=layout.config, hf_quant_config=layout.quant)
+    write_checkpoint(
+        tmp_path / "two", layout.tensors(), config=layout.config, hf_quant_config=layout.quant, max_shard_bytes=20_000
+    )
+    first, second = contents(tmp_path / "one"), contents(tmp_path / "two")
+    odd = "a*b[c](d)<e>.safetensors"
+    first[odd] = first.pop("model.safetensors")
+    shards = sorted(name for name in second if name.endswith(".safetensors"))
+    assert len(shards) > 1
+    at = uploaded(tab(open_page("explorer", lang=lang), "explorer", COMPARE), "explorer", first)
+    monkeypatch.setattr(explorer_diff.st, "download_button", watch)
+    at = uploaded(at, "explorer.other", second)
+    name = f"{shards[0]} + {len(shards) - 1}"
+    assert odd in plain(at)
+    assert odd not in texts(at)  # escaped
+    assert name in plain(at)
+    [(file, data)] = ((file, data) for file, data in offered.items() if file.startswith("nvfp4viz-diff-"))
+    found = json.loads(data())
+    assert (found["a"]["source"], found["b"]["source"]) == (odd, name)
+    assert not set("*[]()<> +/") & set(file)
+
+
 def test_the_comparison_is_made_once(open_page, monkeypatch):
     from nvfp4viz.ui import explorer_diff
 
