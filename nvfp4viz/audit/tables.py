@@ -90,13 +90,13 @@ def auto_line(report: Report, language: str) -> str:
 
 
 def to_csv(rows: Iterable[SlotRow]) -> str:
-    """One row a slot, with a header; values as the files store them."""
+    """One row a slot, with a header; values as the files store them, ``draft`` as True or False."""
     stream = io.StringIO(newline="")
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(SLOT_COLUMNS)
     for row in rows:
-        value, draft = "" if row.value is None else row.value, "draft" if row.draft else ""
-        writer.writerow((row.layer, row.expert, row.projection, row.role, row.status, value, _cell(row.tensor), draft))
+        value, name = "" if row.value is None else row.value, _cell(row.tensor)
+        writer.writerow((row.layer, row.expert, row.projection, row.role, row.status, value, name, row.draft))
     return stream.getvalue()
 
 

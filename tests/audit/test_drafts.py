@@ -61,10 +61,10 @@ def test_a_slot_of_a_draft_layer_is_no_slot_of_the_model(block, number):
     rows = list(csv.DictReader(io.StringIO(to_csv(audited.rows()))))
     places = [(row["layer"], row["expert"], row["projection"], row["role"]) for row in rows]
     assert len(set(places)) == len(places)
-    assert {(row["layer"], row["draft"]) for row in rows} == {("0", ""), (str(number), "draft")}
-    assert all(row["tensor"].startswith(block) == (row["draft"] == "draft") for row in rows)
+    assert {(row["layer"], row["draft"]) for row in rows} == {("0", "False"), (str(number), "True")}
+    assert all(row["tensor"].startswith(block) == (row["draft"] == "True") for row in rows)
     lost = [row for row in rows if row["status"] == "missing"]
-    assert [(row["layer"], row["draft"]) for row in lost] == [(str(number), "draft")]
+    assert [(row["layer"], row["draft"]) for row in lost] == [(str(number), "True")]
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

@@ -1,5 +1,7 @@
 """The Explorer as a reader in either language meets it."""
 
+import csv
+import io
 import json
 import pickle
 import re
@@ -10,7 +12,7 @@ import pytest
 
 from nvfp4viz.audit import audit, describe
 from nvfp4viz.audit.repair import POLICIES
-from nvfp4viz.checkpoint import MemorySource, file_bytes, open_checkpoint
+from nvfp4viz.checkpoint import MemorySource, file_bytes, open_checkpoint, write_checkpoint
 from nvfp4viz.cli import main
 from nvfp4viz.errors import InputError
 from nvfp4viz.model import TinyMoeConfig
@@ -18,6 +20,7 @@ from nvfp4viz.ui import i18n
 from nvfp4viz.ui.samples import SAMPLE_IDS
 from nvfp4viz.ui.snippets import fill, run
 from sample_checkpoints import ensure
+from tests.audit.layouts import LAYOUTS
 from tests.audit.test_drafts import drafted
 from tests.checkpoint.checkpoint_fixtures import CONFIG as FOUR_EXPERTS
 from tests.checkpoint.checkpoint_fixtures import QUANT
@@ -403,6 +406,27 @@ def test_the_slots_can_be_downloaded_and_agree_with_the_report(open_page):
     assert len(missing) == audit(ensure(HOLES)).coverage["input_scale"].missing
     assert {row["checkpoint"] for row in rows} == {HOLES}
     assert len(json.loads(to_json(rows))) == len(rows) == to_csv(rows).count(b"\n") - 1
+
+
+def test_both_lists_of_slots_say_the_same_in_the_same_way(tmp_path):
+    """The report's CSV and the page's own, with a draft layer and a hole: what both have is written alike."""
+    from nvfp4viz.audit.tables import SLOT_COLUMNS
+    from nvfp4viz.audit.tables import to_csv as report_csv
+    from nvfp4viz.ui.explorer import slot_rows
+    from nvfp4viz.ui.explorer_open import open_folder
+    from nvfp4viz.ui.export import to_csv
+
+    layout = LAYOUTS["modelopt"]
+    own = {name: item for name, item in layout.tensors().items() if "experts.1.down_proj.input" not in name}
+    drafts = {name.replace("model.layers.0.", "model.layers.1."): item for name, item in layout.tensors().items()}
+    write_checkpoint(tmp_path / "drafted", {**own, **drafts}, config={**layout.config, "num_hidden_layers": 1},
+                     hf_quant_config=layout.quant)  # fmt: skip
+    opened = open_folder(tmp_path / "drafted")
+    ours = list(csv.DictReader(io.StringIO(to_csv(slot_rows(opened)).decode("utf-8-sig"))))
+    theirs = list(csv.DictReader(io.StringIO(report_csv(opened.audit.rows()))))
+    assert [{name: row[name] for name in SLOT_COLUMNS} for row in ours] == theirs
+    assert {row["draft"] for row in theirs} == {"True", "False"}
+    assert "missing" in {row["status"] for row in theirs}
 
 
 def test_the_code_gives_the_page_s_numbers():
