@@ -9,7 +9,7 @@ from nvfp4viz.audit.backends import DEEP_CODES, Family, activation_of, is_clampe
 from nvfp4viz.audit.facts import Facts
 from nvfp4viz.audit.forecast_scales import MILD, WILD, Effect
 from nvfp4viz.audit.labels import CONFLICTS, TWO_LABELS
-from nvfp4viz.audit.parallel import CUTLASS, minds_rows, odd_rows
+from nvfp4viz.audit.parallel import is_narrow, minds_rows, odd_rows
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.two_files import readers_of
 from nvfp4viz.serving.selection import ACTIVATIONS
@@ -262,7 +262,7 @@ def of_width(name: str, facts: Facts) -> Iterable[Effect]:
     """The same without a word about ranks, where no number of them makes the kernel's shapes."""
     rows = odd_rows(facts) if name == "vllm-cutlass" else None
     if rows is not None:
-        yield _of_rows(rows, refused=rows >= 2 * CUTLASS)
+        yield _of_rows(rows, refused=not is_narrow(rows))
 
 
 def _of_rows(rows: object, *, refused: bool) -> Effect:

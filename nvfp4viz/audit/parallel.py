@@ -253,7 +253,12 @@ def _split(facts: Facts, works: list[int], fill: Mapping[str, Any]) -> Finding:
 
 def _refused_by_cutlass(facts: Facts, width: int, ranks: int) -> bool:
     """Does vLLM's CUTLASS kernel refuse a rank's fused gate and up?"""
-    return width >= CUTLASS and 2 * width // ranks % CUTLASS != 0 and minds_rows(facts)
+    return not is_narrow(2 * width) and 2 * width // ranks % CUTLASS != 0 and minds_rows(facts)
+
+
+def is_narrow(rows: int) -> bool:
+    """Have all of gate's and up's rows room in one tile?  Such experts are toys, which nobody has tried there."""
+    return rows <= CUTLASS
 
 
 def minds_rows(facts: Facts) -> bool:

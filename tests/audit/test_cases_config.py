@@ -277,7 +277,8 @@ def of_width(width, gated=True, hidden=HIDDEN):
     ("width", "tp", "expected"),
     [
         (80, None, ("parallel.alignment", "info")),
-        (96, None, None),
+        (64, None, None),
+        (96, None, ("parallel.alignment", "info")),
         (128, None, None),
         (704, None, None),
         (768, 8, ("parallel.alignment", "backend")),
@@ -294,7 +295,9 @@ def test_38_widths_and_ranks(width, tp, expected):
     report = audit(of_width(width), tp=tp)
     assert codes(report) == ([expected] if expected else [])
     if expected and expected[1] == "backend":
-        works = report.findings[0].params["works"]
+        params = report.findings[0].params
+        # Of 80 no size is every kernel's.
+        works = params["works"] or params["more"]
         assert works
         for size in (int(text) for text in works.split(", ")):
             assert width % (16 * size) == 0
