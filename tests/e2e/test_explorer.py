@@ -57,6 +57,23 @@ def test_no_tool_scrolls_a_phone_sideways(visit, lang, name):
     assert overflow(page) <= 0
 
 
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("width", [390, 700])
+@pytest.mark.parametrize(
+    "link", ["explorer?tab=backends", "explorer?tab=ranks", "explorer?tab=compare", "explorer?tab=repair",
+             "fault_lab?tab=sweep"]
+)  # fmt: skip
+def test_the_tab_that_a_link_opens_is_in_sight(visit, lang, width, link):
+    page = visit(f"/{link}&lang={lang}", width=width)
+    tab = page.locator("[role=tab][aria-selected=true]").first
+    page.locator("[role=tablist]").first.scroll_into_view_if_needed()
+    ends = "box => [box.getBoundingClientRect().left, box.getBoundingClientRect().right]"
+    (left, right), (first, last) = (part.evaluate(ends) for part in (tab, page.locator("[role=tablist]").first))
+    assert first <= left < right <= last <= width
+    # Nor is another out of reach.
+    assert page.locator("[role=tablist]").first.evaluate("list => list.scrollWidth <= list.clientWidth")
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("lang", LANGUAGES)
 def test_the_reasons_of_backends_are_not_cut(visit, lang, width):
