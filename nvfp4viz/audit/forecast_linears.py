@@ -66,6 +66,13 @@ def of_linears(family: Family, findings: Iterable[Finding], *, weight_only: bool
                 yield Effect("degraded", WILD, _scope(item), _layers(item), "why.pair.linear.alone", fill)
         elif item.text == "scale.filled.linear.float-max":
             yield _boundless(family, item, weight_only)
+        elif item.text == "scale.identity.linear":
+            if family.engine == "tensorrt-llm" and item.params["family"] and not weight_only:
+                yield _unequal(item)
+            elif not _ignores(family, item, weight_only):
+                # It may be meant.
+                fill = _fill(item) | {"over": item.params["over"]}
+                yield Effect("safe", MILD, "none", _layers(item), "why.never-set.linear", fill)
         elif item.text == "scale.missing.linear":
             yield _missing(family, item, weight_only)
         elif item.text in ("scale.missing.linear.fp8", "scale.missing.experts.fp8"):

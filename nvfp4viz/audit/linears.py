@@ -405,6 +405,8 @@ def _inputs_apart(
             linear.name: (name, float(stored), float(value)) for linear, role, name, stored, value in values
             if role == "input_scale" and linear.format == kind
             and f"{linear.name}.pre_quant_scale" not in checkpoint.tensors
+            # A 1.0 of four-bit activations was never set, and has its own note (`_filled`).
+            and (stored != 1 or _has_eight_bit_inputs(checkpoint, view, linear.format, linear.name))
         }  # fmt: skip
         divided = {linear.name for linear, *_ in values if linear.dialect is not None and linear.dialect.divisors}
         apart = apart_in_linears({module: value for module, (*_, value) in found.items()}, siblings)
@@ -423,6 +425,22 @@ def _inputs_apart(
             )  # fmt: skip
 
 
+def _set_apart(modules: Collection[str], others: Collection[str], siblings: Iterable[tuple[str, ...]]) -> str:
+    """The first family of fused modules of which only some are among ``modules``; empty where there is none."""
+    for family in siblings:
+        for module in modules:
+            parent, _, last = module.rpartition(".")
+            fused = {f"{parent}.{other}" for other in family} & {*others}
+            if last in family and fused - {*modules}:
+                return "/".join(family)
+    return ""
+
+
+def _has_eight_bit_inputs(checkpoint: Checkpoint, view: CanonicalView, kind: str, module: str) -> bool:
+    label = checkpoint.quant_config.algo_of(module) or ""
+    return kind == "FP8" or view.scheme == "W4A8" or label.startswith("W4A8")
+
+
 def _filled(
     checkpoint: Checkpoint, facts: Facts, values: list[Scalar], siblings: Iterable[tuple[str, ...]], weight_only: bool
 ) -> Iterator[Finding]:  # fmt: skip
@@ -434,12 +452,11 @@ def _filled(
         (linear.format, linear.name): (name, stored, value) for linear, role, name, stored, value in values
         if role == "input_scale" and value >= FLT_MIN and np.isfinite(value)
     }  # fmt: skip
-    label_of = checkpoint.quant_config.algo_of
     # By what the scales divide amax by; a server that reads only weights reads no four-bit module's.
     by_divisor: dict[int, dict[str, tuple[str, np.float32, np.float32]]] = {2688: {}, 448: {}}
     kinds = {}
     for (kind, module), numbers in usable.items():
-        eight = kind == "FP8" or facts.view.scheme == "W4A8" or (label_of(module) or "").startswith("W4A8")
+        eight = _has_eight_bit_inputs(checkpoint, facts.view, kind, module)
         if kind == "FP8" or (kind == "NVFP4" and not weight_only):
             by_divisor[448 if eight else 2688][module] = numbers
             kinds[module] = kind
@@ -463,6 +480,7 @@ def _filled(
         fill = {
             "stored": ", ".join(dict.fromkeys(str(json_value(number)) for number in stored[:4])),
             "over": over, "numbers": layers_of(names, facts.view), "fp8": kinds[modules[0]] == "FP8",
+            "family": _set_apart(modules, by_divisor[over], siblings),
         }  # fmt: skip
         yield make(
             f"scale.{text.partition('.')[0]}", "warn" if known else "info", text=f"scale.{text}", role="input_scale",

@@ -89,6 +89,8 @@ def apart(facts: Facts, layer: int) -> Siblings | None:
     for kind, masks in fills_of(facts, layer).items():
         for mask in masks.values() if kind in ("gate", "up") else ():
             both &= ~mask
+    # A 1.0 was never set, and has its own note.
+    both &= (gate.stored != 1) & (up.stored != 1)
     direction = _far(gate.values[both], up.values[both]) if both.sum() >= 3 else None
     if direction is None:
         return None
@@ -126,10 +128,10 @@ def layer_apart_findings(facts: Facts, role: str) -> Iterator[Finding]:
         least = (_LAYER_OFF if inputs else _WEIGHTS_FAR) / 2
         if len(firsts) < 2 or not any(abs(first - usual) >= least for first in firsts.values()):
             continue
-        # What has a finding of its own is no measure for the layer's others.
+        # What has a finding of its own is no measure for the layer's others, nor a layer the other way up for layers.
         middles = {
             at: log_of(median_of(table.values[own])) for at, table in tables.items()
-            if (own := unexplained(facts, at, kind, role)).any()
+            if not has_wrong_convention(table) and (own := unexplained(facts, at, kind, role)).any()
         }  # fmt: skip
         for at, own in middles.items():
             others = [middle for other, middle in middles.items() if other != at]
@@ -138,12 +140,11 @@ def layer_apart_findings(facts: Facts, role: str) -> Iterator[Finding]:
             agreed = 2 * sum(abs(middle - rest) < _LAYER_OFF / 2 for middle in others) > len(middles)
             mirrored = abs(own - rest) >= _LAYER_OFF and abs(own + rest) <= NEAR_RECIPROCAL
             far = abs(own - rest) >= (FAR if inputs else _WEIGHTS_FAR)
-            if agreed and far and (inputs or not has_wrong_convention(tables[at])):
+            if agreed and far:
                 found.setdefault(at, []).append((kind, own, rest))
             elif agreed and mirrored and inputs:
                 mirrors.setdefault(at, []).append((kind, own, rest))
-        upright = {at: own for at, own in middles.items() if inputs or not has_wrong_convention(tables[at])}
-        split = _split(upright, _LAYER_OFF if inputs else _WEIGHTS_FAR)
+        split = _split(middles, _LAYER_OFF if inputs else _WEIGHTS_FAR)
         if split is not None and not any(kind == other for one in found.values() for other, _, _ in one):
             halves[kind] = split
     for at, kinds in mirrors.items():

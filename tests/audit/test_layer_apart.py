@@ -266,3 +266,11 @@ def test_layers_of_which_no_number_is_usable_are_no_measure(id, value, role):
             report = audit(layered(id, spoilt, layers=3, role=role))
         assert report.verdict != "ok"
         assert {item.code for item in report.findings if item.severity != "info"} <= codes, kinds
+
+
+@pytest.mark.parametrize("id", IDS)
+@pytest.mark.parametrize("sound", [(2,), (0, 3)])
+def test_layers_whose_weight_scales_are_the_other_way_up_are_no_measure_for_the_sound_ones(id, sound):
+    report = audit(layered(id, lambda k, kind, own: own if k in sound else 1.25, role="weight_scale_2"))
+    assert said(report) == [("scale.convention", "error")] * (4 - len(sound))
+    assert {item.layer for item in report.findings if item.code == "scale.convention"} == set(range(4)) - set(sound)

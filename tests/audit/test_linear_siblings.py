@@ -176,3 +176,21 @@ def test_a_bad_weight_scale_is_one_finding_and_no_pair_that_differs(value):
         report = opened({**shared(), f"{SHARED}.{last}.weight_scale_2": number(value)})
         [item] = [one for one in report.findings if one.severity != "info"]
         assert (item.severity, item.role) == ("error", "weight_scale_2")
+
+
+@pytest.mark.parametrize("last", ["q_proj", "k_proj", "v_proj"])
+def test_a_scale_that_nobody_set_is_no_outlier_of_its_siblings(last):
+    """One number gets one class, and identity goes before outlier; TensorRT-LLM asserts what it did."""
+    report = opened({**attention(), f"{ATTENTION}.{last}.input_scale": tensor(np.float32(1))})
+    assert found(report) == []
+    assert [item.text for item in report.findings if item.code.startswith("scale")] == ["scale.identity.linear"]
+    for one in report.backends:
+        wanted = ("safe", ("degraded", "safe") if one.name in READS else ())
+        assert (one.outcome, one.possible) == (REFUSED if one.name == "tensorrt-llm" else wanted), one.name
+        assert ("exactly 1.0" in one.why) == (one.name in READS and one.name != "tensorrt-llm")
+
+
+def test_a_module_that_nobody_set_and_that_is_fused_with_none_stops_no_server():
+    report = opened({**attention(), f"{ATTENTION}.o_proj.input_scale": tensor(np.float32(1))})
+    assert [(item.text, item.params["family"]) for item in report.findings] == [("scale.identity.linear", "")]
+    assert {one.outcome for one in report.backends} == {"safe"}

@@ -147,3 +147,27 @@ def test_measured_values_are_not_far(seed, count):
     logs = np.random.default_rng(seed).normal(0, 1.2, count)
     logs *= min(1.0, np.log2(30) / np.ptp(logs))
     assert not outliers(np.float32(2.0**logs * 3e-3), np.ones(count, bool)).any()
+
+
+@pytest.mark.parametrize("kind", ["gate", "up"])
+@pytest.mark.parametrize("layers", [(1,), (0, 1, 2)])
+@pytest.mark.parametrize("id", [id for id in IDS if "gate" in LAYOUTS[id].kinds])
+def test_a_projection_that_nobody_set_is_no_outlier_of_its_sibling(id, layers, kind):
+    """One number gets one class, and identity goes before outlier."""
+    report = audit(layered(id, lambda k, own, old: 1.0 if k in layers and own == kind else old, layers=3))
+    assert found(report) == []
+    notes = [one for one in report.findings if one.code == "scale.identity"]
+    assert [(one.layer, one.projection, one.severity) for one in notes] == [(at, kind, "info") for at in layers]
+    for name, (outcome, possible) in forecasts(report).items():
+        if outcome != "unsupported" and name in READS:
+            assert (outcome, possible) == ("safe", ("degraded", "safe")), name
+
+
+def test_gate_and_up_of_which_some_were_never_set_are_held_to_each_other_where_both_were():
+    """Three experts of eight at 1.0; the others' gate is 2^10 above their up."""
+    report = audit(by_expert("modelopt", [1.0] * 3 + [0.5] * 5, kind="gate"))
+    assert [(item.code, item.text) for item in report.findings if item.severity == "warn"] == [
+        ("scale.outlier", "scale.outlier.sibling")
+    ]
+    [item] = [item for item in report.findings if item.severity == "warn"]
+    assert item.experts == (3, 4, 5, 6, 7)
