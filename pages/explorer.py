@@ -3,6 +3,7 @@
 import streamlit as st
 
 from nvfp4viz.audit.repair import POLICIES
+from nvfp4viz.checkpoint.problems import SEVERITIES
 from nvfp4viz.errors import NvError
 from nvfp4viz.figures.slots import SCALE_ROLES
 from nvfp4viz.ui import (
@@ -40,6 +41,7 @@ page = lesson.open_page(
     value=state.number(-1e38, 1e38, default=1.0),
     suspects=state.flag(),
     tab=state.choice(TABS, default=TABS[0]),
+    hidden=state.choices(SEVERITIES),
 )
 
 opened = None

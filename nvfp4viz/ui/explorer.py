@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -131,19 +132,37 @@ def findings(page: Lesson, opened: Opened) -> None:
     if not found:
         page.prose("findings.none" if is_expected(opened.audit.report, "weight_scale") else "findings.none_plain")
         return
-    present = [name for name in reversed(SEVERITIES) if any(item.severity == name for item in found)]
-    shown = st.pills(
-        page.t("findings.severity"),
-        present,
-        format_func=lambda name: f"{page.t(f'verdicts.{name}')} ({sum(item.severity == name for item in found)})",
-        selection_mode="multi",
-        default=present,
-        wrap=True,
-        key=f"explorer.severity.{opened.identity[:40]}",
-    )
+    shown = _severities(page, opened)
     if not shown:
         page.prose("findings.hidden", count=f"{len(found):,}")
     finding_cards([item for item in found if item.severity in shown], key="explorer")
+
+
+def _severities(page: Lesson, opened: Opened) -> list[str]:
+    """Those to show; the link says which are hidden, because checkpoints differ in those that they have."""
+    count = Counter(item.severity for item in opened.audit.report.findings)
+    present = [name for name in reversed(SEVERITIES) if name in count]
+    wanted = [name for name in present if name not in page.view["hidden"]]
+    key = f"explorer.severity.{opened.identity[:40]}"
+
+    def follow() -> None:
+        chosen = st.session_state[key]
+        kept = [name for name in page.view["hidden"] if name not in present]
+        page.view.put(hidden=tuple(name for name in SEVERITIES if name in kept or name in {*present} - {*chosen}))
+
+    # Set where it says otherwise, and not in every run: a second press may be on its way.
+    if set(st.session_state.get(key, ("",))) != set(wanted):
+        st.session_state[key] = wanted
+    st.pills(
+        page.t("findings.severity"),
+        present,
+        format_func=lambda name: f"{page.t(f'verdicts.{name}')} ({count[name]})",
+        selection_mode="multi",
+        wrap=True,
+        key=key,
+        on_change=follow,
+    )
+    return wanted
 
 
 def finding_cards(found: Sequence[Finding], *, key: str) -> None:

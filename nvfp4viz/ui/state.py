@@ -106,6 +106,18 @@ def choice(options: Sequence[str], default: str | None = None) -> Param:
     return Param(default, parse, ", ".join(options))
 
 
+def choices(options: Sequence[str]) -> Param:
+    """Any of ``options``, each once, with commas between them; none by default."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        found = text.split(",")
+        if len(set(found)) != len(found) or not set(found) <= set(options):
+            raise ValueError(text)
+        return tuple(name for name in options if name in found)
+
+    return Param((), parse, ("ui.allowed.choices", {"options": ", ".join(options)}), write=",".join)
+
+
 def flag(default: bool = False) -> Param:
     """On or off, written ``1`` or ``0``."""
 

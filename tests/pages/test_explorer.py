@@ -133,6 +133,45 @@ def test_findings_can_be_filtered(open_page):
     assert f"All {len(audit(ensure(HOLES)).findings)} findings are hidden" in texts(at)
 
 
+def pills(at):
+    return next(group for group in at.get("button_group") if "severity" in str(group.proto.id))
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_the_filter_of_findings_is_in_the_link(open_page, lang):
+    """What is hidden, so that a checkpoint with another kind of finding shows it; and a link hides the same."""
+    found = audit(ensure(HOLES)).findings
+    present = {item.severity for item in found}
+    assert "backend" in present
+    at = open_page("explorer", lang=lang)
+    assert "hidden" not in at.query_params
+    pills(at).set_value([name for name in pills(at).value if name != "backend"]).run()
+    assert at.query_params["hidden"] in ("backend", ["backend"])
+    assert "`scale.missing`" not in texts(clean(at))
+    # Again, by the link; what this checkpoint does not have stays in it.
+    at = clean(open_page("explorer", lang=lang, hidden="warn,backend"))
+    assert "`scale.missing`" not in texts(at)
+    assert set(pills(at).value) == present - {"warn", "backend"}
+    pills(at).set_value([*pills(at).value, "backend"]).run()
+    assert "`scale.missing`" in texts(clean(at))
+    assert at.query_params["hidden"] in ("warn", ["warn"])
+    # On another tab the choice is no widget's, and stays.
+    back = clean(open_page("explorer", lang=lang, hidden="backend"))
+    tab(tab(back, "explorer", 3), "explorer", 0)
+    assert "`scale.missing`" not in texts(back)
+    assert "backend" not in pills(back).value
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("bad", ["fatal", "warn,fatal", "backend,backend"])
+def test_a_filter_that_means_nothing_is_told_in_one_line(open_page, lang, bad):
+    at = clean(open_page("explorer", lang=lang, hidden=bad))
+    allowed = i18n.t("ui.allowed.choices", options="info, warn, backend, error")
+    assert texts(at).replace("\\", "").count(allowed) == 1
+    assert "`scale.missing`" in texts(at)
+    assert "hidden" not in at.query_params
+
+
 def test_findings_of_one_code_about_two_things_are_not_called_alike(open_page):
     """Rows of an expert over TP ranks, and experts over EP ranks: each with its own advice."""
     at = open_page("explorer", checkpoint="tiny-moe-nvfp4-full", tp="4", ep="3")
