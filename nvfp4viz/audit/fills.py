@@ -4,14 +4,16 @@ An exact value is a fingerprint only as far as it could not have been measured. 
 amax with 8 significant bits, and a scale that is stored in BF16 has no more, so a measured 0.5, 1 or 6, and two experts
 with one maximum, occur now and then in a checkpoint with tens of thousands of slots.  Where a projection's values are
 that coarse, either all projections of some experts agree, three at least in a layer (`_agreed`) or more in the file
-(`_agreed_in_file`), or so many experts of one projection have the number that it is no chance (`_is_no_chance`).
+(`_agreed_in_file`), or so many experts of one projection have the number that it is no chance (`_is_no_chance`), or so
+many layers hold no other (`_throughout`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cache
-from math import exp, lgamma, log, log1p
+from math import comb, exp, lgamma, log, log1p
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +38,9 @@ FINGERPRINTS = (
 FP8_FLOAT_MAX = np.finfo(_F).max / _F(448)
 FP8_FINGERPRINTS = ((_F(0.5) / _F(448), "default-amax"), (FP8_FLOAT_MAX, "float-max"))
 
+# One chance a file and not one a projection, but of more numbers that lie close together.
+_IN_FILE = 1e-8
+
 # Significant bits of numbers that are stored in BF16 and in F16.
 _HALF_BITS = (8, 11)
 
@@ -44,8 +49,8 @@ def fills_of(facts: Facts, layer: int) -> dict[str, dict[str, Mask]]:
     """Filled-in activation scales by projection and origin, whichever number they divide amax by."""
     if layer not in facts.fills:
         seen = {at: _hits_in(facts, at) for at in {*facts.layers, layer}}
-        proven = _agreed_in_file(seen.values())
-        facts.fills.update({at: _fills_of(facts, hits, proven) for at, hits in seen.items()})
+        agreed, throughout = _agreed_in_file(seen.values()), _throughout(seen.values())
+        facts.fills.update({at: _fills_of(facts, hits, agreed, throughout) for at, hits in seen.items()})
     return facts.fills[layer]
 
 
@@ -115,7 +120,9 @@ def _hits_in(facts: Facts, layer: int) -> _Hits:
     return _Hits(tables, over, masks, some, alike)
 
 
-def _fills_of(facts: Facts, layer: _Hits, in_file: frozenset[str]) -> dict[str, dict[str, Mask]]:
+def _fills_of(
+    facts: Facts, layer: _Hits, in_file: frozenset[str], throughout: frozenset[tuple[str, str]]
+) -> dict[str, dict[str, Mask]]:
     tables, over, some = layer.tables, layer.over, layer.some
     ending = "" if over == 2688 else ".fp8"
     out: dict[str, dict[str, Mask]] = {kind: {} for kind in tables}
@@ -126,7 +133,8 @@ def _fills_of(facts: Facts, layer: _Hits, in_file: frozenset[str]) -> dict[str, 
                 continue
             proven = origin == "float-max" or not _may_be_measured(tables, kind, some, over)
             alone = kind in layer.alike[origin] and _is_no_chance(tables, kind, mask, some, facts.view.top_k)
-            if not proven and not alone:
+            all_over = (origin, kind) in throughout and _has_no_other(tables[kind], mask)
+            if not proven and not alone and not all_over:
                 mask = agreed
             if mask.any():
                 out[kind][origin + ending] = mask
@@ -167,14 +175,51 @@ def _agreed_in_file(layers: Iterable[_Hits]) -> frozenset[str]:
     """
     found: dict[str, int] = {}
     among: dict[str, int] = {}
+    often: dict[str, Counter[int]] = {}
+    layers = list(layers)
+    experts = max((len(mask) for layer in layers for mask in layer.some.values()), default=0)
     for layer in layers:
         for origin, masks in layer.alike.items():
             every, most = _every(masks)
             among[origin] = among.get(origin, 0) + most
             if every.any() and all(_may_be_measured(layer.tables, kind, layer.some, layer.over) for kind in masks):
                 found[origin] = found.get(origin, 0) + int(every.sum())
-    # One chance a file and not one a projection, but of more numbers that lie close together.
-    return frozenset(origin for origin, count in found.items() if count >= least_by_chance(among[origin], 1e-8))
+                often.setdefault(origin, Counter()).update(np.flatnonzero(every).tolist())
+    return frozenset(
+        origin for origin, count in found.items()
+        if count >= least_by_chance(among[origin], _IN_FILE)
+        or _is_never_reached(max(often[origin].values()), len(layers), experts)
+    )  # fmt: skip
+
+
+def _is_never_reached(times: int, layers: int, experts: int) -> bool:
+    """Has one of so many experts the number so often that it is no chance?
+
+    In one layer an expert's tokens give it once in 128 times, and the products that down reads as often.
+
+    >>> [_is_never_reached(2, 2, 8), _is_never_reached(3, 3, 8), _is_never_reached(3, 60, 256)]
+    [False, True, False]
+    """
+    return experts * comb(layers, times) * 128.0 ** (-2 * times) <= _IN_FILE
+
+
+def _throughout(layers: Iterable[_Hits]) -> frozenset[tuple[str, str]]:
+    """Origins and projections of which so many layers hold nothing but the number that it is no chance.
+
+    Of one layer it may be one measurement: one loud token or channel, or an exporter that gives all the largest.
+    """
+    layers = list(layers)
+    found = Counter(
+        (origin, kind) for layer in layers for origin, masks in layer.alike.items() for kind, mask in masks.items()
+        if _has_no_other(layer.tables[kind], mask)
+    )  # fmt: skip
+    among = Counter(kind for layer in layers for kind in layer.tables)
+    return frozenset(key for key, count in found.items() if count >= least_by_chance(among[key[1]], _IN_FILE))
+
+
+def _has_no_other(table: ScaleTable, hits: Mask) -> bool:
+    """Has every usable number of a projection this fingerprint?"""
+    return bool(hits.any()) and np.array_equal(hits, table.good())
 
 
 def _is_amid(table: ScaleTable, hits: Mask, some: Mask) -> bool:

@@ -7,7 +7,7 @@ from nvfp4viz.audit import audit
 from nvfp4viz.audit.fills import least_by_chance
 from tests.audit.config_faults import section_of, with_section
 from tests.audit.layouts import EXPERTS, LAYOUTS
-from tests.audit.test_fills import SINGLE, SIX, gates, measured, over, put
+from tests.audit.test_fills import SINGLE, SIX, STATIC, gates, measured, over, put
 
 
 def told(id, filled, layers=4, fine=False):
@@ -27,9 +27,12 @@ def test_an_expert_that_nobody_measured_in_any_layer(id):
     kinds = LAYOUTS[id].kinds
     slots = {(k, kind, (3,)) for k in range(4) for kind in kinds}
     assert told(id, lambda k: [((3,), kinds)]) == slots
-    # Any expert in any layer; and none where calibration may have hit it, in few layers or in some projections.
+    # Any expert in any layer, or one in most; and none where calibration may have hit it, in few layers or projections.
     assert told(id, lambda k: [((k,), kinds)]) == {(k, kind, (k,)) for k in range(4) for kind in kinds}
-    assert told(id, lambda k: [((3,), kinds)] if k < 3 else []) == set()
+    assert told(id, lambda k: [((3,), kinds)], layers=3) == {slot for slot in slots if slot[0] < 3}
+    assert told(id, lambda k: [((3,), kinds)] if k else []) == {slot for slot in slots if slot[0]}
+    assert told(id, lambda k: [((3,), kinds)] if k < 2 else []) == set()
+    assert told(id, lambda k: [((k,), kinds)] if k else []) == set()
     assert told(id, lambda k: [((3,), gates(LAYOUTS[id]))]) == set()
     assert told(id, lambda k: [((3,), ("down",))]) == set()
     # Where maxima are fine one is enough, and proves nothing of others.
@@ -38,12 +41,28 @@ def test_an_expert_that_nobody_measured_in_any_layer(id):
 
 @pytest.mark.parametrize("id", ["modelopt", "non-gated", "compressed-tensors", "stacked"])
 def test_where_many_have_it_in_gate_and_up_some_have_it_in_down(id):
-    """A loud channel may give it to all of them, and to down chance then does once in 128 times."""
+    """A loud channel may give it to all of them in some layers, and to down chance then does once in 128 times."""
     layout = LAYOUTS[id]
-    assert told(id, lambda k: [(range(EXPERTS), gates(layout)), ((3,), ("down",))]) == set()
+    many = [(range(EXPERTS), gates(layout)), ((3,), ("down",))]
+    assert told(id, lambda k: many if k < 2 else []) == set()
     # That which is too much for one layer is so in it alone.
     most = {(1, kind, (2, 3, 4)) for kind in layout.kinds}
     assert told(id, lambda k: [((2, 3, 4), layout.kinds)] if k == 1 else []) == most
+
+
+@pytest.mark.parametrize("id", STATIC)
+def test_a_projection_that_nobody_measured_in_any_layer(id):
+    """One layer may have one maximum that is this number; all layers have not.  In fused layouts each layer has one."""
+    layout = LAYOUTS[id]
+    everyone = (0,) if layout.arrangement == "fused" else range(EXPERTS)
+    for kinds in (gates(layout), gates(layout)[:1], *([("down",)] if layout.arrangement == "fused" else [])):
+        slots = {(k, kind) for k in range(5) for kind in kinds}
+        assert {slot[:2] for slot in told(id, lambda k, kinds=kinds: [(everyone, kinds)], layers=5)} == slots
+        assert told(id, lambda k, kinds=kinds: [(everyone, kinds)] if k > 1 else [], layers=5) == set()
+        assert told(id, lambda k, kinds=kinds: [(everyone, kinds)], layers=3) == set()
+        # Of twelve layers half are enough, and are told alone.
+        half = told(id, lambda k, kinds=kinds: [(everyone, kinds)] if k % 2 else [], layers=12)
+        assert {slot[:2] for slot in half} == {(k, kind) for k in range(1, 12, 2) for kind in kinds}
 
 
 def test_of_ten_thousands_as_of_a_few():
