@@ -40,7 +40,7 @@ class LayerWeights:
         self.inputs = {kind: table.values for kind, table in inputs.items() if table is not None}
         self.mismatched, self.ratios = mismatched_pairs(facts, layer)
         # Values far from their peers; where the whole layer is the other way up, that is said already.
-        wrong = [table for table in tables.values() if has_wrong_convention(table)]
+        wrong = [table for table in tables.values() if has_wrong_convention(facts, table)]
         upright = not wrong
         self.stored = np.logical_or.reduce([table.state == OK for table in tables.values()])
         self.reversed = {table.projection: table.good() & (table.values > 1) for table in wrong}

@@ -58,7 +58,7 @@ def _mirrored(facts: Facts, kind: str) -> tuple[dict[int, float], dict[int, floa
     mirrors = {at: own for at, own in middles.items() if own - rest >= _OFF and abs(own + rest) <= NEAR_RECIPROCAL}
     others = {at: own for at, own in middles.items() if at not in mirrors}
     # A layer whose weight scales are the other way up has an error that says so.
-    told = {at for at in mirrors if has_wrong_convention(facts.tables["weight_scale_2", at, kind])}
+    told = {at for at in mirrors if has_wrong_convention(facts, facts.tables["weight_scale_2", at, kind])}
     if len(told) == len(mirrors) or min(mirrors.values()) - max(others.values()) < _GAP:
         return None
     return {at: own for at, own in mirrors.items() if at not in told}, others

@@ -125,7 +125,7 @@ def _values(facts: Facts, table: ScaleTable, fills: dict[str, Mask], explained: 
         explained = explained | mask
     one = never_set(table)
     yield from _report(facts, table, one & ~explained, "scale.identity", "info", f"scale.identity{of_weight}")
-    if not has_wrong_convention(table):
+    if not has_wrong_convention(facts, table):
         # What was filled in, or never set, is no measure for what was measured.
         far = outliers(table.values, good & ~explained & ~one)
         # The number beside the stored one is a stored one too.
@@ -242,19 +242,29 @@ def robust_z(value: float, peers: npt.NDArray[np.float32]) -> float | None:
     return 0.0 if away == 0 else away / (1.4826 * spread) if spread else None
 
 
-def has_wrong_convention(table: ScaleTable) -> bool:
-    """Multipliers are far below one, divisors far above: a median on the wrong side means an exporter's mix-up."""
+def has_wrong_convention(facts: Facts, table: ScaleTable) -> bool:
+    """Multipliers are far below one, divisors far above: a median on the wrong side means an exporter's mix-up.
+
+    One or two experts may just be wrong: the layer's other numbers must say the same, and where they are too few the
+    file's.
+    """
     if table.role != "weight_scale_2":
         return False
     good = table.good()
-    return good.sum() >= 3 and bool(median_of(table.values[good]) > 1)
+    if not good.any() or median_of(table.values[good]) <= 1:
+        return False
+    tables = list(facts.scalars(table.role))
+    among = ([table], [other for other in tables if other.layer == table.layer], tables)
+    pooled = (np.concatenate([each.values[each.good()] for each in some]) for some in among)
+    enough = next((values for values in pooled if len(values) >= 3), None)
+    return enough is not None and 2 * int((enough > 1).sum()) > len(enough)
 
 
 def convention_findings(facts: Facts) -> Iterator[Finding]:
     """``scale.convention``: whole layers whose second-level weight scales are stored the other way up."""
     for layer in facts.layers:
         tables = [facts.tables["weight_scale_2", layer, kind] for kind in facts.view.projections_in[layer]]
-        wrong = [table for table in tables if has_wrong_convention(table)]
+        wrong = [table for table in tables if has_wrong_convention(facts, table)]
         if wrong:
             names = dict.fromkeys(
                 facts.view.slot(layer, e, table.projection, "weight_scale_2").name
@@ -298,7 +308,7 @@ def pair_findings(facts: Facts) -> Iterator[Finding]:
 def _one_is_reversed(facts: Facts, layer: int) -> bool:
     """Is one of gate and up the other way up in the whole layer, and the other not?"""
     both = (facts.tables["weight_scale_2", layer, kind] for kind in ("gate", "up"))
-    return sum(map(has_wrong_convention, both)) == 1
+    return sum(has_wrong_convention(facts, table) for table in both) == 1
 
 
 def is_slight(ratios: npt.NDArray[np.float64]) -> bool:

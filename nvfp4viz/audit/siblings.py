@@ -131,7 +131,7 @@ def layer_apart_findings(facts: Facts, role: str) -> Iterator[Finding]:
         # What has a finding of its own is no measure for the layer's others, nor a layer the other way up for layers.
         middles = {
             at: log_of(median_of(table.values[own])) for at, table in tables.items()
-            if not has_wrong_convention(table) and (own := unexplained(facts, at, kind, role)).any()
+            if not has_wrong_convention(facts, table) and (own := unexplained(facts, at, kind, role)).any()
         }  # fmt: skip
         for at, own in middles.items():
             others = [middle for other, middle in middles.items() if other != at]

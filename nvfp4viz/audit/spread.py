@@ -53,7 +53,7 @@ def _groups(facts: Facts, layer: int, role: str) -> Iterator[Finding]:
     found: dict[str, tuple[Mask, float, float]] = {}
     for kind in facts.view.projections_in[layer]:
         table = facts.tables.get((role, layer, kind))
-        if table is None or not _is_wide(table.values[table.good()]) or has_wrong_convention(table):
+        if table is None or not _is_wide(table.values[table.good()]) or has_wrong_convention(facts, table):
             continue
         good = _ordinary(facts, table)
         groups = two_groups(table.values, good)
@@ -180,7 +180,7 @@ def _large_inputs(facts: Facts) -> Iterator[Finding]:
     """Projections of which all layers have a median above one: the other way up, or meant (FLUX.2 has 146 to 171)."""
     layers = [at for at in facts.view.moe_layers if "input_scale" in facts.needs[at] and facts.block(at) == "NVFP4"]
     if facts.view.scheme == "W4A8" or any(
-        has_wrong_convention(table) for table in facts.scalars("weight_scale_2") if table.layer in layers
+        has_wrong_convention(facts, table) for table in facts.scalars("weight_scale_2") if table.layer in layers
     ):
         return
     by_kind: dict[str, list[ScaleTable]] = {}

@@ -274,3 +274,31 @@ def test_layers_whose_weight_scales_are_the_other_way_up_are_no_measure_for_the_
     report = audit(layered(id, lambda k, kind, own: own if k in sound else 1.25, role="weight_scale_2"))
     assert said(report) == [("scale.convention", "error")] * (4 - len(sound))
     assert {item.layer for item in report.findings if item.code == "scale.convention"} == set(range(4)) - set(sound)
+
+
+@pytest.mark.parametrize("experts", [1, 2])
+@pytest.mark.parametrize("id", [id for id in IDS if LAYOUTS[id].arrangement == "expert"])
+def test_a_few_experts_whose_weight_scales_are_the_other_way_up(id, experts):
+    """One number may just be wrong; with the layer's others, or the file's, it is the convention."""
+    layout = LAYOUTS[id]
+    config = with_section(layout, section_of(layout), num_hidden_layers=3, num_experts=experts)
+    cells = [(k, e, kind) for k in range(3) for e in range(experts, 8) for kind in layout.kinds]
+    gone = {
+        layout.name(e, kind, role).replace("layers.0", f"layers.{k}") for k, e, kind in cells for role in layout.roles
+    }
+
+    def where(turned):
+        whole = layered(id, lambda k, kind, own: 1 / own if turned(k, kind) else own, 3, role="weight_scale_2")
+        tensors = {name: item for name, item in whole.read_tensors().items() if name not in gone}
+        return audit(layout.open(tensors, **config))
+
+    assert said(where(lambda k, kind: False)) == []
+    everywhere = where(lambda k, kind: True)
+    assert said(everywhere) == [("scale.convention", "error")] * 3
+    for one in everywhere.backends:
+        assert one.outcome not in ("safe", "ignored") or one.possible
+    if experts * len(layout.kinds) >= 3:
+        errors = [item for item in where(lambda k, kind: k == 1).findings if item.severity == "error"]
+        assert [(item.code, item.layer) for item in errors] == [("scale.convention", 1)]
+    # Of one projection nobody knows that it is the convention.
+    assert "scale.convention" not in {code for code, _ in said(where(lambda k, kind: (k, kind) == (1, "down")))}
