@@ -66,6 +66,8 @@ def of_linears(family: Family, findings: Iterable[Finding], *, weight_only: bool
                 yield Effect("degraded", WILD, _scope(item), _layers(item), "why.pair.linear.alone", fill)
         elif item.text == "scale.filled.linear.float-max":
             yield _boundless(family, item, weight_only)
+        elif item.text == "scale.identity.linear.weight":
+            yield Effect("degraded", WILD, _scope(item), _layers(item), "why.weight-unset.linear", _fill(item))
         elif item.text == "scale.identity.linear":
             if family.engine == "tensorrt-llm" and item.params["family"] and not weight_only:
                 yield _unequal(item)

@@ -16,7 +16,7 @@ from nvfp4viz.audit.facts import CLAIMS, Facts, is_scalar, median_of
 from nvfp4viz.audit.fills import divisor_of, fills_of_modules, is_coarse
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.module_names import MATRICES, layer_of, layers_of
-from nvfp4viz.audit.namesakes import namesake_findings
+from nvfp4viz.audit.namesakes import namesake_findings, unset_findings
 from nvfp4viz.audit.report import Finding, json_value
 from nvfp4viz.audit.scales import block_fault, block_width, half_findings, json_number, severity_of
 from nvfp4viz.audit.siblings import apart_in_linears, times
@@ -123,6 +123,7 @@ def linear_findings(
     yield from _siblings(facts.view, four_bit, values, siblings)
     yield from _inputs_apart(checkpoint, facts.view, values, siblings, weight_only)
     yield from _filled(checkpoint, facts, values, siblings, weight_only)
+    yield from unset_findings(facts, values, siblings)
     yield from namesake_findings(checkpoint, facts.view, values, siblings, weight_only=weight_only)
 
 

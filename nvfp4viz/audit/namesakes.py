@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from nvfp4viz.audit.facts import Facts
 from nvfp4viz.audit.fills import FINGERPRINTS, FP8_FLOAT_MAX
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.module_names import layer_of, layers_of, without_numbers
@@ -75,6 +76,33 @@ def namesake_findings(
         odd = {at: usual for at, usual in odd.items() if not _is_told(members[at], beside, families, scaled)}
         if odd:
             yield _finding([(members[at], odd[at]) for at in sorted(odd)], role, form, view)
+
+
+def unset_findings(facts: Facts, values: Iterable[Scalar], siblings: Iterable[tuple[str, ...]]) -> Iterator[Finding]:
+    """``scale.identity`` of second-level weight scales that are 1.0 as stored, in a file with others that are not.
+
+    Not of those that a server fuses with one of another value, which is another finding.
+    """
+    found = {
+        linear.name: (name, stored) for linear, role, name, stored, value in values
+        if role == "weight_scale_2" and linear.format == "NVFP4" and classify(np.array([value]))[0] == 0
+    }  # fmt: skip
+    families = {last: family for family in siblings for last in family}
+    ones = []
+    for module, (name, stored) in found.items():
+        parent, _, last = module.rpartition(".")
+        fused = [found[other][1] for each in families.get(last, ()) if (other := f"{parent}.{each}") in found]
+        if stored == 1 and all(number == 1 for number in fused):
+            ones.append(name)
+    if not ones:
+        return
+    experts = (table.stored[table.good()] for table in facts.scalars("weight_scale_2"))
+    if any(stored != 1 for _, stored in found.values()) or any(bool((stored != 1).any()) for stored in experts):
+        view = facts.view
+        yield make(
+            "scale.identity", "info", text="scale.identity.linear.weight", role="weight_scale_2",
+            layer=layer_of(ones, view), tensors=ones, value=np.float32(1), fill={"numbers": layers_of(ones, view)},
+        )  # fmt: skip
 
 
 def _judged(values: list[Scalar], *, weight_only: bool) -> list[Scalar]:

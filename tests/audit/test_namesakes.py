@@ -222,3 +222,35 @@ def test_several_layers_are_one_finding():
         off = times(off, "modelopt", "weight_scale_2", 1e6, f"model.layers.{layer}.self_attn.o_proj")
     [item] = told(report_of(off, "modelopt", 12))
     assert (item.layer, item.count, item.params["numbers"]) == (None, 2, [4, 9])
+
+
+def unset(tensors, id, modules):
+    """The same with second-level weight scales of 1.0."""
+    ones = {f"{module}.{ROLES[id]['weight_scale_2']}" for module in modules}
+    return tensors | {name: tensor(np.ones(tensors[name].shape, np.float32)) for name in ones}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("id", ["modelopt", "compressed-tensors"])
+def test_weight_scales_that_nobody_set(id, seed):
+    """One module, the fused ones of a layer, a kind in all layers, or all modules: a note, and no outlier."""
+    sound = healthy(id, seed=seed)
+    assert found(report_of(sound, id)) == []
+    all_of_a_kind = [f"model.layers.{k}.self_attn.o_proj" for k in range(LAYERS)]
+    for modules in ([AT], [f"model.layers.2.{part}" for part in FUSED], all_of_a_kind, names()):
+        report = report_of(unset(sound, id, modules), id)
+        assert found(report) == []
+        [item] = [one for one in report.findings if one.code.startswith("scale")]
+        assert (item.code, item.role, item.value, item.count) == ("scale.identity", "weight_scale_2", 1.0, len(modules))
+        assert item.layer == (None if len(modules) > 3 else int(modules[0].split(".")[2]))
+        for one in report.backends:
+            assert (one.outcome, one.possible) == ("degraded", ("degraded", "nan", "safe", "zero")), one.name
+        for language in ("en", "zh"):
+            assert "1.0" in describe(item, language)[0]
+
+
+@pytest.mark.parametrize("id", ["modelopt", "compressed-tensors"])
+def test_one_of_fused_modules_that_nobody_set_is_a_mismatch(id):
+    report = report_of(unset(healthy(id, seed=1), id, [f"model.layers.2.{FUSED[1]}"]), id)
+    told = [item.text for item in report.findings if item.role == "weight_scale_2"]
+    assert told == ["scale.pair-mismatch.linear"]
