@@ -548,7 +548,8 @@ def test_an_address_without_a_checkpoint_exits_with_2(capsys):
     with serve(Site({})) as site:
         code, out, err = run(capsys, "audit", site.address)
     assert (code, out) == (2, "")
-    assert "There is no 127.0.0.1" in err
+    assert "nothing to read at 127.0.0.1" in err
+    assert "It answered 404" in err
 
 
 def test_help_and_version_do_not_load_the_library():
