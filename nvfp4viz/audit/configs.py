@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from nvfp4viz.audit.built_names import excluded_as_built, fused_exclusions, fused_findings, part_of_a_name
 from nvfp4viz.audit.facts import label_in, pruned_layers
@@ -190,6 +190,9 @@ def _against_excludes(
     if not quant.sections or quant.algo == "MIXED_PRECISION":
         yield from _excluded_fp8(lists, view, linears, note=True)
         yield from _listed_but_plain(quant, linears)
+        # vLLM asks the exclude list first, of such a file too (``modelopt.py``, ``get_quant_method``).
+        named = [entry.name for entry in _telling(checkpoint, view, linears, lists) if _is_named(lists, entry.name)]
+        yield from _excluded(view, lists, named, lists.lists, engines=("vllm",))
         return
     yield from _singled_out(lists, view)
     fused = fused_exclusions(lists, linears)
@@ -197,17 +200,8 @@ def _against_excludes(
     yield from fused_findings(fused)
     told = {name for one in fused for name in one.modules}
     telling = (entry.name for entry in _telling(checkpoint, view, linears, lists))
-    own = ((name, name.rpartition(".")[0]) for name in telling)
-    excluded = [name for name, module in own if module not in told and lists.is_excluded(module)]
-    if excluded:
-        layers = [at for at in view.moe_layers if view.dialects[at] is not None and lists.is_excluded(view.blocks[at])]
-        singled = _named_experts(lists)
-        count = sum(_modules_like(name, view, singled) for name in excluded)
-        # Of ordinary modules it was not read what a load does with them.
-        stops = {"engines": ASK_FOR_LAYERS} if layers else {}
-        severity = "backend" if layers else "warn"
-        fill = {"numbers": layers, **stops}
-        yield make("config.excluded-but-quantised", severity, tensors=excluded, count=count, fill=fill)
+    names = (name for name in telling if name.rpartition(".")[0] not in told)
+    yield from _excluded(view, lists, names, lists.is_excluded, engines=ASK_FOR_LAYERS)
     # Where FP8 is what everything else is stored in, being excluded from four bits means FP8 (TRT-LLM#16196).
     note = any(section.method == "fp8" for section in quant.sections)
     yield from _excluded_fp8(lists, view, linears, note=note)
@@ -223,6 +217,39 @@ def _against_excludes(
 
 # Servers that hold the list against the name of a layer's experts as a whole, and build them unquantised.
 ASK_FOR_LAYERS = ("vllm", "tensorrt-llm")
+
+
+def _excluded(
+    view: CanonicalView,
+    lists: QuantConfig,
+    telling: Iterable[str],
+    leaves_out: Callable[[str], bool],
+    *,
+    engines: Sequence[str],
+) -> Iterator[Finding]:
+    """``config.excluded-but-quantised`` of modules that are left out although these scales are theirs.
+
+    Parameters
+    ----------
+    engines
+        Servers that build the experts of a layer that is left out unquantised.
+    """
+    excluded = [name for name in telling if leaves_out(name.rpartition(".")[0])]
+    if not excluded:
+        return
+    layers = [at for at in view.moe_layers if view.dialects[at] is not None and leaves_out(view.blocks[at])]
+    singled = _named_experts(lists)
+    count = sum(_modules_like(name, view, singled) for name in excluded)
+    # Of ordinary modules it was not read what a load does with them.
+    stops = {"engines": engines} if layers else {}
+    fill = {"numbers": layers, **stops}
+    severity = "backend" if layers else "warn"
+    yield make("config.excluded-but-quantised", severity, tensors=excluded, count=count, fill=fill)
+
+
+def _is_named(lists: QuantConfig, scale: str) -> bool:
+    """Does an allow-list name the module of a scale, or a parent of it?"""
+    return not all(section.leaves_unnamed(scale.rpartition(".")[0]) for section in lists.sections)
 
 
 def _modules_like(name: str, view: CanonicalView, singled: Collection[int]) -> int:

@@ -107,6 +107,10 @@ class SourceConfig:
         tails = (item.partition("experts")[2] for item in self.exclude or ())
         return frozenset(int(number) for tail in tails for number in re.findall(r"\d{1,6}", tail))
 
+    def leaves_unnamed(self, module: str) -> bool:
+        """Does no allow-list name this module or a parent of it?"""
+        return self._allowed is None or self._allowed.find(module) is None
+
     def lists_below(self, module: str) -> bool:
         """Does the allow-list name something inside this module?"""
         return bool(self._allowed and self._allowed.below(module))
@@ -236,6 +240,9 @@ def _read(file: str, raw: Mapping[str, Any], around: Mapping[str, Any] | None = 
     method = raw.get("quant_method")
     algo = body.get("quant_algo")
     layers = body.get("quantized_layers")
+    if not isinstance(layers, dict) or (isinstance(algo, str) and algo.upper().startswith("FP8")):
+        # vLLM reads the list of MIXED_PRECISION alone: beside one name for everything it says nothing.
+        layers = {}
     # A named algorithm goes before what groups say (ModelOpt writes both).
     rules = None if isinstance(algo, str) else _rules(method, raw, groups)
     return SourceConfig(
@@ -246,7 +253,7 @@ def _read(file: str, raw: Mapping[str, Any], around: Mapping[str, Any] | None = 
         group_size=_group_size(body, groups),
         exclude=tuple(str(item) for item in exclude) if isinstance(exclude, list) else None,
         config_groups=groups,
-        quantized_layers=layers if isinstance(layers, dict) else {},
+        quantized_layers=layers,
         expert_algo=_expert_algo(around or {}, raw, body),
         explicit=isinstance(algo, str),
         missing=_missing(body, layout, "modelopt" if file == HF_QUANT_CONFIG else method),
@@ -255,7 +262,7 @@ def _read(file: str, raw: Mapping[str, Any], around: Mapping[str, Any] | None = 
         moe_algo=_moe_algo(around or {}, raw, body),
         packing=str(raw["format"]) if method == "compressed-tensors" and isinstance(raw.get("format"), str) else None,
         activation_scheme=str(raw["activation_scheme"]) if isinstance(raw.get("activation_scheme"), str) else None,
-        _allowed=_AllowList(layers) if isinstance(layers, dict) and layers else None,
+        _allowed=_AllowList(layers) if layers else None,
         _rules=rules,
     )
 
@@ -363,7 +370,7 @@ def _algo_from_groups(method: Any, groups: Any) -> str | None:
 
 def _section_excludes(section: SourceConfig, module: str) -> bool:
     if section.algo == "MIXED_PRECISION" and section._allowed:
-        return section._allowed.find(module) is None
+        return section.leaves_unnamed(module)
     return section.lists(module)
 
 

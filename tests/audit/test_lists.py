@@ -685,3 +685,28 @@ def test_a_draft_layer_whose_experts_are_named_one_by_one(layout):
     assert said(*named) == said("mtp*") == {"draft.unquantised"}
     short = {"draft.unquantised", "config.unquantised-not-excluded.draft"}
     assert said() == said(*named[1:]) == short
+
+
+@pytest.mark.parametrize("pattern", ["*mlp.experts*", MLP, "re:.*mlp\\.experts.*"])
+@pytest.mark.parametrize("sidecar", [False, True])
+def test_vllm_asks_the_exclude_list_before_the_allow_list(pattern, sidecar):
+    """An allow-list that names the experts, beside an exclude list that names them too."""
+    layout = LAYOUTS["MIXED_PRECISION"]
+    section = section_of(layout)
+    key = "exclude_modules" if sidecar else "ignore"
+    section = {**{name: item for name, item in section.items() if name != "exclude_modules"}, key: ["lm_head", pattern]}
+    flat = {"config": {**layout.config, "quantization_config": {**section, "quant_method": "modelopt"}}, "quant": None}
+    report = audit(layout.open(layout.tensors(), **({"quant": {"quantization": section}} if sidecar else flat)))
+    assert codes(report) == [("config.excluded-but-quantised", "backend")]
+    for one in report.backends:
+        vllm = one.name.startswith("vllm")
+        assert (one.outcome, one.possible) == ("load-error" if vllm else "safe", ()) or one.text == NARROW, one.name
+
+
+def test_an_allow_list_beside_one_name_for_everything_says_nothing():
+    """Only MIXED_PRECISION reads it: beside FP8 the experts are FP8 to every loader."""
+    layout = LAYOUTS["MIXED_PRECISION"]
+    section = {**section_of(layout), "quant_algo": "FP8"}
+    report = audit(layout.open(layout.tensors(), **with_section(layout, section)))
+    assert codes(report) == [("config.conflict", "error")]
+    assert set(outcomes(report).values()) == {"load-error"}
