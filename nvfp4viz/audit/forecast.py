@@ -268,6 +268,10 @@ def _why_safe(facts: Facts, only_mxfp4: bool, as_w4a16: bool) -> str:
     return "why.safe.guessed" if guessed and not facts.view.activation_blocks else "why.safe"
 
 
+# Loads that stop at a tensor; a choice of backend is refused while the model is built.
+_OF_WEIGHTS = ("why.layout", "why.key-error", "why.sentinel")
+
+
 def _merged(effects: list[Effect], safe: str) -> Effect:
     """The worst effect speaks for all; equal ones in other layers add their slots, and each what it may end in.
 
@@ -276,8 +280,11 @@ def _merged(effects: list[Effect], safe: str) -> Effect:
     if not effects:
         return Effect("safe", (), "none", set(), safe)
     if any(effect.outcome == "unsupported" for effect in effects):
-        # Nobody gets as far as a load that may stop.
-        effects = [effect for effect in effects if effect.outcome != "load-error" or not effect.possible]
+        # Nobody gets as far as a load that may stop, nor to the weights.
+        effects = [
+            effect for effect in effects
+            if effect.outcome != "load-error" or not (effect.possible or effect.text in _OF_WEIGHTS)
+        ]  # fmt: skip
     effects.sort(key=_rank)
     first = effects[0]
     tower = first.fill.get("tower")

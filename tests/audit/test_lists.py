@@ -710,3 +710,17 @@ def test_an_allow_list_beside_one_name_for_everything_says_nothing():
     report = audit(layout.open(layout.tensors(), **with_section(layout, section)))
     assert codes(report) == [("config.conflict", "error")]
     assert set(outcomes(report).values()) == {"load-error"}
+
+
+@pytest.mark.parametrize("id", ["W4A16", "NVFP4_AWQ"])
+@pytest.mark.parametrize("experts", [(0,), (1, 5)])
+def test_a_backend_that_is_refused_never_gets_to_the_tensors(id, experts):
+    """Experts in BF16 beside a four-bit label stop a load, where somebody loads them."""
+    layout = LAYOUTS[id]
+    healthy, broken = (
+        outcomes(audit(layout.open(tensors))) for tensors in (layout.tensors(), in_bf16(layout, *experts))
+    )
+    refused = {name for name, outcome in healthy.items() if outcome == "unsupported"}
+    assert refused
+    assert {name for name, outcome in broken.items() if outcome == "unsupported"} == refused
+    assert {outcome for name, outcome in broken.items() if name not in refused} == {"load-error"}
