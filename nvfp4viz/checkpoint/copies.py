@@ -21,7 +21,6 @@ from typing import Any, BinaryIO
 import msgspec
 
 from nvfp4viz.checkpoint.header import Header, TensorEntry
-from nvfp4viz.checkpoint.index import is_numbered
 from nvfp4viz.checkpoint.open import Checkpoint, Progress
 from nvfp4viz.checkpoint.problems import printable, system_words
 from nvfp4viz.checkpoint.sidecars import read_side_file
@@ -202,16 +201,14 @@ def _plan(checkpoint: Checkpoint, new: Changes, extra: str) -> _Plan:
 def left_out(checkpoint: Checkpoint, new: Changes) -> frozenset[str]:
     """Shards of which nothing stays: no index can name them, and in the copy they would be strays.
 
-    One that is numbered stays, empty: the names of the others promise that it is there.
+    Without an index they stay, empty: the numbers of the others promise that they are there.
     """
     removed = {name for name, item in new.items() if item is None}
     if not removed or checkpoint.index_file is None:
         return frozenset()
     mine = {checkpoint.tensors[name].file for name in removed}
     return frozenset(
-        header.file
-        for header in checkpoint.files
-        if header.file in mine and not is_numbered(header.file) and header.entries.keys() <= removed
+        header.file for header in checkpoint.files if header.file in mine and header.entries.keys() <= removed
     )
 
 

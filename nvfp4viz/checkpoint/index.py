@@ -199,12 +199,17 @@ def other_shards(source: Source, files: Sequence[str], file: str) -> list[str]:
     """
     if is_numbered(file):
         return missing_by_number([file])
+    return sorted(shard for shard in named_by_index(source, files, file) - {file} if is_confined(shard))
+
+
+def named_by_index(source: Source, files: Sequence[str], file: str) -> set[str]:
+    """The shards of the first index beside a shard that names it; none where no index does."""
     for index in (name for name in files if name.endswith(INDEX_SUFFIX) and file.endswith(".safetensors")):
         stored = (read_side_file(source, index, "container.index-invalid").content or {}).get("weight_map")
         shards = {shard for shard in stored.values() if isinstance(shard, str)} if isinstance(stored, dict) else set()
         if file in shards:
-            return sorted(shard for shard in shards - {file} if is_confined(shard))
-    return []
+            return shards
+    return set()
 
 
 def is_numbered(file: str) -> bool:

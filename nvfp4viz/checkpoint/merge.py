@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nvfp4viz.checkpoint.header import Header
-from nvfp4viz.checkpoint.index import Index, is_numbered, missing_by_number, other_shards
+from nvfp4viz.checkpoint.index import Index, is_numbered, missing_by_number, named_by_index, other_shards
 from nvfp4viz.checkpoint.problems import printable, problem
 from nvfp4viz.checkpoint.source import INDEX, LocalSource
 from nvfp4viz.checkpoint.table import Homes, TensorTable
@@ -59,6 +59,9 @@ def merge_shards(checkpoint: Checkpoint, shards: list[str], index: Index | None)
         # Of a folder on this machine it is known what lies there; an index beside one file may be of another time.
         known = only is None or (isinstance(source, LocalSource) and is_numbered(only))
         gone = set(missing) - set(around) if known else set()
+        if gone and only is not None:
+            # A copy leaves out a shard of which nothing stays: the numbers still count it, the index does not.
+            gone &= named_by_index(source, around, only) or gone
         for file in sorted(gone):
             checkpoint.problems.append(problem("container.missing-shard.by-number", file))
         checkpoint.beside = tuple(file for file in missing if only is not None and file not in gone)

@@ -591,6 +591,35 @@ def test_a_scale_alone_in_its_shard_is_injected_away_with_it(tmp_path):
     assert [item.code for item in audit(tmp_path / "holed").findings] == ["scale.missing"]
 
 
+def test_a_numbered_shard_of_which_nothing_stays(tmp_path):
+    """A shard a tensor: those of activation scales go, and neither the whole nor one of the others lacks them."""
+    write_checkpoint(tmp_path / "good", base(), config=CONFIG, hf_quant_config=QUANT, max_shard_bytes=1)
+    scales = activation_scales(base())
+    plan = mended(tmp_path / "good", tmp_path / "out", "weight-only")
+    assert len(plan.left_out) == len(scales)
+    assert plan.linked == len(base()) - len(scales)
+    assert plan.rewritten == (0, 0)
+    assert [item.code for item in audit(tmp_path / "out").findings] == ["scheme.weight-only"]
+    one = next((tmp_path / "out").glob("*.safetensors"))
+    alone = open_checkpoint(one)
+    assert alone.problems == []
+    assert alone.beside
+    # Of a whole one a shard that is really gone is told of, with an index or without.
+    other = next(path for path in (tmp_path / "out").glob("*.safetensors") if path != one)
+    other.unlink()
+    assert [(item.code, item.file) for item in open_checkpoint(one).problems] == [
+        ("container.missing-shard", other.name)
+    ]
+    name = next(iter(scales))
+    layer, expert = name.split(".")[2], name.split(".")[5]
+    inject(tmp_path / "good", tmp_path / "holed", "missing", layer=int(layer), expert=int(expert),
+           projection=name.split(".")[6].removesuffix("_proj"), role="input_scale")  # fmt: skip
+    assert [item.code for item in audit(tmp_path / "holed").findings] == ["scale.missing"]
+    # Without an index the numbers count.
+    (tmp_path / "good" / "model.safetensors.index.json").unlink()
+    assert plan_repair(tmp_path / "good", "weight-only").left_out == ()
+
+
 def test_a_single_file_becomes_the_first_of_two(tmp_path):
     """A loader that sees model.safetensors asks for no index, and would miss the new shard."""
     tensors = without(base(), "model.layers.0.mlp.experts.2.up_proj.input_scale")
