@@ -266,6 +266,8 @@ def repair(options: argparse.Namespace) -> int:
         first = report_words(options.language, f"outcome.{worse[0].outcome}")
         said = {"count": len(worse), "of": len(done.backends), "backend": worse[0].name, "outcome": first}
     say(report_words(options.language, f"repair.{'worse' if worse else 'sound'}", **said))
+    if worse and options.policy == "constant":
+        say(report_words(options.language, "repair.worse_constant"))
     return OK
 
 

@@ -411,6 +411,8 @@ def test_a_repair_says_what_its_own_audit_says(capsys, tmp_path, options, sound,
     assert (not worse) == sound
     assert ("finds no backend that breaks" in out or "也未发现会出错的后端" in out) == sound
     assert (f"{len(worse)} of 13" in out or f"有 {len(worse)} 个" in out) == (not sound)
+    # Advice about a number is for who chose one.
+    assert ("--value" in out) == (not sound and options[0] == "constant")
 
 
 def test_an_invisible_fault_says_so(capsys, good, tmp_path):
