@@ -137,6 +137,10 @@ class Facts:
             if kind == role:
                 yield table
 
+    def has_set_weights(self) -> bool:
+        """Is some second-level weight scale of an expert usable and not 1 as stored, so that somebody has set it?"""
+        return any(bool((table.good() & (table.stored != 1)).any()) for table in self.scalars("weight_scale_2"))
+
     def block(self, layer: int) -> str | None:
         """``"NVFP4"``, ``"MXFP4"``, or None for an unquantised layer."""
         dialect = self.view.dialects.get(layer)

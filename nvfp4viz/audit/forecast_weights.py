@@ -50,9 +50,7 @@ class LayerWeights:
         }
         self.unset = {kind: mask for kind, table in tables.items() if (mask := all_ones(facts, table)).any()}
         # Is there anybody whose numbers say that these should be others?
-        self.have_peers = bool(self.unset) and any(
-            bool((table.good() & (table.stored != 1)).any()) for table in facts.scalars("weight_scale_2")
-        )
+        self.have_peers = bool(self.unset) and facts.has_set_weights()
         masks = [
             self.mismatched, *self.reversed.values(), *self.far.values(), *self.unset.values(), *self.classes.values(),
         ]  # fmt: skip

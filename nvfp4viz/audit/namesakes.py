@@ -94,10 +94,7 @@ def unset_findings(facts: Facts, values: Iterable[Scalar], siblings: Iterable[tu
         fused = [found[other][1] for each in families.get(last, ()) if (other := f"{parent}.{each}") in found]
         if stored == 1 and all(number == 1 for number in fused):
             ones.append(name)
-    if not ones:
-        return
-    experts = (table.stored[table.good()] for table in facts.scalars("weight_scale_2"))
-    if any(stored != 1 for _, stored in found.values()) or any(bool((stored != 1).any()) for stored in experts):
+    if ones and (any(stored != 1 for _, stored in found.values()) or facts.has_set_weights()):
         view = facts.view
         yield make(
             "scale.identity", "info", text="scale.identity.linear.weight", role="weight_scale_2",
