@@ -11,6 +11,7 @@ from nvfp4viz.audit.forecast_scales import MILD, WILD, Effect
 from nvfp4viz.audit.labels import CONFLICTS, TWO_LABELS
 from nvfp4viz.audit.parallel import is_narrow, minds_rows, odd_rows
 from nvfp4viz.audit.report import Finding
+from nvfp4viz.audit.texts import id_list
 from nvfp4viz.audit.two_files import readers_of
 from nvfp4viz.serving.selection import ACTIVATIONS
 
@@ -148,7 +149,12 @@ def of_structure(family: Family, findings: list[Finding], facts: Facts) -> Itera
         )
         refuses = family.engine == "tensorrt-llm"
         unread = item.text == "scale.missing.weight.up" and family.gate_rules
-        if lost and unread and not refuses:
+        if item.text == "expert.gap.pruned":
+            # A forecast is no worse than its finding.
+            ends = () if refuses else ("degraded", "nan", "zero")
+            fill = {"experts": id_list(item.experts or ()), "layer": item.layer}
+            yield Effect("safe", tuple(sorted((*ends, "load-error", "safe"))), "none", layers, "why.numbers", fill)
+        elif lost and unread and not refuses:
             fill = {"tensor": item.tensors[0], "slots": item.count}
             yield Effect("degraded", MILD, "experts", layers, "why.up-unread", fill)
         elif item.text == "scale.missing.mixer.perhaps":

@@ -121,8 +121,11 @@ def absent_or_gap(facts: Facts, layer: int, projection: str | None, lost: Mask) 
         if ids:
             text = f"{code}.projection" if projection else code
             severity, pruned = "error", layer in facts.pruned and projection is None
-            if pruned:
+            if pruned and 2 * len(facts.pruned) >= len(facts.view.moe_layers):
                 severity, text = "info", "expert.gap.pruned"
+            elif pruned:
+                # Pruning leaves gaps in nearly every layer.
+                text = "expert.gap.renumbered"
             elif code == "expert.absent" and projection is None:
                 text, severity = _word_for(facts, layer, len(lost))
             kinds = [projection] if projection else facts.view.projections_in[layer]

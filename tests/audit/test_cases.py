@@ -710,9 +710,30 @@ def test_a_pruned_model_that_kept_its_numbers():
     assert [(item.code, item.experts) for item in report.findings] == [("expert.gap", (1, 4))]
     assert report.coverage["input_scale"].expected == report.coverage["input_scale"].present == 12
     assert set(outcomes(report).values()) == {"safe"}
+    # A loader that counts from zero does not find them all.
+    for one in report.backends:
+        assert {"load-error", "safe"} <= set(one.possible)
+        assert ("zero" in one.possible) == (one.name != "tensorrt-llm")
     # One expert fewer than it says is a gap again.
     report = audit(opened(without(tensors, f"{E}.2."), {**CONFIG, "num_experts": 4}))
     assert {code for code, *_ in found(report)} == {"expert.gap", "config.conflict"}
+
+
+@pytest.mark.parametrize("layers", [1, 2, 4])
+def test_one_layer_with_other_numbers_was_not_pruned(layers):
+    """Pruning leaves gaps in nearly every layer: one of four alone is an error, with slots that nobody writes."""
+    tensors = {}
+    for k in range(layers):
+        for name, item in base(experts=4).items():
+            number = "4" if k == 0 and f"{E}.1." in name else "1"
+            tensors[name.replace("layers.0", f"layers.{k}").replace("experts.1.", f"experts.{number}.")] = item
+    report = audit(opened(tensors, {**CONFIG, "num_experts": 4, "num_hidden_layers": layers}))
+    [item] = [one for one in report.findings if one.code != "loader.note"]
+    text, severity = ("renumbered", "error") if layers == 4 else ("pruned", "info")
+    assert (item.text, item.severity, item.experts) == (f"expert.gap.{text}", severity, (1,))
+    assert report.coverage["input_scale"].present == 12 * layers
+    wanted = {"undefined", "load-error"} if layers == 4 else {"safe"}
+    assert set(outcomes(report).values()) == wanted
 
 
 def test_a_pruned_model_whose_config_agrees_is_sound():
