@@ -366,7 +366,7 @@ def one_width(layout: Layout) -> Built:
     family = {"gpt-oss": "gpt_oss", "w1/w2/w3": "mixtral", "fused": "llama4_text"}.get(layout.id)
     if family is None:
         return "its family has a key for the experts alone"
-    said = {"model_type": family, "intermediate_size": 3 * WIDTH, "moe_intermediate_size": None}
+    said = {"model_type": family, "intermediate_size": 4 * WIDTH, "moe_intermediate_size": None}
     return Case(layout.tensors(), [CONFLICT], with_section(layout, section_of(layout), **said))
 
 
