@@ -55,9 +55,6 @@ _COUNT = rf"\{{(\w+)\}}((?: [A-Za-z(][A-Za-z)-]*){{0,2}}?) ({'|'.join(COUNTED.sp
 # What else a number governs is written out for both: <count:its header|their headers>.
 _BOTH = r"<(\w+):([^<>|]*)\|([^<>|]*)>"
 
-# A list of layers may have one entry.
-_LAYERS = r"\blayers (\{(\w+)\})"
-
 
 def fill(template: str, values: Mapping[str, object], language: str = "en") -> str:
     """A text with its placeholders filled; in English one file is ``1 file``, not ``1 files``.
@@ -66,17 +63,12 @@ def fill(template: str, values: Mapping[str, object], language: str = "en") -> s
     '1 file has 2 tensors'
     >>> fill("{n} files with <n:its tensors|their tensors>", {"n": 1}), fill("<n:it is|they are> here", {"n": 2})
     ('1 file with its tensors', 'they are here')
-    >>> fill("of layers {among}", {"among": "2"}), fill("of layers {among}", {"among": "2, 4"})
-    ('of layer 2', 'of layers 2, 4')
     >>> fill("{n} 个文件", {"n": 1}, "zh")
     '1 个文件'
     """
     if language == "en" and any(str(value) == "1" for value in values.values()):
         template = re.sub(_COUNT, lambda found: _one(found) if str(values.get(found[1])) == "1" else found[0], template)
     if language == "en":
-        template = re.sub(
-            _LAYERS, lambda found: f"layer {found[1]}" if str(values.get(found[2])).isdecimal() else found[0], template
-        )
         template = re.sub(_BOTH, lambda found: found[2 if str(values.get(found[1])) == "1" else 3], template)
     return template.format(**values)
 

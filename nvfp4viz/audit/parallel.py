@@ -7,20 +7,24 @@ or 128 (vllm#42516: 2·80 rows a rank).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from nvfp4viz.audit.facts import MISSING, NOT_A_SCALAR, OK, Facts
 from nvfp4viz.audit.findings import make
+from nvfp4viz.audit.module_names import layers_of
 from nvfp4viz.audit.notes import layout_note
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.texts import layer_list
 from nvfp4viz.checkpoint.canonical_view import config_number
 from nvfp4viz.checkpoint.dialects import GPT_OSS
+
+if TYPE_CHECKING:
+    from nvfp4viz.audit.linears import Linear
 
 EXPERT_PARALLEL = "expert-parallel"
 SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -57,6 +61,40 @@ def parallel_findings(facts: Facts, tp: int | None, ep: int | None) -> Iterator[
         works = [size for size in SIZES if experts % size == 0]
         fill = {"experts": experts, "ranks": ep, "works": ", ".join(map(str, works))}
         yield make("parallel.alignment", "info", text="parallel.alignment.experts", count=1, fill=fill)
+
+
+# The last parts of names of matrices that ranks cut along the input.
+_DOWN = ("down_proj", "w2")
+_BLOCKS = {"NVFP4": 16, "MXFP4": 32}
+
+
+def split_linears(facts: Facts, linears: Iterable[Linear], tp: int | None) -> Iterator[Finding]:
+    """``parallel.group-split`` of shared experts and dense MLPs, whose down projection ranks cut as experts'.
+
+    Attention is cut by heads, whose width is a number of blocks.
+    """
+    found: dict[tuple[int, int], list[str]] = {}
+    for linear in linears if tp is not None else ():
+        group = _BLOCKS.get(linear.format)
+        weight = linear.tensors.get("weight", linear.tensors.get("weight_packed"))
+        if group is None or weight is None or len(weight.shape) != 2 or linear.name.rpartition(".")[2] not in _DOWN:
+            continue
+        width = weight.shape[1] * (1 if weight.dtype == "F4" else 2)
+        # Blocks that do not fill the width are a finding by themselves; the experts' own width is told of.
+        if width % group == 0 and width % (tp * group) and (width, group) != (expert_width(facts), block_size(facts)):
+            found.setdefault((width, group), []).append(weight.name)
+    for (width, group), names in found.items():
+        layers = layers_of(names, facts.view)
+        fill = {
+            "width": width, "ranks": tp, "rank": _shown(Fraction(width, tp)), "group": group,
+            "works": ", ".join(str(size) for size in SIZES if width % (size * group) == 0),
+            "drafts": bool(layers) and all(map(facts.view.is_draft, layers)),
+        }  # fmt: skip
+        yield make("parallel.group-split", "backend", text="parallel.group-split.linear", tensors=names, fill=fill)
+
+
+def _shown(number: Fraction) -> str:
+    return f"{float(number):.2f}".rstrip("0").rstrip(".")
 
 
 def is_about_ranks(item: Finding) -> bool:
@@ -192,7 +230,7 @@ def _widths(facts: Facts, width: int, group: int, tp: int | None) -> Iterator[Fi
         "works": ", ".join(map(str, works)),
     }
     if width % (ranks * group):
-        rank = f"{width / ranks:.2f}".rstrip("0").rstrip(".")
+        rank = _shown(Fraction(width, ranks))
         if _by_whole_blocks(facts, width):
             fill |= {"blocks": width // group, "share": -(-width // (ranks * group))}
             yield make("parallel.alignment", "info", text="parallel.alignment.blocks", count=1, fill=fill)

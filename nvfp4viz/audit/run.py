@@ -32,10 +32,10 @@ from nvfp4viz.audit.fp8_numbers import fp8_number_findings
 from nvfp4viz.audit.gates import gate_findings
 from nvfp4viz.audit.kv import kv_findings
 from nvfp4viz.audit.layers import layer_findings, no_layer_findings
-from nvfp4viz.audit.linears import SIBLINGS, collect_linears, linear_findings
+from nvfp4viz.audit.linears import SIBLINGS, Linear, collect_linears, linear_findings
 from nvfp4viz.audit.mlp_shapes import absent_findings, mlp_findings
 from nvfp4viz.audit.notes import mixed_findings, note_findings
-from nvfp4viz.audit.parallel import is_about_ranks, parallel_findings
+from nvfp4viz.audit.parallel import is_about_ranks, parallel_findings, split_linears
 from nvfp4viz.audit.pre_quant import pre_quant_findings, pre_quant_of_linears
 from nvfp4viz.audit.report import (
     SCHEMA,
@@ -81,6 +81,7 @@ class Audit:
     checkpoint: Checkpoint
     view: CanonicalView
     facts: Facts
+    linears: tuple[Linear, ...] = ()
     ep: int | None = None
 
     def rows(self) -> tuple[SlotRow, ...]:
@@ -175,7 +176,8 @@ def for_ranks(done: Audit, tp: int | None, ep: int | None) -> Audit:
     if not (done.view.complete and done.view.moe_layers):
         return done
     kept = [item for item in done.report.findings if not is_about_ranks(item)]
-    findings = ordered([*kept, *parallel_findings(done.facts, tp, ep)])
+    told = [*parallel_findings(done.facts, tp, ep), *split_linears(done.facts, done.linears, tp)]
+    findings = ordered([*kept, *told])
     return replace(
         done,
         ep=ep,
@@ -265,7 +267,7 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
         findings=ordered(findings),
         backends=backend_forecasts(facts, findings),
     )
-    return Audit(report, checkpoint, view, facts)
+    return Audit(report, checkpoint, view, facts, linears)
 
 
 def _expert_findings(facts: Facts, scheme: _Scheme, config: Mapping[str, Any]) -> Iterator[Finding]:

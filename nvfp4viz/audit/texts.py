@@ -78,7 +78,7 @@ _VERBS = {
 }  # fmt: skip
 _EXPERTS = re.compile(rf"\b([Ee])xperts \{{experts\}}(?: ({'|'.join(_VERBS)})\b)?")
 _THESE = re.compile(rf"\bthese experts\b(?: ({'|'.join(_VERBS)})\b)?")
-_LAYERS = re.compile(r"\b([Ll])ayers? \{(layers|unseen)\}")
+_LAYERS = re.compile(r"\b([Ll])ayers? \{(layers|unseen|among|rest)\}")
 
 
 # Words about experts that have a number of their own, and about those of a layer that has one for all.
@@ -100,6 +100,8 @@ def _inflected(template: str, params: Mapping[str, Any], language: str) -> str:
 
     >>> _inflected("Layer {layers}: experts {experts} are absent.", {"layers": "1, 2", "experts": "5"}, "en")
     'Layers {layers}: expert {experts} is absent.'
+    >>> _inflected("That of layers {among} lies far from that of layers {rest}.", {"among": "0", "rest": "1, 2"}, "en")
+    'That of layer {among} lies far from that of layers {rest}.'
     """
     experts, draft = params.get("experts"), bool(params.get("draft"))
     if params.get("of_all"):

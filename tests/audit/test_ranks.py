@@ -8,7 +8,7 @@ from nvfp4viz.audit import audit, describe, for_ranks, run_audit
 from nvfp4viz.audit.parallel import expert_ranks, expert_width, is_gated, width_ranks
 from nvfp4viz.checkpoint import open_checkpoint
 from sample_checkpoints import ensure
-from tests.audit.layouts import LAYOUTS
+from tests.audit.layouts import HIDDEN, LAYOUTS, ct_linear, linear
 from tests.audit.test_cases_config import of_width
 from tests.audit.test_forecast_rules import widened
 
@@ -174,3 +174,37 @@ def test_a_draft_with_wider_blocks_than_the_model_s(tp, cut):
             assert "32" in describe(items[0], language)[0]
         for one in report.backends:
             assert one.name == "transformers" or one.possible == ("degraded", "load-error", "safe")
+
+
+def beside(id, module, width, hidden=HIDDEN):
+    """A sound checkpoint with one MLP of another width beside its routed experts."""
+    layout, make = LAYOUTS[id], ct_linear if id == "compressed-tensors" else linear
+    tensors = layout.tensors()
+    for last, size in (("gate_proj", (width, hidden)), ("up_proj", (width, hidden)), ("down_proj", (hidden, width))):
+        tensors |= make(f"{module}.{last}", *size)
+    return layout.open(tensors)
+
+
+@pytest.mark.parametrize("id", ["modelopt", "compressed-tensors"])
+@pytest.mark.parametrize("module", ["model.layers.0.mlp.shared_expert", "model.layers.1.mlp"])
+def test_ranks_that_cut_a_block_of_a_shared_expert_or_a_dense_layer(id, module):
+    done = run_audit(beside(id, module, 48))
+    before = {item.name: item.outcome for item in done.report.backends}
+    for tp in (None, 1):
+        assert [item for item in for_ranks(done, tp, None).report.findings if item.code == "parallel.group-split"] == []
+    report = for_ranks(done, 2, None).report
+    [item] = [item for item in report.findings if item.code == "parallel.group-split"]
+    assert (item.text, item.severity, item.count) == ("parallel.group-split.linear", "backend", 1)
+    assert (item.params["width"], item.params["rank"], item.params["works"]) == (48, "24", "1")
+    assert item.tensors[0].startswith(f"{module}.down_proj.weight")
+    for one in report.backends:
+        expected = (
+            "load-error" if one.name != "transformers" and before[one.name] != "unsupported" else before[one.name]
+        )
+        assert one.outcome == expected
+    for language in ("en", "zh"):
+        assert "{" not in "".join(describe(item, language))
+    # A width that two ranks share by whole blocks, and one that the routed experts have too.
+    for width in (64, 32):
+        split = for_ranks(run_audit(beside(id, module, width)), 2, None).report
+        assert "parallel.group-split" not in {item.code for item in split.findings}
