@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from nvfp4viz.checkpoint.numbers import CLASSES
 from nvfp4viz.errors import CONTENT, content_words, error_texts, fill
 
 # A forecast names so many findings beside its own.
@@ -37,7 +38,7 @@ def report_words(language: str, key: str, **values: object) -> str:
 
 def words(text: str, params: Mapping[str, Any], language: str = "en") -> tuple[str, str]:
     """Message and advice of a text key, filled in."""
-    own = finding_texts(language).get(text)
+    own, params = finding_texts(language).get(text), _classes_in_words(params, language)
     if own is not None:
         message, advice = (_inflected(own.get(part, ""), params, language) for part in ("message", "advice"))
         # A sentence of one layer, of which the same holds in others.
@@ -48,6 +49,22 @@ def words(text: str, params: Mapping[str, Any], language: str = "en") -> tuple[s
     shared = error_texts(language)[text]
     message = f"{shared['what']} {shared['why']}" if language == "en" else shared["what"] + shared["why"]
     return fill(message, params, language) + _readers(params, language), fill(shared["next"], params, language)
+
+
+def _classes_in_words(params: Mapping[str, Any], language: str) -> Mapping[str, Any]:
+    """Classes of numbers in Chinese; in English their codes are words.
+
+    >>> dict(_classes_in_words({"classes": "nan, zero", "kind": "weight"}, "zh"))
+    {'classes': 'NaN、零', 'kind': 'weight'}
+    """
+    if language == "en":
+        return params
+    out = dict(params)
+    for key in ("classes", "kind"):
+        found = str(params.get(key) or "").split(", ")
+        if set(found) <= set(CLASSES[1:]):
+            out[key] = report_words(language, "between").join(report_words(language, f"status.{one}") for one in found)
+    return out
 
 
 def _readers(params: Mapping[str, Any], language: str) -> str:
