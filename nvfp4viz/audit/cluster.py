@@ -7,7 +7,9 @@ mount at the same place, or an address.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from time import monotonic, sleep
 from typing import Any
 
@@ -30,8 +32,8 @@ def scan_on_cluster(
     """Shards with their records, as they are finished.
 
     In place of its records a shard may have the error that a scan of it ended with: what its source said where the
-    worker is, ``source.worker`` where that sees no such source, or where too many workers died under it, or
-    ``source.no-worker`` where there was none any more for `PATIENCE`.
+    worker is, ``source.worker`` where that sees no such source, or where too many workers died under it,
+    ``source.no-worker`` where there was none any more for `PATIENCE`, or ``source.scheduler-gone``.
 
     Parameters
     ----------
@@ -64,7 +66,7 @@ def scan_on_cluster(
         client = Client(address, timeout=15, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         raise InputError("cli.scheduler", address=printable(address, 80), reason=type(error).__name__) from None
-    with client, client.as_current():
+    with _in_silence(), client, client.as_current():
         files = {
             client.submit(scan_shard, place, file, list(units), key=f"nvfp4viz-{number}-{file}", pure=False): file
             for number, (file, units) in enumerate(work.items())
@@ -72,7 +74,10 @@ def scan_on_cluster(
         for future, found in _finished(client, list(files), alone):
             file = files.pop(future)
             future.release()
-            if isinstance(found, Exception) and not isinstance(found, CheckpointError):
+            if "Cancelled" in type(found).__name__:
+                # Nobody takes a task back but a client that has lost its scheduler.
+                found = CheckpointError("source.scheduler-gone", name=printable(file))
+            elif isinstance(found, Exception) and not isinstance(found, CheckpointError):
                 # Whatever a cluster can do to a task: the shard's name and the kind of failure are what is known.
                 found = CheckpointError("source.worker", name=printable(file), reason=type(found).__name__)
             yield file, found
@@ -81,6 +86,18 @@ def scan_on_cluster(
             raise CheckpointError("source.no-workers", address=printable(address, 80), seconds=f"{PATIENCE:g}")
         for file in files.values():
             yield file, CheckpointError("source.no-worker", name=printable(file), seconds=f"{PATIENCE:g}")
+
+
+@contextmanager
+def _in_silence() -> Iterator[None]:
+    """Without the log of `distributed`, which prints a traceback where a connection ends: here that is an error."""
+    log = logging.getLogger("distributed")
+    before = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _finished(client: Any, futures: Sequence[Any], alone: Callable[[float], None]) -> Iterator[tuple[Any, Any]]:

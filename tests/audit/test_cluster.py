@@ -255,6 +255,40 @@ class Dead:
         pass
 
 
+SCHEDULER = """
+import time
+from distributed import LocalCluster
+cluster = LocalCluster(n_workers=1, threads_per_worker=1, processes=False, protocol="tcp://", dashboard_address=None)
+print(cluster.scheduler_address, flush=True)
+time.sleep(100)
+"""
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_goes_away(folder, monkeypatch, capfd):
+    """One that is killed takes its tasks along: an error for each shard that is left, at once, and no traceback."""
+    pytest.importorskip("distributed", reason="requirements-dev.txt has it")
+    monkeypatch.setattr("nvfp4viz.audit.cluster.scan_shard", slow_shard)
+    work = plan(inspect(folder), run_audit(folder).view, ())
+    found = {}
+    # Its worker imports `slow_shard`.
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    start = [sys.executable, "-c", SCHEDULER]
+    with subprocess.Popen(start, stdout=subprocess.PIPE, text=True, env=paths) as scheduler:
+        try:
+            address = scheduler.stdout.readline().strip()
+            for file, done in scan_on_cluster(address, str(folder), work):
+                scheduler.kill()
+                found[file] = done
+        finally:
+            scheduler.kill()
+    assert found.keys() == work.keys()
+    lost = [done for done in found.values() if isinstance(done, CheckpointError)]
+    assert lost
+    assert {error.code for error in lost} == {"source.scheduler-gone"}
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_shard_under_which_all_workers_died(monkeypatch):
     distributed = pytest.importorskip("distributed", reason="requirements-dev.txt has it")
 
