@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from nvfp4viz.audit import Audit, run_audit, to_json, to_text
+from nvfp4viz.audit import Audit, describe, run_audit, to_json, to_text
 from nvfp4viz.audit.backends import known_gpu
 from nvfp4viz.audit.deep import Elsewhere, can_resume
 from nvfp4viz.audit.deep_findings import deepen
@@ -264,9 +264,11 @@ def repair(options: argparse.Namespace) -> int:
     said: dict[str, object] = {}
     if worse:
         first = report_words(options.language, f"outcome.{worse[0].outcome}")
-        said = {"count": len(worse), "of": len(done.backends), "backend": worse[0].name, "outcome": first}
+        why = describe(worse[0], options.language)[0]
+        said = {"count": len(worse), "of": len(done.backends), "backend": worse[0].name, "outcome": first, "why": why}
     say(report_words(options.language, f"repair.{'worse' if worse else 'sound'}", **said))
-    if worse and options.policy == "constant":
+    # Small weight scales that a backend folds into bytes are the weights' own.
+    if options.policy == "constant" and any(not item.text.startswith("why.folded") for item in worse):
         say(report_words(options.language, "repair.worse_constant"))
     return OK
 

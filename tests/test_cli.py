@@ -415,6 +415,23 @@ def test_a_repair_says_what_its_own_audit_says(capsys, tmp_path, options, sound,
     assert ("--value" in out) == (not sound and options[0] == "constant")
 
 
+def test_what_a_backend_does_to_sound_weights_is_not_blamed_on_the_repair(capsys, tmp_path):
+    """FlashInfer's B12X folds small second-level scales into bytes that have no room for them, with any activations."""
+    layout = LAYOUTS["modelopt"]
+    tensors = layout.tensors()
+    for expert in range(8):
+        for kind in layout.kinds:
+            layout.put(tensors, expert, kind, "weight_scale_2", np.float32(2e-6))
+    del tensors[layout.name(3, "down", "input_scale")]
+    write_checkpoint(tmp_path / "a", tensors, config=layout.config, hf_quant_config=layout.quant)
+    options = ("--policy", "constant", "--value", "0.002", "--apply")
+    code, out, _ = run(capsys, "repair", str(tmp_path / "a"), str(tmp_path / "b"), *options)
+    assert code == 0
+    assert "on 1 of 13 backends, first vllm-flashinfer-b12x" in out
+    assert "E4M3" in out.splitlines()[-1]
+    assert "--value" not in out
+
+
 def test_an_invisible_fault_says_so(capsys, good, tmp_path):
     _, out, _ = run(
         capsys, "inject", good, str(tmp_path / "x"), "--fault", "nibble-swap", "--layer", "0", "--expert", "1",
