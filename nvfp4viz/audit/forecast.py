@@ -134,7 +134,9 @@ def forecast(
         effects += _each(found, lambda items: of_linears(family, items, weight_only=as_w4a16))
         # What else is known of this file says more than that it is narrow.
         effects += [*_each(found, lambda items: of_alignment(name, items, facts)), *of_width(name, facts)]
-        return _forecast(facts, name, _merged(effects, _why_safe(facts, only_mxfp4, as_w4a16)))
+        return _forecast(
+            facts, name, _merged(effects, _why_safe(facts, only_mxfp4, as_w4a16), vllm=family.engine == "vllm")
+        )
 
     return tuple(of_backend(name, family) for name, family in FAMILIES.items())
 
@@ -268,11 +270,11 @@ def _why_safe(facts: Facts, only_mxfp4: bool, as_w4a16: bool) -> str:
     return "why.safe.guessed" if guessed and not facts.view.activation_blocks else "why.safe"
 
 
-# Loads that stop at a tensor; a choice of backend is refused while the model is built.
-_OF_WEIGHTS = ("why.layout", "why.key-error", "why.sentinel")
+# Loads that stop at a tensor; vLLM refuses a choice of backend while it builds the model.
+_OF_WEIGHTS = ("why.layout", "why.key-error", "why.sentinel", "why.left-alone", "why.unlisted")
 
 
-def _merged(effects: list[Effect], safe: str) -> Effect:
+def _merged(effects: list[Effect], safe: str, *, vllm: bool) -> Effect:
     """The worst effect speaks for all; equal ones in other layers add their slots, and each what it may end in.
 
     What else is wrong is named by its findings.
@@ -280,10 +282,10 @@ def _merged(effects: list[Effect], safe: str) -> Effect:
     if not effects:
         return Effect("safe", (), "none", set(), safe)
     if any(effect.outcome == "unsupported" for effect in effects):
-        # Nobody gets as far as a load that may stop, nor to the weights.
+        # Nobody gets as far as a load that may stop, nor with vLLM to the weights.
         effects = [
             effect for effect in effects
-            if effect.outcome != "load-error" or not (effect.possible or effect.text in _OF_WEIGHTS)
+            if effect.outcome != "load-error" or not (effect.possible or (vllm and effect.text in _OF_WEIGHTS))
         ]  # fmt: skip
     effects.sort(key=_rank)
     first = effects[0]
