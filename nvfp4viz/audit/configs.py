@@ -191,10 +191,12 @@ def _against_excludes(
         yield from _excluded_fp8(lists, view, linears, note=True)
         yield from _listed_but_plain(quant, linears)
         # vLLM asks the exclude list first, of such a file too (``modelopt.py``, ``get_quant_method``).
-        named = [entry.name for entry in _telling(checkpoint, view, linears, lists) if _is_named(lists, entry.name)]
+        telling = [entry.name for entry in _telling(checkpoint, view, linears, lists)]
+        named = [name for name in telling if _is_named(lists, name.rpartition(".")[0])]
         yield from _excluded(view, lists, named, lists.lists, engines=("vllm",))
+        yield from _singled_out(lists, view, lambda module: lists.lists(module) and _is_named(lists, module))
         return
-    yield from _singled_out(lists, view)
+    yield from _singled_out(lists, view, lists.is_excluded)
     fused = fused_exclusions(lists, linears)
     yield from part_of_a_name(lists, view, linears, fused)
     yield from fused_findings(fused)
@@ -247,9 +249,9 @@ def _excluded(
     yield make("config.excluded-but-quantised", severity, tensors=excluded, count=count, fill=fill)
 
 
-def _is_named(lists: QuantConfig, scale: str) -> bool:
-    """Does an allow-list name the module of a scale, or a parent of it?"""
-    return not all(section.leaves_unnamed(scale.rpartition(".")[0]) for section in lists.sections)
+def _is_named(lists: QuantConfig, module: str) -> bool:
+    """Does an allow-list name a module, or a parent of it?"""
+    return not all(section.leaves_unnamed(module) for section in lists.sections)
 
 
 def _modules_like(name: str, view: CanonicalView, singled: Collection[int]) -> int:
@@ -265,17 +267,17 @@ def _modules_like(name: str, view: CanonicalView, singled: Collection[int]) -> i
     return sum(state == "quantised" and (at == slot.expert or at not in singled) for at, state in states.items())
 
 
-def _singled_out(quant: QuantConfig, view: CanonicalView) -> Iterator[Finding]:
+def _singled_out(quant: QuantConfig, view: CanonicalView, leaves_out: Callable[[str], bool]) -> Iterator[Finding]:
     """Quantised experts that the exclude list names by number, while it leaves the layer's others alone."""
     numbers = _named_experts(quant)
     for layer in view.moe_layers if numbers else ():
-        if view.is_whole(layer) or quant.is_excluded(view.blocks[layer]):
+        if view.is_whole(layer) or leaves_out(view.blocks[layer]):
             continue
         names: dict[str, int] = {}
         for expert in sorted(numbers):
             for kind in view.projections_in[layer]:
                 module = view.modules.get((layer, expert, kind))
-                if module is not None and module.state == "quantised" and quant.is_excluded(module.name):
+                if module is not None and module.state == "quantised" and leaves_out(module.name):
                     names[module.name] = expert
         experts = tuple(sorted(set(names.values())))
         # All of them is the layer, which has a finding of its own.

@@ -245,19 +245,26 @@ def robust_z(value: float, peers: npt.NDArray[np.float32]) -> float | None:
 def has_wrong_convention(facts: Facts, table: ScaleTable) -> bool:
     """Multipliers are far below one, divisors far above: a median on the wrong side means an exporter's mix-up.
 
-    One or two experts may just be wrong: the layer's other numbers must say the same, and where they are too few the
-    file's.
+    One or two experts may just be wrong: the layer's other numbers must say the same, or those of the same projection
+    in all layers; or all, where each of these are too few.
     """
     if table.role != "weight_scale_2":
         return False
     good = table.good()
     if not good.any() or median_of(table.values[good]) <= 1:
         return False
+    if good.sum() >= 3:
+        return True
     tables = list(facts.scalars(table.role))
-    among = ([table], [other for other in tables if other.layer == table.layer], tables)
-    pooled = (np.concatenate([each.values[each.good()] for each in some]) for some in among)
-    enough = next((values for values in pooled if len(values) >= 3), None)
-    return enough is not None and 2 * int((enough > 1).sum()) > len(enough)
+    layer = [other for other in tables if other.layer == table.layer]
+    alike = [other for other in tables if other.projection == table.projection]
+    return any(map(_are_above_one, (layer, alike))) or (len(tables) < 3 and _are_above_one(tables))
+
+
+def _are_above_one(tables: Iterable[ScaleTable]) -> bool:
+    """Are most of three numbers or more above one?"""
+    values = np.concatenate([table.values[table.good()] for table in tables])
+    return len(values) >= 3 and 2 * int((values > 1).sum()) > len(values)
 
 
 def convention_findings(facts: Facts) -> Iterator[Finding]:

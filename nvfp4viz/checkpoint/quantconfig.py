@@ -240,7 +240,7 @@ def _read(file: str, raw: Mapping[str, Any], around: Mapping[str, Any] | None = 
     method = raw.get("quant_method")
     algo = body.get("quant_algo")
     layers = body.get("quantized_layers")
-    if not isinstance(layers, dict) or (isinstance(algo, str) and algo.upper().startswith("FP8")):
+    if not isinstance(layers, dict) or (isinstance(algo, str) and algo.upper() != "MIXED_PRECISION"):
         # vLLM reads the list of MIXED_PRECISION alone: beside one name for everything it says nothing.
         layers = {}
     # A named algorithm goes before what groups say (ModelOpt writes both).

@@ -279,7 +279,7 @@ def test_layers_whose_weight_scales_are_the_other_way_up_are_no_measure_for_the_
 @pytest.mark.parametrize("experts", [1, 2])
 @pytest.mark.parametrize("id", [id for id in IDS if LAYOUTS[id].arrangement == "expert"])
 def test_a_few_experts_whose_weight_scales_are_the_other_way_up(id, experts):
-    """One number may just be wrong; with the layer's others, or the file's, it is the convention."""
+    """One number may just be wrong; with the layer's others, or all of the projection, it is the convention."""
     layout = LAYOUTS[id]
     config = with_section(layout, section_of(layout), num_hidden_layers=3, num_experts=experts)
     cells = [(k, e, kind) for k in range(3) for e in range(experts, 8) for kind in layout.kinds]
@@ -300,5 +300,7 @@ def test_a_few_experts_whose_weight_scales_are_the_other_way_up(id, experts):
     if experts * len(layout.kinds) >= 3:
         errors = [item for item in where(lambda k, kind: k == 1).findings if item.severity == "error"]
         assert [(item.code, item.layer) for item in errors] == [("scale.convention", 1)]
-    # Of one projection nobody knows that it is the convention.
+    down = where(lambda k, kind: kind == "down")
+    assert said(down) == [("scale.convention", "error")] * 3
+    # Of one projection of one layer nobody knows that it is the convention.
     assert "scale.convention" not in {code for code, _ in said(where(lambda k, kind: (k, kind) == (1, "down")))}

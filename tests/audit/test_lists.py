@@ -707,13 +707,30 @@ def test_vllm_asks_the_exclude_list_before_the_allow_list(pattern, sidecar):
         assert (one.outcome, one.possible) == ("load-error" if vllm else "safe", ()) or one.text == NARROW, one.name
 
 
-def test_an_allow_list_beside_one_name_for_everything_says_nothing():
-    """Only MIXED_PRECISION reads it: beside FP8 the experts are FP8 to every loader."""
+@pytest.mark.parametrize("algo", ["FP8", "W4A16_NVFP4", "NVFP4", ""])
+def test_an_allow_list_beside_one_name_for_everything_says_nothing(algo):
+    """Only MIXED_PRECISION reads it: the file is to every loader what it would be without the list."""
     layout = LAYOUTS["MIXED_PRECISION"]
-    section = {**section_of(layout), "quant_algo": "FP8"}
-    report = audit(layout.open(layout.tensors(), **with_section(layout, section)))
-    assert codes(report) == [("config.conflict", "error")]
-    assert set(outcomes(report).values()) == {"load-error"}
+    section = {**section_of(layout), "quant_algo": algo}
+    alone = {key: item for key, item in section.items() if key != "quantized_layers"}
+    listed, plain = (audit(layout.open(**with_section(layout, each))) for each in (section, alone))
+    assert (listed.findings, listed.backends, listed.format) == (plain.findings, plain.backends, plain.format)
+    expected = {"FP8": ("config.conflict", "error"), "W4A16_NVFP4": ("config.conflict", "warn")}
+    assert {expected[algo]} <= {*codes(listed)} if algo in expected else codes(listed)
+
+
+@pytest.mark.parametrize("tail", ["3*", "3.up_proj"])
+def test_an_expert_that_both_lists_of_a_mixed_file_name(tail):
+    """vLLM asks for the layer as a whole and never notices; a loader that asks for each module does."""
+    layout = LAYOUTS["MIXED_PRECISION"]
+    names = [layout.name(e, kind, "weight").removesuffix(".weight") for e in range(EXPERTS) for kind in layout.kinds]
+    section = section_of(layout)
+    others = {name: item for name, item in section["quantized_layers"].items() if name != MLP}
+    listed = {name: {"quant_algo": "NVFP4", "group_size": 16} for name in names}
+    both = {**section, "exclude_modules": [f"{MLP}.{tail}"], "quantized_layers": {**listed, **others}}
+    report = audit(layout.open(**with_section(layout, both)))
+    assert found(report) == [("config.excluded-but-quantised", "warn", 0, None, (3,))]
+    assert codes(audit(layout.open(**with_section(layout, {**both, "exclude_modules": ["lm_head"]})))) == []
 
 
 @pytest.mark.parametrize("id", ["W4A16", "NVFP4_AWQ"])
