@@ -281,11 +281,13 @@ def _merged(effects: list[Effect], safe: str, *, vllm: bool) -> Effect:
     """
     if not effects:
         return Effect("safe", (), "none", set(), safe)
-    if any(effect.outcome == "unsupported" for effect in effects):
-        # Nobody gets as far as a load that may stop, nor with vLLM to the weights.
+    refused = {effect.text for effect in effects if effect.outcome == "unsupported"}
+    if refused:
+        # Nobody gets as far as a load that may stop, nor with vLLM to the weights; rows are refused behind these.
+        built = not vllm or refused == {"why.alignment"}
         effects = [
             effect for effect in effects
-            if effect.outcome != "load-error" or not (effect.possible or (vllm and effect.text in _OF_WEIGHTS))
+            if effect.outcome != "load-error" or not (effect.possible or (effect.text in _OF_WEIGHTS and not built))
         ]  # fmt: skip
     effects.sort(key=_rank)
     first = effects[0]
