@@ -237,17 +237,15 @@ def missing_by_number(shards: list[str]) -> list[str]:
     >>> missing_by_number(["shard0of3.safetensors", "shard2of3.safetensors"])
     ['shard1of3.safetensors']
     """
-    present = set(shards)
+    matches = [match for name in shards if (match := _NUMBERED.match(name))]
     # Some count from zero.
-    zero = {match["stem"] for name in shards if (match := _NUMBERED.match(name)) and not int(match["number"])}
-    missing: set[str] = set()
-    for name in shards:
-        match = _NUMBERED.match(name)
+    zero = {match["stem"] for match in matches if not int(match["number"])}
+    series = {(match["stem"], len(match["number"]), match["of"], match["count"]) for match in matches}
+    promised = {
+        f"{stem or ''}{k + (stem not in zero):0{width}d}{of}{count}.safetensors"
+        for stem, width, of, count in series
         # A wild count in a file's name is no reason to make a long list.
-        if match and int(match["count"]) <= 10_000:
-            width, first = len(match["number"]), 0 if match["stem"] in zero else 1
-            missing |= {
-                f"{match['stem'] or ''}{k:0{width}d}{match['of']}{match['count']}.safetensors"
-                for k in range(first, first + int(match["count"]))
-            } - present
-    return sorted(missing)
+        if int(count) <= 10_000
+        for k in range(int(count))
+    }
+    return sorted(promised.difference(shards))
