@@ -13,10 +13,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks import harness
 from benchmarks.big_checkpoint import DEEPSEEK_LAYERS, DEEPSEEK_SHARDS, EXPERTS, Made, make
@@ -41,23 +40,29 @@ EXPONENT = 1.1
 # MoE layers of the four sizes: 21,504, 79,872, 178,176 and 399,360 tensors.
 SIZES = (7, 26, DEEPSEEK_LAYERS, 130)
 
-Process = tuple[float, int, str]
+
+class Process(NamedTuple):
+    """What a process took: its start by the clock that all processes share, seconds, peak bytes; and what it wrote."""
+
+    begin: float
+    seconds: float
+    peak: int
+    out: str
 
 
 # A process of its own between us and what is measured: Linux lets a child's peak begin at its parent's.
 LAUNCH = """
 import os, subprocess, sys, time
-start = time.perf_counter()
+start = time.monotonic()
 process = subprocess.Popen([sys.executable, *sys.argv[1:]])
 _, status, usage = os.wait4(process.pid, 0)
-seconds = time.perf_counter() - start
-print(seconds, usage.ru_maxrss, file=sys.stderr)
+print(start, time.monotonic() - start, usage.ru_maxrss, file=sys.stderr)
 sys.exit(os.waitstatus_to_exitcode(status) != 0)
 """
 
 
 def run(command: list[str]) -> Process:
-    """Wall seconds, peak resident bytes, and standard output of one process of this interpreter."""
+    """One process of this interpreter, measured without the one that measures it."""
     # Where nothing may be cached, each process would compile the modules that were edited since; the warm-up does it.
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(
@@ -65,13 +70,13 @@ def run(command: list[str]) -> Process:
     )
     if done.returncode:
         raise RuntimeError(f"{command} ended with an error:\n{done.stderr}")
-    seconds, peak = done.stderr.splitlines()[-1].split()
+    begin, seconds, peak = done.stderr.splitlines()[-1].split()
     # Linux counts kibibytes, macOS bytes.
-    return float(seconds), int(peak) * (1 if sys.platform == "darwin" else 1024), done.stdout
+    return Process(float(begin), float(seconds), int(peak) * (1 if sys.platform == "darwin" else 1024), done.stdout)
 
 
 def read(method: str, folder: Path) -> dict:
-    return json.loads(run(["-m", "benchmarks.read_phase", method, str(folder)])[2])
+    return json.loads(run(["-m", "benchmarks.read_phase", method, str(folder)]).out)
 
 
 @contextmanager
@@ -100,12 +105,10 @@ def whole_process(folder: Path, rounds: int) -> harness.Section:
     peak = 0
     for turn in range(rounds + 1):
         for name, command in commands.items():
-            begin = time.monotonic()
-            seconds, memory, out = run(command)
-            seconds = float(out) - begin if "monotonic" in command[1] else seconds
+            done = run(command)
             if turn:
-                times[name].append(seconds)
-                peak = max(peak, memory)
+                times[name].append(float(done.out) - done.begin if "monotonic" in command[1] else done.seconds)
+                peak = max(peak, done.peak)
     middle = {name: statistics.median(values) for name, values in times.items()}
     return harness.Section(
         "Whole processes",
@@ -196,9 +199,9 @@ def deep(quick: bool, rounds: int) -> harness.Section:
         for _ in range(rounds):
             for name, method in methods.items():
                 cold(paths)
-                _, memory, text = run(["-m", "benchmarks.read_phase", method, str(big.folder)])
-                times[name].append(json.loads(text)["seconds"])
-                peak = max(peak, memory)
+                done = run(["-m", "benchmarks.read_phase", method, str(big.folder)])
+                times[name].append(json.loads(done.out)["seconds"])
+                peak = max(peak, done.peak)
     note = f"{big.nbytes / 1e9:.1f} GB of packed codes and block scales, dropped from the page cache before every run."
     return half_the_rate("--deep", note, times, big.nbytes, "the disk's sequential", peak, 1000)
 
@@ -215,9 +218,9 @@ def mending(quick: bool) -> harness.Section:
         peak = 0
         for _ in range(1 if quick else 3):
             for name, command in candidates.items():
-                seconds, memory, _ = run(command)
-                times.setdefault(name, []).append(seconds)
-                peak = max(peak, memory) if command is repair else peak
+                done = run(command)
+                times.setdefault(name, []).append(done.seconds)
+                peak = max(peak, done.peak) if command is repair else peak
                 shutil.rmtree(out)
     size = f"{big.nbytes / 1e9:.1f} GB in {len(files)} shards"
     note = f"{size} that all change, each written, and on the disk at the end."
