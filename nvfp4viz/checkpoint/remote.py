@@ -406,7 +406,11 @@ class HubSource(RemoteSource):
             raise CheckpointError("source.hub-offline", name=self.name) from None
         except errors.HfHubHTTPError as error:
             status = getattr(error.response, "status_code", 0)
-            raise CheckpointError("source.status", name=self.name, status=status) from None
+            # Mirrors of the hub say it by the status alone.
+            if status == 404:
+                raise CheckpointError("source.hub-repository", name=self.name) from None
+            code = "source.forbidden" if status in (401, 403) else "source.status"
+            raise CheckpointError(code, name=self.name, status=status) from None
         except Exception as error:
             # The hub's client has changed its HTTP library before; whatever it raises, nobody answered.
             host = host_of(api.endpoint)

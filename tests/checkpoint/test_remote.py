@@ -624,6 +624,8 @@ def hub_site(files, storage, name="owner/model"):
     missing = {"X-Error-Code": "RepoNotFound"}
     api["/api/models/owner/absent"] = (404, {"error": "Repository not found"}, missing)
     api["/api/models/owner/ill"] = (500, {"error": "ill"}, {})
+    # A mirror that leaves the hub's own codes out.
+    api |= {f"/api/models/owner/bare-{status}": (status, {}, {}) for status in (401, 403, 404)}
     api["/api/models/owner/gated"] = (403, {"error": "gated"}, {"X-Error-Code": "GatedRepo"})
     api[f"/api/models/{name}/revision/nope"] = (404, {"error": "no"}, {"X-Error-Code": "RevisionNotFound"})
     return Site({}, redirect=f"{storage.address}/blobs/", api=api)
@@ -677,6 +679,9 @@ def test_others_are_told_the_commit(hub):
         ("hf://owner/absent", "source.hub-repository"),
         ("hf://owner/gated", "source.hub-gated"),
         ("hf://owner/ill", "source.status"),
+        ("hf://owner/bare-404", "source.hub-repository"),
+        ("hf://owner/bare-403", "source.forbidden"),
+        ("hf://owner/bare-401", "source.forbidden"),
         ("hf://owner/model@nope", "source.hub-revision"),
         ("hf://owner", "source.hub-name"),
         ("hf://owner/name@", "source.hub-no-revision"),
