@@ -158,8 +158,13 @@ DEEP_CODES = (
 )  # fmt: skip
 """Findings of ``--deep`` that change what a backend computes."""
 
+LARGE = "block-scale.exponent-cast.large"
+"""Of an exponent cast: the text where scales became 2^6 and more, and not next to nothing."""
 
-def outcome_of_bytes(backend: str, code: str, projection: str | None) -> tuple[str, tuple[str, ...]]:
+
+def outcome_of_bytes(
+    backend: str, code: str, projection: str | None, *, large: bool = False
+) -> tuple[str, tuple[str, ...]]:
     """What wrong bytes in a weight do, as `outcome_of_scales`.
 
     Parameters
@@ -168,6 +173,8 @@ def outcome_of_bytes(backend: str, code: str, projection: str | None) -> tuple[s
         One of `DEEP_CODES`.
     projection
         An expert's; None for an ordinary layer.
+    large
+        The finding's text is `LARGE`.
 
     Notes
     -----
@@ -182,7 +189,8 @@ def outcome_of_bytes(backend: str, code: str, projection: str | None) -> tuple[s
     if code == "weight.all-zero":
         return "zero", ()
     if code == "block-scale.exponent-cast":
-        return "zero", ("degraded", "zero")
+        # Some 2^14 too large: F16 has nothing above 2^16, and a square beyond F32 makes the next norm give zero.
+        return ("degraded", ("degraded", "nan", "zero")) if large else ("zero", ("degraded", "zero"))
     if code == "block-scale.nan":
         inner = projection in ("gate", "up", "gate_up") and FAMILIES[backend].reach != "none"
         if not inner and not backend.endswith(("marlin", "humming")):

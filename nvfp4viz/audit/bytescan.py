@@ -45,7 +45,8 @@ class Scan(msgspec.Struct, array_like=True, gc=False):
     nan_at, negative_at
         Places of the first few, counted in bytes from the tensor's first.
     cast
-        E8M0 bytes are what a cast of 2^(b − 127) to an integer leaves.
+        ``"integers"``: E8M0 bytes are what a cast of 2^(b − 127) to an integer leaves; ``"exponents"``: what one of the
+        integer b to E8M0 leaves.
     numbers
         Of scales that are numbers by themselves (F32, BF16, …): how many there are.
     wrong
@@ -61,7 +62,7 @@ class Scan(msgspec.Struct, array_like=True, gc=False):
     negatives: int = 0
     nan_at: tuple[int, ...] = ()
     negative_at: tuple[int, ...] = ()
-    cast: bool = False
+    cast: str = ""
     numbers: int = 0
     wrong: dict[str, tuple[int, tuple[int, ...]]] = {}
 
@@ -93,7 +94,7 @@ class Scanner:
     def done(self) -> Scan:
         scan = self._scan
         if self.kind == "E8M0":
-            scan.cast = _looks_cast(self._seen)
+            scan.cast = _cast_of(self._seen)
         return scan
 
     def _piece(self, data: Bytes) -> None:
@@ -177,8 +178,12 @@ def _first(known: tuple[int, ...], found: npt.NDArray[Any], begin: int) -> tuple
 # Powers of two as integers, and 0 for everything below one.  Real exponents lie about 127, so that 64 and 128 (2^-63
 # and 2) alone would prove nothing.
 _POWERS = frozenset({0, *(1 << k for k in range(8))})
+# What torch makes of the integers 48 to 254 in E8M0: 2^6, 2^7 and 2^8; no matrix has 64 times 6 in every block.
+_OF_INTEGERS = frozenset({133, 134, 135})
 
 
-def _looks_cast(seen: npt.NDArray[np.bool_]) -> bool:
+def _cast_of(seen: npt.NDArray[np.bool_]) -> str:
     bytes_seen = set(np.flatnonzero(seen).tolist()) - {255}
-    return bool(bytes_seen) and bytes_seen <= _POWERS and min(bytes_seen) < 64
+    if bytes_seen and bytes_seen <= _POWERS and min(bytes_seen) < 64:
+        return "integers"
+    return "exponents" if bytes_seen - {0} and bytes_seen - {0} <= _OF_INTEGERS else ""

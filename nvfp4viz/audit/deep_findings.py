@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from nvfp4viz.audit.backends import LARGE
 from nvfp4viz.audit.bytescan import Scan
 from nvfp4viz.audit.containers import container_findings
 from nvfp4viz.audit.deep import DeepScan, Elsewhere, Progress, Unit, deep_scan
@@ -31,6 +32,7 @@ Pairs = list[tuple[Unit, Scan]]
 SATURATED = 0.3
 # Fewer codes than this prove nothing about their distribution.
 ENOUGH = 1024
+_CAST = "block-scale.exponent-cast"
 
 
 def deepen(
@@ -140,7 +142,9 @@ def deep_findings(scan: DeepScan) -> Iterator[Finding]:
         yield from _bytes(layer, projection, nans, "nan", lambda seen: (seen.nans, seen.nan_at))
         negative = [pair for pair in scales if pair[1].negatives]
         yield from _bytes(layer, projection, negative, "negative", lambda seen: (seen.negatives, seen.negative_at))
-        yield from _plain(layer, projection, cast, "block-scale.exponent-cast")
+        for way in ("integers", "exponents"):
+            alike = [pair for pair in cast if pair[1].cast == way]
+            yield from _plain(layer, projection, alike, _CAST, _CAST if way == "integers" else LARGE)
         yield from _plain(layer, projection, zero, "weight.all-zero")
         # Zero codes explain zero scales, and a sign bit has its finding.
         lost = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nvfp4viz.audit.backends import DEEP_CODES, Family, activation_of, is_clamped, outcome_of_bytes
+from nvfp4viz.audit.backends import DEEP_CODES, LARGE, Family, activation_of, is_clamped, outcome_of_bytes
 from nvfp4viz.audit.facts import Facts
 from nvfp4viz.audit.forecast_scales import MILD, WILD, Effect
 from nvfp4viz.audit.labels import CONFLICTS, TWO_LABELS
@@ -283,8 +283,9 @@ def of_bytes(name: str, family: Family, findings: list[Finding]) -> Iterable[Eff
     for item in findings:
         if item.code not in DEEP_CODES:
             continue
-        outcome, possible = outcome_of_bytes(name, item.code, item.projection)
-        text, fill = f"why.{item.code}", {**item.params, "layer": item.layer, "slots": item.count}
+        large = item.text.startswith(LARGE)
+        outcome, possible = outcome_of_bytes(name, item.code, item.projection, large=large)
+        text, fill = f"why.{LARGE if large else item.code}", {**item.params, "layer": item.layer, "slots": item.count}
         if item.text.endswith(".linear"):
             # Every token passes an ordinary layer; its NaN bytes are the one thing that vLLM looks for on loading.
             stops = item.code == "block-scale.nan" and family.engine == "vllm"

@@ -4,6 +4,7 @@ import os
 import shutil
 import tracemalloc
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -14,7 +15,7 @@ from nvfp4viz.audit.deep_findings import deepen
 from nvfp4viz.audit.linears import collect_linears
 from nvfp4viz.checkpoint import FAULTS, Tensor, inject, inspect, memory_checkpoint, tensor, write_checkpoint
 from nvfp4viz.errors import CheckpointError, InputError
-from tests.audit.layouts import EXPERTS, HIDDEN, LAYOUTS, SIZES, linear
+from tests.audit.layouts import EXPERTS, HIDDEN, LAYOUTS, SIZES, fp8, linear
 from tests.checkpoint.checkpoint_fixtures import CONFIG, QUANT, base, opened
 from tests.checkpoint.web_server import Site, serve
 
@@ -86,20 +87,25 @@ def test_the_first_places_are_kept_across_pieces():
 @pytest.mark.parametrize(
     ("values", "cast"),
     [
-        ([118, 120, 121], False),
-        ([0, 0, 1, 4], True),
-        ([0, 0, 0], True),
-        ([128, 128], False),
-        ([64, 128], False),
-        ([0, 120], False),
-        ([0, 2, 255], True),
-        ([255], False),
+        ([118, 120, 121], ""),
+        ([0, 0, 1, 4], "integers"),
+        ([0, 0, 0], "integers"),
+        ([128, 128], ""),
+        ([64, 128], ""),
+        ([0, 120], ""),
+        ([0, 2, 255], "integers"),
+        ([255], ""),
+        # The bytes 120 and 90 become the powers of two next to 120 and to 90.
+        ([134, 133], "exponents"),
+        ([134, 0, 255], "exponents"),
+        ([134, 120], ""),
+        ([135, 136], ""),
     ],
 )
 def test_exponents_that_were_cast(values, cast):
     scanner = Scanner("E8M0")
     scanner.add(np.uint8(values))
-    assert scanner.done().cast is cast
+    assert scanner.done().cast == cast
 
 
 # ------------------------------------------------------------------------- each fault in each layout
@@ -122,6 +128,11 @@ def put(value, *place):
         part[place or ...] = value
 
     return change
+
+
+def cast_by_value(part):
+    """What ``.to(torch.float8_e8m0fnu)`` makes of exponents' bytes."""
+    part[...] = part.astype(np.float32).astype(ml_dtypes.float8_e8m0fnu).view(np.uint8)
 
 
 @pytest.mark.parametrize("id", LAYOUTS)
@@ -150,6 +161,7 @@ def test_every_fault_in_every_layout(id):
         cases += [
             (("weight_scale", put(0xFF, 2, 0)), "block-scale.nan", "error", 1),
             (("weight_scale", put(0)), "block-scale.exponent-cast", "warn", 1),
+            (("weight_scale", cast_by_value), "block-scale.exponent-cast", "warn", 1),
         ]
     for (role, change), code, severity, count in cases:
         checkpoint = layout.open(spoiled(layout, kind, role, change))
@@ -623,6 +635,20 @@ def test_exponents_that_were_cast_leave_nothing_of_the_weights(layout):
     found = outcomes(layout.open(tensors))
     assert served
     assert {found[name] for name in served} == {"zero"}
+    # The other way round they make the weights far too large.
+    found = outcomes(layout.open(spoiled(layout, layout.kinds[-1], "weight_scale", cast_by_value)))
+    assert {found[name] for name in served} == {"degraded"}
+
+
+@pytest.mark.parametrize(("byte", "text"), [(120, None), (0, ""), (134, ".large")])
+def test_exponents_of_ordinary_layers_that_were_cast_are_one_finding(byte, text):
+    layout, names = LAYOUTS["DeepSeek V4"], ["layers.0.attn.wq_a", "layers.0.attn.wq_b"]
+    tensors = layout.tensors()
+    for name in names:
+        tensors |= fp8(name, "scale", "F8_E8M0") | {f"{name}.scale": Tensor("F8_E8M0", (1, 1), bytes([byte]))}
+    report = deepen(run_audit(layout.open(tensors))).report
+    expected = [(f"block-scale.exponent-cast{text}.linear", 2)] if text is not None else []
+    assert [(item.text, item.count) for item in report.findings] == expected
 
 
 def test_a_scan_that_fails_before_its_first_shard_leaves_no_file(tmp_path):
