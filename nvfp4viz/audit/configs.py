@@ -190,11 +190,16 @@ def _against_excludes(
     if not quant.sections or quant.algo == "MIXED_PRECISION":
         yield from _excluded_fp8(lists, view, linears, note=True)
         yield from _listed_but_plain(quant, linears)
-        # vLLM asks the exclude list first, of such a file too (``modelopt.py``, ``get_quant_method``).
-        telling = [entry.name for entry in _telling(checkpoint, view, linears, lists)]
-        named = [name for name in telling if _is_named(lists, name.rpartition(".")[0])]
-        yield from _excluded(view, lists, named, lists.lists, engines=("vllm",))
-        yield from _singled_out(lists, view, lambda module: lists.lists(module) and _is_named(lists, module))
+        # vLLM asks the exclude list first, of such a file too (``modelopt.py``, ``get_quant_method``).  Experts that no
+        # entry names besides are left out by the allow-list already, and told so (`label_findings`).
+        ordinary = {linear.name for linear in linears}
+
+        def leaves_out(module: str) -> bool:
+            return lists.lists(module) and (module in ordinary or _is_named(lists, module))
+
+        telling = (entry.name for entry in _telling(checkpoint, view, linears, lists))
+        yield from _excluded(view, lists, telling, leaves_out, engines=("vllm",))
+        yield from _singled_out(lists, view, leaves_out)
         return
     yield from _singled_out(lists, view, lists.is_excluded)
     fused = fused_exclusions(lists, linears)

@@ -329,14 +329,17 @@ TOGETHER = {
 def _left_out_linears(checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear]) -> Iterator[Finding]:
     """Quantised modules that an allow-list forgets, so that servers build them unquantised.
 
-    It must name their namesakes in other layers, or of their layer something else and nothing of their parent: a list
-    may have another name for them.  A module is built as what it is fused with.
+    It must name their namesakes in other layers, or of their layer something else and of their parent nothing, or only
+    what is stored under that name: a list may have another name for them.  Outside the layers it must name nothing that
+    ends like them.  A module is built as what it is fused with.
     """
     quant = checkpoint.quant_config
     method = quant.used.method if quant.used is not None else None
     if quant.algo != "MIXED_PRECISION" or not (method is None or method.startswith("modelopt")):
         return
     named = {without_numbers(linear.name) for linear in linears if quant.listed_algo(linear.name)}
+    stored, experts = {linear.name for linear in linears}, tuple(view.blocks.values())
+    ends = {name.rpartition(".")[2] for section in quant.sections for name in section.quantized_layers}
     found: dict[tuple[str, bool], list[str]] = {}
     for linear in linears:
         scaled = linear.format in ("NVFP4", "MXFP4") or (linear.format == "FP8" and fp8_scale(linear) is not None)
@@ -347,8 +350,12 @@ def _left_out_linears(checkpoint: Checkpoint, view: CanonicalView, linears: Sequ
         if any(quant.listed_algo(f"{parent}.{other}") for other in others):
             continue
         head = layer_number(linear.name, view.layers)[2]
-        beside = bool(head) and quant.lists_below(head) and not quant.lists_below(parent)
-        if without_numbers(linear.name) in named or (beside and is_quantised_by_all(linear.name)):
+        beside = bool(head) and is_quantised_by_all(linear.name) and quant.lists_below(head)
+        if beside:
+            entries = (f"{parent}.{rest}" for section in quant.sections for rest in section.listed_below(parent))
+            beside = all(entry in stored or entry.startswith(experts) for entry in entries)
+        alone = not head and linear.format != "FP8" and last not in ends
+        if without_numbers(linear.name) in named or beside or alone:
             found.setdefault((linear.format, is_draft(linear.name, view.layers)), []).append(linear.name)
     for (kind, draft), names in found.items():
         yield make(

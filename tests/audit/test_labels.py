@@ -402,3 +402,40 @@ def test_names_that_stand_for_several_modules():
     assert found(forgetful("MiniMax-M3", q, k, v, together=f"{at}.qkv_proj")) == []
     assert found(forgetful("MiniMax-M3", q, k, v, f"{at}.o_proj", together=at)) == []
     assert len(found(forgetful("MiniMax-M3", q, k, v))) == 1
+
+
+ORDINARY = (
+    "lm_head", "model.layers.0.self_attn.o_proj", "model.layers.0.mlp.shared_expert.down_proj",
+    "model.layers.0.mlp.down_proj",
+)  # fmt: skip
+
+
+def mixed_with(*names, listed=(), excluded=()):
+    """The MIXED_PRECISION layout with more NVFP4 modules, some of which its two lists name."""
+    layout = LAYOUTS["MIXED_PRECISION"]
+    quant = copy.deepcopy(layout.quant)
+    quant["quantization"]["quantized_layers"] |= {name: {"quant_algo": "NVFP4", "group_size": 16} for name in listed}
+    quant["quantization"]["exclude_modules"] = list(excluded)
+    more = {key: item for name in names for key, item in linear(name).items()}
+    return audit(layout.open({**layout.tensors(), **more}, quant=quant))
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_a_module_of_a_mixed_file_in_each_of_its_lists(name):
+    """Excluded is excluded, whether the allow-list names it or not; in neither list it is forgotten."""
+    beside = [name.replace("down", other) for other in ("gate", "up")] if "down" in name else []
+    excluded = [("config.excluded-but-quantised", "warn", None, None, None)]
+    assert found(mixed_with(name, *beside, listed=[name, *beside])) == []
+    assert found(mixed_with(name, *beside, listed=[name, *beside], excluded=[name])) == excluded
+    assert found(mixed_with(name, *beside, listed=beside, excluded=[name])) == excluded
+    forgotten = mixed_with(name, *beside, listed=beside)
+    assert found(forgotten) == CONFLICT
+    assert refused(forgotten)
+    assert [item.tensors for item in forgotten.findings if item.code == "config.conflict"] == [(name,)]
+
+
+def test_a_name_that_an_allow_list_may_have_for_it():
+    names = [f"model.layers.0.mlp.{kind}_proj" for kind in ("gate", "up", "down")]
+    assert found(mixed_with(*names, listed=["model.layers.0.mlp.gate_up_proj"])) == []
+    assert found(mixed_with("lm_head", listed=["language_model.lm_head"])) == []
+    assert found(mixed_with("lm_head", listed=["lm_head*"])) == []
