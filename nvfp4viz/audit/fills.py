@@ -143,6 +143,9 @@ def _fills_of(
         left = copied & ~np.logical_or.reduce([*found.values(), copied & False])
         if left.any():
             out[kind]["copied-maximum"] = left
+    own = _copies_in_down(tables, over) & ~copied
+    if own.any() and not out["down"]:
+        out["down"]["copied-maximum.down"] = own
     return out
 
 
@@ -309,6 +312,28 @@ def _copies_of_maximum(tables: Mapping[str, ScaleTable], over: int) -> Mask:
         return none
     filled = np.logical_and.reduce([_shares_maximum(table) for table in tables.values()])
     return filled if filled.sum() >= (3 if is_coarse(tables["down"], over) else 1) else none
+
+
+# A function that is clamped, as gpt-oss's at 7 and DeepSeek V4's at 10, gives many experts its largest product to the
+# last bit: 56 or 100, or what a sigmoid leaves of it.  No clamp that is known gives more than this.
+_LARGEST_BOUND, _NEAR = 256, 1e-4
+
+
+def _copies_in_down(tables: Mapping[str, ScaleTable], over: int) -> Mask:
+    """Experts that share down's maximum alone, where it is neither chance nor the bound of a clamped function.
+
+    Three at least: what `repair` puts into one empty slot is no news.
+    """
+    table = tables.get("down")
+    none = np.zeros(0 if table is None else len(table.values), np.bool_)
+    if table is None or table.shared or (table.state == UNREADABLE).any() or is_coarse(table, over):
+        return none
+    found = _shares_maximum(table)
+    if found.sum() < 3:
+        return none
+    amax = float(table.values[found][0]) * over
+    bound = amax <= _LARGEST_BOUND and abs(amax - round(amax)) <= _NEAR * amax
+    return none if bound or are_coarse(table.values[found][:1], over) else found
 
 
 def least_copies(facts: Facts, layer: int) -> int:

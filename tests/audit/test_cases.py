@@ -797,13 +797,24 @@ def filled(coarse: bool, experts, kinds):
         (True, (2,), ("gate", "up", "down"), False),  # two of eight may share a BF16 amax by chance
         (True, (2, 5), ("gate", "up", "down"), True),
         (False, (0, 1, 2, 3, 4), ("gate", "up"), False),  # one loud token, routed to all of them
-        (False, (2, 3), ("down",), False),
+        (False, (2, 3), ("down",), True),
+        (False, (2,), ("down",), False),  # what a repair of one slot leaves
+        (True, (2, 3), ("down",), False),
+        (False, (2, 3), ("gate",), False),
         (False, (0, 1, 2, 3, 4, 5, 6), ("gate", "up", "down"), False),  # a synchronised layer
     ],
 )
 def test_what_counts_as_a_copied_maximum(coarse, experts, kinds, noticed):
-    expected = [("scale.filled", "warn", 0, kind, (*experts, 7)) for kind in ("gate", "up", "down")]
+    expected = [("scale.filled", "warn", 0, kind, (*experts, 7)) for kind in kinds]
     assert filled(coarse, experts, kinds) == (expected if noticed else [])
+
+
+@pytest.mark.parametrize("bound", [7, 10, 56, 100, 55.99963])
+def test_the_bound_of_a_clamped_function_is_no_copied_maximum(bound):
+    """gpt-oss's SwiGLU ends at 8 x 7, DeepSeek V4's at 10 x 10: what saturates there is equal, and was measured."""
+    tensors = {**base(experts=8), **{name: scalar(value) for name, value in spread(coarse=False).items()}}
+    tensors |= {f"{E}.{e}.down_proj.input_scale": scalar(np.float32(bound) / np.float32(2688)) for e in (2, 3, 5)}
+    assert found(audit(opened(tensors, {**CONFIG, "num_experts": 8}))) == []
 
 
 def test_synchronised_scales_are_normal():
