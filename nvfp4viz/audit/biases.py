@@ -1,18 +1,21 @@
 """Biases that one layer lacks and all others have beside the same weights: ``scale.missing`` of the role ``bias``.
 
-As for a projection of attention (`sisters`), nothing but the other layers says that they belong there.
+As for a projection of attention (`sisters`), nothing but the other layers says that they belong there.  And biases of
+another shape than their weight: ``weight.shape`` of the same role.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from math import prod
 
 from nvfp4viz.audit.findings import make
 from nvfp4viz.audit.module_names import is_draft, layer_of, layers_of
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.shapes import text_part
-from nvfp4viz.checkpoint import CanonicalView, Checkpoint
+from nvfp4viz.audit.texts import layer_list
+from nvfp4viz.checkpoint import CanonicalView, Checkpoint, TensorEntry, printable
 
 _BIAS = re.compile(r"^(.*?(?:^|\.)(?:layers|blocks|h))\.(\d{1,6})\.(.+[._]bias)$")
 # How the weight is called that a bias belongs to, behind the bias's own name or that of the module that holds it.
@@ -20,12 +23,14 @@ _WEIGHTS = ("", ".weight", ".weight_packed", ".qweight", "_blocks")
 
 _LAYER = re.compile(r"^(.*?(?:^|\.)(?:layers|blocks|h))\.\d{1,6}\.(.+)$")
 
+Shape = tuple[int, ...]
 Place = tuple[str, str]
 """The list of layers that a bias is in, and its name inside a layer."""
 
 
 def bias_findings(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
-    """One finding for all that are lost."""
+    """One finding for all that are lost, and one for all of a wrong shape."""
+    yield from _of_another_shape(checkpoint, view)
     if checkpoint.blind_files or checkpoint.source.only is not None:
         return
     config = checkpoint.config or {}
@@ -38,6 +43,47 @@ def bias_findings(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Findi
             "scale.missing", "error", text="scale.missing.bias", role="bias", layer=layer_of(names, view),
             tensors=names, fill={"numbers": layers_of(names, view)},
         )  # fmt: skip
+
+
+def _of_another_shape(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
+    """One number for each row of the weight; of experts in one tensor also for each of them."""
+    found: dict[bool, dict[str, TensorEntry]] = {False: {}, True: {}}
+    for name in checkpoint.tensors:
+        if not name.endswith("bias") or name[-5:-4] not in ("_", "."):
+            continue
+        stem = name[:-5]
+        ends = ("_blocks", "") if name[-5] == "_" else (".weight", ".weight_packed")
+        weight = next((entry for end in ends if (entry := checkpoint.tensors.get(stem + end)) is not None), None)
+        bias = checkpoint.tensors[name]
+        if weight is not None and not _fits(bias.shape, weight, name[-5] == "_"):
+            found[name[-5] == "_"][name] = weight
+    for together, weights in found.items():
+        if weights:
+            names = list(weights)
+            first = weights[names[0]]
+            fill = {
+                "found": str(list(checkpoint.tensors[names[0]].shape)), "expected": str(list(first.shape)),
+                "weight": printable(first.name), **layer_list(layers_of(names, view)),
+            }  # fmt: skip
+            text = f"weight.shape.bias{'.experts' * together}"
+            layer = layer_of(names, view)
+            yield make("weight.shape", "error", text=text, role="bias", layer=layer, tensors=names, fill=fill)
+
+
+def _fits(bias: Shape, weight: TensorEntry, together: bool) -> bool:
+    """Has a bias the length of one of its weight's axes?  Some exporters turn matrices round, but not blocks.
+
+    >>> blocks = TensorEntry("w", "U8", (8, 64, 3, 16), "f", 0, 24576)
+    >>> [_fits((8, length), blocks, True) for length in (64, 96, 48)], _fits((7, 64), blocks, True)
+    ([True, False, False], False)
+    >>> [_fits((length,), TensorEntry("w", "U8", (64, 48), "f", 0, 3072), False) for length in (64, 96, 48)]
+    [True, True, False]
+    """
+    first, *axes = weight.shape if together else (0, *weight.shape)
+    if weight.dtype in ("U8", "I8") and len(axes) > 1:
+        # Two values a byte; gpt-oss's blocks of 32 have an axis of their own.
+        axes = [axes[0], 2 * axes[1]] if len(axes) == 2 else axes[:1]
+    return (not together or bias[:1] == (first,)) and prod(bias[together:]) in axes
 
 
 def _lost(checkpoint: Checkpoint, view: CanonicalView) -> dict[str, Place]:

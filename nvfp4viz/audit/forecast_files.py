@@ -190,7 +190,9 @@ def of_structure(family: Family, findings: list[Finding], facts: Facts) -> Itera
             yield Effect(*ends, scope, layers, "why.pre-quant", fill)
         elif item.code in _REFUSED_LAYOUTS and item.text not in _SINGLED_OUT and _stops(item, family):
             fill = {"tensor": "".join(item.tensors[:1])}
-            yield Effect("load-error", (), "model", layers, "why.layout", fill)
+            # Loaders of experts in one tensor cut the bias for each rank, and may take a narrow one as it is.
+            possible = ("degraded", "load-error") if item.text == "weight.shape.bias.experts" else ()
+            yield Effect("load-error", possible, "model", layers, "why.layout", fill)
         elif item.code == "scale.convention" and item.severity == "error" and item.layer is None:
             # Every token passes an ordinary layer; of experts `of_weights` speaks.
             yield Effect("degraded", WILD, "model", set(), "why.convention.linear")

@@ -7,7 +7,7 @@ from nvfp4viz.audit import audit, describe
 from nvfp4viz.audit.biases import bias_findings
 from nvfp4viz.checkpoint import canonical, memory_checkpoint, tensor
 from tests.audit.families import FAMILIES, H, bf16, config, experts, plain, sidecar
-from tests.audit.layouts import LAYOUTS
+from tests.audit.layouts import LAYOUTS, linear
 from tests.audit.reading import found, outcomes
 from tests.audit.test_families import changed
 
@@ -131,6 +131,55 @@ def test_a_piece_of_a_model_may_be_cut_anywhere():
         left = {name: item for name, item in layers.items() if name != f"model.layers.{lost}.self_attn.q_proj.bias"}
         checkpoint = memory_checkpoint(left)
         assert len(list(bias_findings(checkpoint, canonical(checkpoint)))) == expected
+
+
+SHORT = [("weight.shape", "error", 2, None, None)]
+
+
+@pytest.mark.parametrize("shape", [(8, H // 2), (7, H), (8, 2 * H), (8,)])
+@pytest.mark.parametrize("part", ["gate_up_proj", "down_proj"])
+def test_a_bias_of_experts_of_another_shape(part, shape):
+    """Loaders cut it for each rank, and some copy as much as there is."""
+    name = f"model.layers.2.mlp.experts.{part}_bias"
+    report = audit(gpt_oss()(**{name: bf16(*shape)}))
+    assert found(report) == SHORT
+    [item] = [item for item in report.findings if item.severity == "error"]
+    assert (item.role, item.tensors) == ("bias", (name,))
+    for language in ("en", "zh"):
+        assert name in describe(item, language)[0]
+    twin = {one.name: one.outcome for one in audit(gpt_oss()()).backends}
+    for one in report.backends:
+        if twin[one.name] == "safe":
+            assert (one.outcome, one.possible) == ("load-error", ("degraded", "load-error")), one.name
+
+
+@pytest.mark.parametrize("part", ["self_attn.q_proj", "mlp.router"])
+def test_a_bias_of_an_ordinary_module_of_another_shape(part):
+    name = f"model.layers.2.{part}.bias"
+    report = audit(gpt_oss()(**{name: bf16(12)}))
+    assert found(report) == SHORT
+    assert set(outcomes(report).values()) <= {"load-error", "unsupported"}
+
+
+def test_a_bias_has_the_length_of_a_row_of_packed_codes_nowhere():
+    """Two values a byte: the axis of bytes is no axis of the matrix."""
+    at = "model.layers.2.self_attn.q_proj"
+    for length, expected in ((H, []), (H // 2, SHORT)):
+        checkpoint = gpt_oss()(**{f"{at}.bias": bf16(length)}, **linear(at))
+        shapes = [item for item in audit(checkpoint).findings if item.code == "weight.shape"]
+        assert [(item.code, item.severity, item.layer, None, None) for item in shapes] == expected
+
+
+def test_biases_of_other_forms_are_left_alone():
+    """Turned matrices (Paddle), a convolution, a norm, a vector whose weight nobody stores."""
+    more = {
+        "model.layers.1.self_attn.q_proj.weight": bf16(H // 4, H), "model.layers.1.self_attn.q_proj.bias": bf16(H),
+        "model.layers.1.conv1d.weight": bf16(H, 1, 4), "model.layers.1.conv1d.bias": bf16(H),
+        "model.layers.1.norm.weight": bf16(H), "model.layers.1.norm.bias": bf16(1, H),
+        "model.layers.1.mixer.dt_bias": bf16(3), "model.layers.1.other.bias": bf16(3),
+    }  # fmt: skip
+    checkpoint = changed(gpt_oss()(), replace=more)
+    assert [item.code for item in audit(checkpoint).findings if item.code == "weight.shape"] == []
 
 
 @pytest.mark.parametrize("family", FAMILIES)
