@@ -7,11 +7,11 @@ another shape than their weight: ``weight.shape`` of the same role.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import prod
 
 from nvfp4viz.audit.findings import make
-from nvfp4viz.audit.module_names import is_draft, layer_of, layers_of
+from nvfp4viz.audit.module_names import is_draft, layer_of, layers_of, without_numbers
 from nvfp4viz.audit.report import Finding
 from nvfp4viz.audit.shapes import text_part
 from nvfp4viz.audit.texts import layer_list
@@ -29,8 +29,7 @@ Place = tuple[str, str]
 
 
 def bias_findings(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
-    """One finding for all that are lost, and one for all of a wrong shape."""
-    yield from _of_another_shape(checkpoint, view)
+    """One finding for all that are lost."""
     if checkpoint.blind_files or checkpoint.source.only is not None:
         return
     config = checkpoint.config or {}
@@ -45,8 +44,11 @@ def bias_findings(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Findi
         )  # fmt: skip
 
 
-def _of_another_shape(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
-    """One number for each row of the weight; of experts in one tensor also for each of them."""
+def bias_shape_findings(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[Finding]:
+    """One number for each row of the weight; of experts in one tensor also for each of them.
+
+    For files whose weights have the right sizes: others lack the measure.
+    """
     found: dict[bool, dict[str, TensorEntry]] = {False: {}, True: {}}
     for name in checkpoint.tensors:
         if not name.endswith("bias") or name[-5:-4] not in ("_", "."):
@@ -57,7 +59,16 @@ def _of_another_shape(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[F
         bias = checkpoint.tensors[name]
         if weight is not None and not _fits(bias.shape, weight, name[-5] == "_"):
             found[name[-5] == "_"][name] = weight
-    for together, weights in found.items():
+    for together, every in found.items():
+        # Where it fits the weight of another layer, its own weight is the odd one, and has its finding.
+        namesakes = _namesakes(checkpoint, every.values())
+        weights = {
+            name: weight for name, weight in every.items()
+            if not any(
+                _fits(checkpoint.tensors[name].shape, other, together)
+                for other in namesakes[without_numbers(weight.name)]
+            )
+        }  # fmt: skip
         if weights:
             names = list(weights)
             first = weights[names[0]]
@@ -68,6 +79,16 @@ def _of_another_shape(checkpoint: Checkpoint, view: CanonicalView) -> Iterator[F
             text = f"weight.shape.bias{'.experts' * together}"
             layer = layer_of(names, view)
             yield make("weight.shape", "error", text=text, role="bias", layer=layer, tensors=names, fill=fill)
+
+
+def _namesakes(checkpoint: Checkpoint, weights: Iterable[TensorEntry]) -> dict[str, list[TensorEntry]]:
+    """The same tensors of all layers, by their name without numbers."""
+    out: dict[str, list[TensorEntry]] = {without_numbers(weight.name): [] for weight in weights}
+    for name in checkpoint.tensors if out else ():
+        bare = without_numbers(name)
+        if bare in out:
+            out[bare].append(checkpoint.tensors[name])
+    return out
 
 
 def _fits(bias: Shape, weight: TensorEntry, together: bool) -> bool:

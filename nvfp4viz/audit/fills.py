@@ -49,8 +49,8 @@ def fills_of(facts: Facts, layer: int) -> dict[str, dict[str, Mask]]:
     """Filled-in activation scales by projection and origin, whichever number they divide amax by."""
     if layer not in facts.fills:
         seen = {at: _hits_in(facts, at) for at in {*facts.layers, layer}}
-        agreed, throughout = _agreed_in_file(seen.values()), _throughout(seen.values())
-        facts.fills.update({at: _fills_of(facts, hits, agreed, throughout) for at, hits in seen.items()})
+        file = _File.of(list(seen.values()))
+        facts.fills.update({at: _fills_of(facts, hits, file) for at, hits in seen.items()})
     return facts.fills[layer]
 
 
@@ -106,6 +106,34 @@ class _Hits(NamedTuple):
     alike: dict[str, dict[str, Mask]]
 
 
+class _File(NamedTuple):
+    """What all layers together tell of one.
+
+    Attributes
+    ----------
+    coarse
+        Projections, and what their scales divide amax by, whose other numbers are as coarse as `are_coarse` says, in
+        most experts of all layers.
+    agreed
+        `_agreed_in_file`.
+    throughout
+        `_throughout`.
+    """
+
+    coarse: frozenset[tuple[str, int]]
+    agreed: frozenset[str]
+    throughout: frozenset[tuple[str, str]]
+
+    @classmethod
+    def of(cls, layers: list[_Hits]) -> _File:
+        own: dict[tuple[str, int], list[npt.NDArray[np.float32]]] = {}
+        for layer in layers:
+            for kind, table in layer.tables.items():
+                own.setdefault((kind, layer.over), []).append(_others(table, layer.some[kind]))
+        coarse = frozenset(key for key, each in own.items() if are_coarse(np.concatenate(each), key[1]))
+        return cls(coarse, _agreed_in_file(layers, coarse), _throughout(layers))
+
+
 def _hits_in(facts: Facts, layer: int) -> _Hits:
     tables, over = _tables(facts, layer), divisor_of(facts, layer)
     masks = {
@@ -120,20 +148,18 @@ def _hits_in(facts: Facts, layer: int) -> _Hits:
     return _Hits(tables, over, masks, some, alike)
 
 
-def _fills_of(
-    facts: Facts, layer: _Hits, in_file: frozenset[str], throughout: frozenset[tuple[str, str]]
-) -> dict[str, dict[str, Mask]]:
+def _fills_of(facts: Facts, layer: _Hits, file: _File) -> dict[str, dict[str, Mask]]:
     tables, over, some = layer.tables, layer.over, layer.some
     ending = "" if over == 2688 else ".fp8"
     out: dict[str, dict[str, Mask]] = {kind: {} for kind in tables}
     for origin, masks in layer.masks.items():
-        agreed = _agreed(layer.alike[origin], proven=origin in in_file)
+        agreed = _agreed(layer.alike[origin], proven=origin in file.agreed)
         for kind, mask in masks.items():
             if not mask.any():
                 continue
-            proven = origin == "float-max" or not _may_be_measured(tables, kind, some, over)
+            proven = origin == "float-max" or not _may_be_measured(layer, kind, file.coarse)
             alone = kind in layer.alike[origin] and _is_no_chance(tables, kind, mask, some, facts.view.top_k)
-            all_over = (origin, kind) in throughout and _has_no_other(tables[kind], mask)
+            all_over = (origin, kind) in file.throughout and _has_no_other(tables[kind], mask)
             if not proven and not alone and not all_over:
                 mask = agreed
             if mask.any():
@@ -170,7 +196,7 @@ def _every(masks: Mapping[str, Mask]) -> tuple[Mask, int]:
     return (every if "down" in masks and len(masks) > 1 else np.zeros_like(every)), most
 
 
-def _agreed_in_file(layers: Iterable[_Hits]) -> frozenset[str]:
+def _agreed_in_file(layers: list[_Hits], coarse: frozenset[tuple[str, int]]) -> frozenset[str]:
     """Origins of which so many experts have the number in all projections, in whatever layers, that it is no chance.
 
     One expert that calibration never reached is so in every layer; in one alone it may be one of tens of thousands.
@@ -179,13 +205,12 @@ def _agreed_in_file(layers: Iterable[_Hits]) -> frozenset[str]:
     found: dict[str, int] = {}
     among: dict[str, int] = {}
     often: dict[str, Counter[int]] = {}
-    layers = list(layers)
     experts = max((len(mask) for layer in layers for mask in layer.some.values()), default=0)
     for layer in layers:
         for origin, masks in layer.alike.items():
             every, most = _every(masks)
             among[origin] = among.get(origin, 0) + most
-            if every.any() and all(_may_be_measured(layer.tables, kind, layer.some, layer.over) for kind in masks):
+            if every.any() and all(_may_be_measured(layer, kind, coarse) for kind in masks):
                 found[origin] = found.get(origin, 0) + int(every.sum())
                 often.setdefault(origin, Counter()).update(np.flatnonzero(every).tolist())
     return frozenset(
@@ -206,12 +231,11 @@ def _is_never_reached(times: int, layers: int, experts: int) -> bool:
     return experts * comb(layers, times) * 128.0 ** (-2 * times) <= _IN_FILE
 
 
-def _throughout(layers: Iterable[_Hits]) -> frozenset[tuple[str, str]]:
+def _throughout(layers: list[_Hits]) -> frozenset[tuple[str, str]]:
     """Origins and projections of which so many layers hold nothing but the number that it is no chance.
 
     Of one layer it may be one measurement: one loud token or channel, or an exporter that gives all the largest.
     """
-    layers = list(layers)
     found = Counter(
         (origin, kind) for layer in layers for origin, masks in layer.alike.items() for kind, mask in masks.items()
         if _has_no_other(layer.tables[kind], mask)
@@ -234,17 +258,19 @@ def _is_amid(table: ScaleTable, hits: Mask, some: Mask) -> bool:
     return bool(hits.any() and own.size) and float(np.mean(np.abs(own / table.values[hits][0] - 1) < 1 / 16)) > 0.5
 
 
-def _may_be_measured(tables: Mapping[str, ScaleTable], kind: str, some: Mapping[str, Mask], over: int) -> bool:
+def _may_be_measured(layer: _Hits, kind: str, coarse: frozenset[tuple[str, int]]) -> bool:
     """Is a projection's exact number one of those that calibration gives, by what else lies there?
 
-    Where nothing else does, the layer's other projections answer; but not for numbers that were not read.
+    Where nothing else does, the same projection of the other layers answers, and the layer's other projections; but not
+    for numbers that were not read.  ``coarse``: as `_File`.
     """
-    own = _others(tables[kind], some[kind])
+    own = _others(layer.tables[kind], layer.some[kind])
     if own.size:
-        return are_coarse(own, over)
-    rest = [_others(table, some[other]) for other, table in tables.items() if other != kind]
-    unread = bool((tables[kind].state == UNREADABLE).any())
-    return unread or not any(each.size for each in rest) or any(are_coarse(each, over) for each in rest)
+        return are_coarse(own, layer.over)
+    rest = [_others(table, layer.some[other]) for other, table in layer.tables.items() if other != kind]
+    unread = bool((layer.tables[kind].state == UNREADABLE).any())
+    answers = (kind, layer.over) in coarse or any(are_coarse(each, layer.over) for each in rest)
+    return unread or answers or not any(each.size for each in rest)
 
 
 def _others(table: ScaleTable, some: Mask) -> npt.NDArray[np.float32]:

@@ -131,6 +131,9 @@ def _wrong_labels(checkpoint: Checkpoint, view: CanonicalView, lists: QuantConfi
                 groups.setdefault((claim, found, draft), []).append(layer)
     mixed = checkpoint.quant_config.algo == "MIXED_PRECISION"
     for (claim, block, draft), layers in groups.items():
+        # One word that is wrong about everything is one cause.
+        if draft and (claim, block, False) in groups:
+            continue
         only = layers[0] if not draft and len(layers) == 1 and len(view.moe_layers) > 1 else None
         kind = "format" if claim is not None else "left-out" if mixed else "untargeted"
         # Only speculative decoding loads a draft layer.
@@ -286,6 +289,11 @@ def _speaks_of_linears(quant: QuantConfig) -> bool:
     return method is None or method.startswith(("modelopt", "compressed-tensors", "quark"))
 
 
+def _targets(quant: QuantConfig) -> bool:
+    """Does the method quantise what its groups' targets match, and nothing else?"""
+    return quant.used is not None and (quant.used.method or "").startswith("compressed-tensors")
+
+
 def _wrong_linears(
     checkpoint: Checkpoint, view: CanonicalView, linears: Sequence[Linear], lists: QuantConfig
 ) -> Iterator[Finding]:
@@ -303,7 +311,8 @@ def _wrong_linears(
             continue
         claim = _claim(checkpoint, linear.name)
         if linear.format == "FP8":
-            if claim and _block_of(claim) and _speaks_of_linears(quant):
+            wrong = _block_of(claim) if claim else claim is None and fp8_scale(linear) is not None and _targets(quant)
+            if wrong and _speaks_of_linears(quant):
                 groups.setdefault((claim, "FP8", is_draft(linear.name, view.layers)), []).append(linear.name)
             continue
         # Of an ordinary module that a list leaves out nothing is said: exporters name fused ones in several ways.
@@ -354,7 +363,7 @@ def _left_out_linears(checkpoint: Checkpoint, view: CanonicalView, linears: Sequ
         if beside:
             entries = (f"{parent}.{rest}" for section in quant.sections for rest in section.listed_below(parent))
             beside = all(entry in stored or entry.startswith(experts) for entry in entries)
-        alone = not head and linear.format != "FP8" and last not in ends
+        alone = not head and last not in ends
         if without_numbers(linear.name) in named or beside or alone:
             found.setdefault((linear.format, is_draft(linear.name, view.layers)), []).append(linear.name)
     for (kind, draft), names in found.items():

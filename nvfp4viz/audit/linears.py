@@ -113,10 +113,11 @@ def linear_findings(
     four_bit = [linear for linear in linears if linear.format == "NVFP4"]
     yield from _missing(checkpoint, facts, four_bit)
     yield from _shapes(facts.view, four_bit)
-    yield from _no_numbers([
+    eight = [
         (linear, "input_scale", entry) for linear in linears
         if linear.format == "FP8" and (entry := linear.tensors.get("input_scale")) is not None and not is_scalar(entry)
-    ])  # fmt: skip
+    ]  # fmt: skip
+    yield from _no_numbers(eight, facts.view)
     values = _values(checkpoint, [linear for linear in linears if linear.format in ("NVFP4", "FP8")])
     yield from _classes(checkpoint, facts.view, values, siblings)
     yield from _convention(values)
@@ -318,7 +319,7 @@ def _shapes(view: CanonicalView, linears: list[Linear]) -> Iterator[Finding]:
             widths.setdefault((f"{scale.dtype}{list(scale.shape)}", *block_fault(weight, scale, 16)), []).append(
                 scale.name
             )
-    yield from _no_numbers(odd)
+    yield from _no_numbers(odd, view)
     yield from half_findings(halves)
     for (shape, text, number), names in widths.items():
         yield make(
@@ -331,7 +332,7 @@ def _shapes(view: CanonicalView, linears: list[Linear]) -> Iterator[Finding]:
 _ALONE = MATRICES - {"qkv_proj", "gate_up_proj", "kv_b_proj"}
 
 
-def _no_numbers(odd: Iterable[tuple[Linear, str, TensorEntry]]) -> Iterator[Finding]:
+def _no_numbers(odd: Iterable[tuple[Linear, str, TensorEntry]], view: CanonicalView) -> Iterator[Finding]:
     """``scale.shape`` of scales that are no single number; a fused module may keep one for each of its parts."""
     groups: dict[tuple[str, bool], list[TensorEntry]] = {}
     for linear, role, entry in odd:
@@ -339,11 +340,12 @@ def _no_numbers(odd: Iterable[tuple[Linear, str, TensorEntry]]) -> Iterator[Find
         several = parts in (2, 3) and linear.name.rpartition(".")[2] not in _ALONE
         groups.setdefault((role, several), []).append(entry)
     for (role, several), entries in groups.items():
+        names = [entry.name for entry in entries]
         shapes = sorted({f"{entry.dtype}{list(entry.shape)}" for entry in entries})
         yield make(
             "scale.shape", "info" if several else "error",
-            text="scale.shape.several" if several else "scale.shape.linear", role=role,
-            tensors=[entry.name for entry in entries], fill={"shape": ", ".join(shapes[:3])},
+            text="scale.shape.several" if several else "scale.shape.linear", role=role, layer=layer_of(names, view),
+            tensors=names, fill={"shape": ", ".join(shapes[:3]), "numbers": layers_of(names, view)},
         )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from nvfp4viz.audit.backends import activation_of, automatic_backend, is_clamped
-from nvfp4viz.audit.biases import bias_findings
+from nvfp4viz.audit.biases import bias_findings, bias_shape_findings
 from nvfp4viz.audit.configs import config_findings
 from nvfp4viz.audit.containers import (
     changed_findings,
@@ -248,6 +248,8 @@ def _audit(checkpoint: Checkpoint, shown_as: str | None, siblings: Sequence[tupl
         findings += gate_findings(checkpoint, view, linears)
         findings += sister_findings(checkpoint, view, linears)
         findings += bias_findings(checkpoint, view)
+        sizes = any(item.code == "weight.shape" or item.text.startswith("config.conflict.size") for item in findings)
+        findings += () if sizes else bias_shape_findings(checkpoint, view)
         findings += kv_findings(checkpoint, view)
     # A file may be lost while its numbers are read.
     findings = [*container_findings(checkpoint), *findings, *(unread_findings(checkpoint) if readable else ())]

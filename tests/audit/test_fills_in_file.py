@@ -65,6 +65,22 @@ def test_a_projection_that_nobody_measured_in_any_layer(id):
         assert {slot[:2] for slot in half} == {(k, kind) for k in range(1, 12, 2) for kind in kinds}
 
 
+@pytest.mark.parametrize("id", SINGLE)
+def test_a_layer_of_one_measurement_is_judged_by_the_others(id):
+    """Every expert sees every token: one maximum a layer, of BF16, is 6 in some layer of every few files."""
+    layout, layers = LAYOUTS[id], 6
+    for coarse, expected in ((True, set()), (False, set(gates(layout)))):
+        out = {}
+        for k in range(layers):
+            tensors = measured(layout, fine=True)
+            amax = SIX[over(id)] if k == 2 else (140 + 9 * k) / 32 + (0 if coarse else 0.01137)
+            put(layout, tensors, range(EXPERTS), gates(layout), amax)
+            out |= {name.replace("layers.0", f"layers.{k}"): item for name, item in tensors.items()}
+        report = audit(layout.open(out, **with_section(layout, section_of(layout), num_hidden_layers=layers)))
+        fills = {(item.layer, item.projection) for item in report.findings if item.code == "scale.filled"}
+        assert fills == {(2, kind) for kind in expected}
+
+
 def test_of_ten_thousands_as_of_a_few():
     assert [least_by_chance(among, 1e-8) for among in (3, 4, 40)] == [4, 4, 8]
     # 180 of 23,040 are what to expect, and six standard deviations are 80.

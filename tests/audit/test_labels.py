@@ -2,15 +2,30 @@
 
 import copy
 import json
+import re
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 from nvfp4viz.audit import audit, describe
-from nvfp4viz.checkpoint import memory_checkpoint
+from nvfp4viz.checkpoint import memory_checkpoint, tensor
 from nvfp4viz.errors import ServingError
 from nvfp4viz.serving.quant_config import resolve_quantization
 from tests.audit.families import FAMILIES
-from tests.audit.layouts import ALLOWED, EXPERTS, LAYOUTS, MLP, ct_linear, linear, modelopt, packed, with_quant
+from tests.audit.layouts import (
+    ALLOWED,
+    EXPERTS,
+    HIDDEN,
+    LAYOUTS,
+    MLP,
+    ct_linear,
+    fp8,
+    linear,
+    modelopt,
+    packed,
+    with_quant,
+)
 from tests.audit.reading import codes, found, outcomes
 from tests.checkpoint.checkpoint_fixtures import CONFIG, FLAT, QUANT, base, opened
 
@@ -432,6 +447,46 @@ def test_a_module_of_a_mixed_file_in_each_of_its_lists(name):
     assert found(forgotten) == CONFLICT
     assert refused(forgotten)
     assert [item.tensors for item in forgotten.findings if item.code == "config.conflict"] == [(name,)]
+
+
+def test_a_head_in_fp8_that_no_list_names():
+    layout, quant = LAYOUTS["MIXED_PRECISION"], LAYOUTS["MIXED_PRECISION"].quant
+    tensors = {**layout.tensors(), **fp8("lm_head"), "lm_head.input_scale": tensor(np.float32(2e-3))}
+    assert found(audit(layout.open(tensors))) == CONFLICT
+    listed = copy.deepcopy(quant)
+    listed["quantization"]["quantized_layers"]["lm_head"] = {"quant_algo": "FP8"}
+    assert found(audit(layout.open(tensors, quant=listed))) == []
+
+
+@pytest.mark.parametrize(
+    "targets", [["re:.*nothing$"], ["re:.*self_attn\\.[qkv]_proj$"], ["re:.*self_attn\\..*_proj$"]]
+)
+def test_fp8_that_no_group_of_compressed_tensors_matches(targets):
+    """Servers build it unquantised, and its scales have no place."""
+    layout = LAYOUTS["compressed-tensors"]
+    config = copy.deepcopy(layout.config)
+    eight = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
+    section = config["quantization_config"]
+    section["config_groups"]["group_0"]["targets"] = ["re:.*mlp\\.experts\\..*_proj$"]
+    section["config_groups"]["group_1"] = {
+        "targets": targets, "weights": eight, "input_activations": {**eight, "strategy": "token", "dynamic": True},
+        "format": "float-quantized",
+    }  # fmt: skip
+    section["format"] = "mixed-precision"
+    tensors = layout.tensors()
+    names = [f"model.layers.0.self_attn.{last}_proj" for last in "qkvo"]
+    for name in names:
+        tensors |= fp8(name) | {f"{name}.weight_scale": tensor(np.ones((HIDDEN, 1), ml_dtypes.bfloat16))}
+    report = audit(layout.open(tensors, config=config))
+    left = [name for name in names if not any(re.fullmatch(pattern[3:], name) for pattern in targets)]
+    assert found(report) == (CONFLICT if left else [])
+    for item in report.findings:
+        if item.code == "config.conflict":
+            assert (item.text, item.count) == ("config.conflict.untargeted.linear", len(left))
+    assert not left or refused(report)
+    section["ignore"] = [*section.get("ignore", ()), *left]
+    codes = [item.code for item in audit(layout.open(tensors, config=config)).findings if item.severity != "info"]
+    assert codes == (["config.excluded-but-quantised"] if left else [])
 
 
 def test_a_name_that_an_allow_list_may_have_for_it():

@@ -321,6 +321,7 @@ def test_several_numbers_of_a_module_that_is_one(role, values):
         report = opened({**tensors, f"{name}.{role}": several})
         said = [(item.code, item.severity) for item in report.findings if item.code != "loader.note"]
         assert said == [("scale.shape", severity)]
+        assert [item.layer for item in report.findings if item.code == "scale.shape"] == [0]
 
 
 @pytest.mark.parametrize("shape", [(2,), (3,), (64,)])

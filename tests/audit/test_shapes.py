@@ -240,6 +240,10 @@ def of_size(id, hidden, width, stored, **more):
             tensors = resized(layout, tensors, kind, expert, *sizes[kind])
     [router] = [name for name in tensors if name.endswith(".gate.weight")]
     tensors[router] = bf16(EXPERTS, stored[0])
+    biases = {"gate_up_proj_bias": sizes["gate_up"][0], "down_proj_bias": sizes["down"][0]}
+    tensors |= {
+        name: bf16(EXPERTS, biases[last]) for name in tensors if (last := name.rpartition(".")[2]) in biases
+    }  # fmt: skip
     said = {"hidden_size": hidden, "intermediate_size": width, "moe_intermediate_size": None, **more}
     return audit(layout.open(tensors, **with_section(layout, section_of(layout), **said)))
 
