@@ -140,6 +140,20 @@ def filled(layout: Layout) -> Built:
     return Case(tensors, [("scale.filled", "warn", "input_scale", 0, "down", who(layout, BAD))])
 
 
+def copied(layout: Layout) -> Built:
+    """The layer's largest number in two more experts, of down alone; all others differ."""
+    if not layout.with_input:
+        return NO_ROLE
+    if layout.arrangement == "fused":
+        return ONE_NUMBER
+    tensors = layout.tensors()
+    over = np.float32(448 if layout.block == "MXFP4" or layout.scheme == "W4A8" else 2688)
+    for expert in ALL:
+        amax = np.float32(7.3137 + 0.3719 * (expert if expert < 5 else 7))
+        layout.put(tensors, expert, "down", "input_scale", layout.stored(amax / over))
+    return Case(tensors, [("scale.filled", "warn", "input_scale", 0, "down", ALL[5:])])
+
+
 def identity(layout: Layout) -> Built:
     if not layout.with_input:
         return NO_ROLE
@@ -376,6 +390,7 @@ FAULTS: dict[str, Callable[[Layout], Built]] = {
     "input_scale 1000 × its peers": outlier("input_scale"),
     "weight_scale_2 1000 × its peers": outlier("weight_scale_2"),
     "input_scale filled in": filled,
+    "down's largest input_scale in two more experts": copied,
     "input_scale exactly 1": identity,
     "weight_scale_2 the other way up": convention,
     "gate and up differ": pair_mismatch,
@@ -413,6 +428,7 @@ CASES = {
     "pre_quant_scale on some": "6", "pre_quant_scale all ones": "6", "no quantisation config": "36",
     "another quant_method": "17, 36", "experts excluded": "35", "draft layer in BF16, not excluded": "34",
     "KV scale zero": "48", "KV scale NaN": "48", "KV scale 1": "48",
+    "attention excluded, and quantised": "35",
     "fused attention's weight_scale_2 differ": "22", "attention in BF16, not excluded": "23",
 }  # fmt: skip
 

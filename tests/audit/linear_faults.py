@@ -10,8 +10,8 @@ from collections.abc import Callable
 import numpy as np
 
 from nvfp4viz.checkpoint import tensor
-from tests.audit.config_faults import Built, Case, Expected, section_of, shared, with_section
-from tests.audit.layouts import CT, HIDDEN, MODELOPT, Layout, bf16
+from tests.audit.config_faults import Built, Case, Expected, excluding, section_of, shared, with_section
+from tests.audit.layouts import CT, EXPERTS, HIDDEN, MODELOPT, Layout, bf16
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -49,7 +49,41 @@ def plain_unlisted(layout: Layout) -> Built:
     return Case({**layout.tensors(), **plain}, expected)
 
 
+def excluded_module(layout: Layout) -> Built:
+    """A projection of attention that is quantised, and in the exclude list alone."""
+    name = f"{_attention(layout)}.o_proj"
+    own = shared(layout, name, HIDDEN, HIDDEN)
+    if not any(item.dtype == "U8" for item in own.values()):
+        return "its ordinary modules are not in four bits"
+    tensors = {**layout.tensors(), **own}
+    expected: list[Expected] = [("config.excluded-but-quantised", "warn", None, None, None, None)]
+    return Case(tensors, expected, excluding(layout, "*gate", name))
+
+
+def router_bias(layout: Layout) -> Built:
+    """A bias that is shorter than its weight has rows."""
+    tensors = layout.tensors()
+    routers = [name for name in tensors if name.endswith((".gate.weight", ".router.weight"))]
+    if not routers:
+        return "no router is stored"
+    tensors[f"{routers[0].removesuffix('weight')}bias"] = bf16(EXPERTS - 1)
+    return Case(tensors, [("weight.shape", "error", "bias", 0, None, None)])
+
+
+def experts_bias(layout: Layout) -> Built:
+    """The same of all experts in one tensor."""
+    tensors = layout.tensors()
+    biases = [name for name in tensors if name.endswith("down_proj_bias")]
+    if not biases:
+        return "no such tensor"
+    tensors[biases[0]] = bf16(EXPERTS, HIDDEN // 2)
+    return Case(tensors, [("weight.shape", "error", "bias", 0, None, None)])
+
+
 LINEAR_FAULTS: dict[str, Callable[[Layout], Built]] = {
     "fused attention's weight_scale_2 differ": fused_apart,
     "attention in BF16, not excluded": plain_unlisted,
+    "attention excluded, and quantised": excluded_module,
+    "a router's bias of another length": router_bias,
+    "experts' biases of another shape": experts_bias,
 }
