@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import cache
-from math import comb, exp, lgamma, log, log1p
-from typing import Any, NamedTuple
+from math import comb
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from nvfp4viz.audit.facts import UNREADABLE, Facts, ScaleTable
+from nvfp4viz.audit.fineness import are_coarse, is_coarse, is_number, least_by_chance
 
 Mask = npt.NDArray[np.bool_]
 _F = np.float32
@@ -40,9 +40,6 @@ FP8_FINGERPRINTS = ((_F(0.5) / _F(448), "default-amax"), (FP8_FLOAT_MAX, "float-
 
 # One chance a file and not one a projection, but of more numbers that lie close together.
 _IN_FILE = 1e-8
-
-# Significant bits of numbers that are stored in BF16 and in F16.
-_HALF_BITS = (8, 11)
 
 
 def fills_of(facts: Facts, layer: int) -> dict[str, dict[str, Mask]]:
@@ -137,7 +134,7 @@ class _File(NamedTuple):
 def _hits_in(facts: Facts, layer: int) -> _Hits:
     tables, over = _tables(facts, layer), divisor_of(facts, layer)
     masks = {
-        origin: {kind: table.good() & _is(table.values, value) for kind, table in tables.items()}
+        origin: {kind: table.good() & is_number(table.values, value) for kind, table in tables.items()}
         for value, origin in (FINGERPRINTS if over == 2688 else FP8_FINGERPRINTS)
     }
     some = {kind: np.any([each[kind] for each in masks.values()], axis=0) for kind in tables}
@@ -304,25 +301,6 @@ def _is_no_chance(
     return -(-found // top_k) >= least_by_chance(int(good.sum()))
 
 
-@cache
-def least_by_chance(among: int, chance: float = 1e-6) -> int:
-    """How many of so many have one BF16 number less often than by this chance, at one in 128 each; three at least.
-
-    A checkpoint has some hundred projections with experts, so that a millionth for each is a false alarm in 10,000 of
-    them.  One in 128: that many BF16 numbers lie between a power of two and the next, and maxima spread over more.
-
-    >>> [least_by_chance(among) for among in (3, 8, 32, 64, 128, 256)]
-    [3, 4, 6, 7, 9, 13]
-    """
-    part, left, count = 1 / 128, 1.0, 0
-    while count <= among and left > chance:
-        # Logarithms, for of tens of thousands the factors are beyond any float.
-        ways = lgamma(among + 1) - lgamma(count + 1) - lgamma(among - count + 1)
-        left -= exp(ways + count * log(part) + (among - count) * log1p(-part))
-        count += 1
-    return max(count, 3)
-
-
 def _copies_of_maximum(tables: Mapping[str, ScaleTable], over: int) -> Mask:
     """Experts filled "with the maximum of the others": equal to it to the last bit, in every projection.
 
@@ -379,56 +357,6 @@ def _shares_maximum(table: ScaleTable) -> Mask:
     return good & (table.values == values[-1]) if counts[-1] > others else np.zeros_like(good)
 
 
-def is_coarse(table: ScaleTable, over: int = 2688) -> bool:
-    """Most usable values of a projection are as coarse as `are_coarse` says."""
-    return are_coarse(table.values[table.good()], over)
-
-
-def are_coarse(values: npt.NDArray[Any], over: int = 2688) -> bool:
-    """Have most of these multipliers (N,) so few bits that an exact one may be chance?  Not of none.
-
-    Those of BF16 or F16, in amax or in what is stored, whether that is the multiplier or its reciprocal; give or take
-    the last bits of the divisions.
-
-    >>> amax = np.float32([6.0, 5.9375, 7.25])
-    >>> are_coarse(amax / np.float32(2688)), are_coarse(1 / np.float32([446, 450, 370])), are_coarse(np.float32([]))
-    (True, True, False)
-    >>> are_coarse(np.float32([6.0123, 5.9361, 7.2518]) / np.float32(2688))
-    False
-    """
-    numbers = values.astype(np.float64)
-    forms = (numbers * over, numbers, 1 / numbers)
-    return bool(numbers.size) and any(_have_bits(each, _HALF_BITS[-1]) for each in forms)
-
-
-def _have_bits(numbers: npt.NDArray[np.float64], bits: int) -> bool:
-    """Have most numbers (N,) no more significant bits?"""
-    scaled = np.frexp(numbers)[0] * 2**bits
-    return float(np.mean(np.abs(scaled - np.rint(scaled)) < 2.0**-10)) > 0.5
-
-
-def _is(values: npt.NDArray[Any], known: np.float32) -> Mask:
-    """Which of some multipliers (E,) are this number, to the last bit of the type that they are stored in.
-
-    The division may be rounded once more on its way through a file: one unit in the last place either side.
-    """
-    out: Mask = np.abs(values - known) <= np.spacing(known)
-    near = np.abs(values - known) <= known * 2.0 ** -_HALF_BITS[0]
-    if near.any() and not out.any():
-        usable = values[np.isfinite(values) & (values > 0)].astype(np.float64)
-        for bits in _HALF_BITS:
-            if _have_bits(usable, bits):
-                return near & (values == _F(_rounded(float(known), bits)))
-            if _have_bits(1 / usable, bits):
-                return near & (values == _F(1) / _F(_rounded(1 / float(known), bits)))
-    return out
-
-
-def _rounded(number: float, bits: int) -> float:
-    mantissa, power = np.frexp(number)
-    return float(np.ldexp(np.rint(mantissa * 2**bits), power - bits))
-
-
 def fills_of_modules(
     scales: Mapping[str, np.float32], families: Iterable[tuple[str, ...]], *, coarse: bool, over: int = 2688
 ) -> dict[str, list[str]]:
@@ -450,7 +378,7 @@ def fills_of_modules(
     """
     modules, values = list(scales), np.array(list(scales.values()), _F)
     known = FINGERPRINTS if over == 2688 else FP8_FINGERPRINTS
-    masks = {origin: _is(values, value) for value, origin in known}
+    masks = {origin: is_number(values, value) for value, origin in known}
     others = values[~np.logical_or.reduce(list(masks.values())) & (values != 1)]
     coarse = are_coarse(others, over) if others.size else coarse
     family_of = {last: number for number, family in enumerate(families) for last in family}

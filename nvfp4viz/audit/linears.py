@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from nvfp4viz.audit.facts import CLAIMS, Facts, is_scalar, median_of
-from nvfp4viz.audit.fills import divisor_of, fills_of_modules, is_coarse
+from nvfp4viz.audit.fills import divisor_of, fills_of_modules
 from nvfp4viz.audit.findings import make
+from nvfp4viz.audit.fineness import is_coarse
 from nvfp4viz.audit.module_names import MATRICES, layer_of, layers_of
 from nvfp4viz.audit.namesakes import namesake_findings, unset_findings
 from nvfp4viz.audit.report import Finding, json_value

@@ -7,7 +7,8 @@ import pytest
 from nvfp4viz.audit import audit, describe, run_audit
 from nvfp4viz.audit.deep_findings import deepen
 from nvfp4viz.audit.facts import UNREADABLE, ScaleTable
-from nvfp4viz.audit.fills import FP8_FINGERPRINTS, divisor_of, fills_of, fills_of_modules, least_by_chance
+from nvfp4viz.audit.fills import FP8_FINGERPRINTS, divisor_of, fills_of, fills_of_modules
+from nvfp4viz.audit.fineness import least_by_chance
 from tests.audit.layouts import CT, EXPERTS, HALF, LAYOUTS, ct_linear, in_type, linear, modelopt
 from tests.audit.reading import found
 from tests.audit.test_lost_shards import sharded

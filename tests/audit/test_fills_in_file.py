@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nvfp4viz.audit import audit
-from nvfp4viz.audit.fills import least_by_chance
+from nvfp4viz.audit.fineness import least_by_chance
 from tests.audit.config_faults import section_of, with_section
 from tests.audit.layouts import EXPERTS, LAYOUTS
 from tests.audit.test_fills import SINGLE, SIX, STATIC, gates, measured, over, put
