@@ -8,9 +8,9 @@ import pytest
 from nvfp4viz.audit import audit, describe, for_ranks, run_audit
 from nvfp4viz.audit.backends import FAMILIES
 from nvfp4viz.audit.parallel import expert_width
-from nvfp4viz.checkpoint import Tensor, tensor
+from nvfp4viz.checkpoint import Tensor
 from nvfp4viz.serving.selection import MOE, MoeRequest, select_moe
-from tests.audit.layouts import CONFIG, EXPERTS, HIDDEN, LAYOUTS, bf16, modelopt, packed, with_quant
+from tests.audit.layouts import CONFIG, EXPERTS, HIDDEN, LAYOUTS, WIDTH, bf16, modelopt, packed, with_quant
 from tests.audit.reading import found, outcomes
 from tests.audit.test_shapes import resized
 
@@ -389,13 +389,17 @@ def test_a_class_that_takes_no_expert_parallel_ranks(id):
 
 
 @pytest.mark.parametrize(
-    ("id", "bias"), [("fused", "gate_up_proj_bias"), ("fused", "down_proj_bias"), ("modelopt", "0.up_proj.bias")]
-)
-def test_a_class_that_adds_no_biases(id, bias):
+    ("id", "bias", "shape"),
+    [
+        ("fused", "gate_up_proj_bias", (EXPERTS, 2 * WIDTH)), ("fused", "down_proj_bias", (EXPERTS, HIDDEN)),
+        ("modelopt", "0.up_proj.bias", (WIDTH,)),
+    ],
+)  # fmt: skip
+def test_a_class_that_adds_no_biases(id, bias, shape):
     """Section 5.1: EMULATION has "no LoRA/bias"."""
     layout = LAYOUTS[id]
     [module] = {re.sub(r"experts\..*", f"experts.{bias}", name) for name in layout.names("down", "input_scale")}
-    report = audit(layout.open({**layout.tensors(), module: tensor(np.zeros(4, np.float32))}))
+    report = audit(layout.open({**layout.tensors(), module: bf16(*shape)}))
     assert found(report) == []
     assert {name for name, why in unsupported(report).items() if "bias" in why} == {"vllm-emulation"}
 

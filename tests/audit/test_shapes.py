@@ -36,7 +36,8 @@ def resized(layout, tensors, kind, expert, rows, columns):
         else:
             flat = np.full(shape, 0x38 if layout.block == "NVFP4" else 120, np.uint8)
         out[layout.name(expert, kind, role)] = typed(flat, dtypes[role])
-    return out
+    bias = f"{layout.prefix}.{layout.disk[kind]}_bias"
+    return {**out, bias: bf16(EXPERTS, rows)} if bias in out else out
 
 
 def refused(report):
@@ -240,10 +241,6 @@ def of_size(id, hidden, width, stored, **more):
             tensors = resized(layout, tensors, kind, expert, *sizes[kind])
     [router] = [name for name in tensors if name.endswith(".gate.weight")]
     tensors[router] = bf16(EXPERTS, stored[0])
-    biases = {"gate_up_proj_bias": sizes["gate_up"][0], "down_proj_bias": sizes["down"][0]}
-    tensors |= {
-        name: bf16(EXPERTS, biases[last]) for name in tensors if (last := name.rpartition(".")[2]) in biases
-    }  # fmt: skip
     said = {"hidden_size": hidden, "intermediate_size": width, "moe_intermediate_size": None, **more}
     return audit(layout.open(tensors, **with_section(layout, section_of(layout), **said)))
 
