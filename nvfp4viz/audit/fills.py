@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import cache
 from math import comb
 from typing import NamedTuple
 
@@ -111,6 +112,9 @@ class _File(NamedTuple):
     coarse
         Projections, and what their scales divide amax by, whose other numbers are as coarse as `are_coarse` says, in
         most experts of all layers.
+    synced
+        Most layers that tell have one number for all experts of down, as after a synchronised calibration or with one
+        quantiser: what all experts share is one measurement then.
     agreed
         `_agreed_in_file`.
     throughout
@@ -118,6 +122,7 @@ class _File(NamedTuple):
     """
 
     coarse: frozenset[tuple[str, int]]
+    synced: bool
     agreed: frozenset[str]
     throughout: frozenset[tuple[str, str]]
 
@@ -128,7 +133,9 @@ class _File(NamedTuple):
             for kind, table in layer.tables.items():
                 own.setdefault((kind, layer.over), []).append(_others(table, layer.some[kind]))
         coarse = frozenset(key for key, each in own.items() if are_coarse(np.concatenate(each), key[1]))
-        return cls(coarse, _agreed_in_file(layers, coarse), _throughout(layers))
+        downs = [each for (kind, _), every in own.items() if kind == "down" for each in every if each.size > 1]
+        synced = 2 * sum(bool((each == each[0]).all()) for each in downs) > len(downs)
+        return cls(coarse, synced, _agreed_in_file(layers, coarse, synced=synced), _throughout(layers))
 
 
 def _hits_in(facts: Facts, layer: int) -> _Hits:
@@ -150,7 +157,8 @@ def _fills_of(facts: Facts, layer: _Hits, file: _File) -> dict[str, dict[str, Ma
     ending = "" if over == 2688 else ".fp8"
     out: dict[str, dict[str, Mask]] = {kind: {} for kind in tables}
     for origin, masks in layer.masks.items():
-        agreed = _agreed(layer.alike[origin], proven=origin in file.agreed)
+        one = file.synced and all(_has_no_other(tables[kind], mask) for kind, mask in masks.items())
+        agreed = _agreed(layer.alike[origin], proven=origin in file.agreed, one=one)
         for kind, mask in masks.items():
             if not mask.any():
                 continue
@@ -172,7 +180,7 @@ def _fills_of(facts: Facts, layer: _Hits, file: _File) -> dict[str, dict[str, Ma
     return out
 
 
-def _agreed(masks: Mapping[str, Mask], *, proven: bool) -> Mask:
+def _agreed(masks: Mapping[str, Mask], *, proven: bool, one: bool) -> Mask:
     """Experts with one number in all projections, if they are too many for chance; of down and one more at least.
 
     However many have it in gate and up: one loud token, or one loud channel, may be behind all of these.
@@ -181,9 +189,12 @@ def _agreed(masks: Mapping[str, Mask], *, proven: bool) -> Mask:
     ----------
     proven
         In the file they are too many (`_agreed_in_file`).
+    one
+        All experts have it, and where they share a number it is one measurement.
     """
     every, most = _every(masks)
-    return every if every.any() and (proven or every.sum() >= least_by_chance(most)) else np.zeros_like(every)
+    enough = proven or (not one and every.sum() >= least_by_chance(most))
+    return every if every.any() and enough else np.zeros_like(every)
 
 
 def _every(masks: Mapping[str, Mask]) -> tuple[Mask, int]:
@@ -193,7 +204,7 @@ def _every(masks: Mapping[str, Mask]) -> tuple[Mask, int]:
     return (every if "down" in masks and len(masks) > 1 else np.zeros_like(every)), most
 
 
-def _agreed_in_file(layers: list[_Hits], coarse: frozenset[tuple[str, int]]) -> frozenset[str]:
+def _agreed_in_file(layers: list[_Hits], coarse: frozenset[tuple[str, int]], *, synced: bool) -> frozenset[str]:
     """Origins of which so many experts have the number in all projections, in whatever layers, that it is no chance.
 
     One expert that calibration never reached is so in every layer; in one alone it may be one of tens of thousands.
@@ -206,9 +217,11 @@ def _agreed_in_file(layers: list[_Hits], coarse: frozenset[tuple[str, int]]) -> 
     for layer in layers:
         for origin, masks in layer.alike.items():
             every, most = _every(masks)
-            among[origin] = among.get(origin, 0) + most
+            # What all share is one measurement.
+            one = synced and all(_has_no_other(layer.tables[kind], mask) for kind, mask in masks.items())
+            among[origin] = among.get(origin, 0) + (1 if one else most)
             if every.any() and all(_may_be_measured(layer, kind, coarse) for kind in masks):
-                found[origin] = found.get(origin, 0) + int(every.sum())
+                found[origin] = found.get(origin, 0) + (1 if one else int(every.sum()))
                 often.setdefault(origin, Counter()).update(np.flatnonzero(every).tolist())
     return frozenset(
         origin for origin, count in found.items()
@@ -318,9 +331,22 @@ def _copies_of_maximum(tables: Mapping[str, ScaleTable], over: int) -> Mask:
     return filled if filled.sum() >= (3 if is_coarse(tables["down"], over) else 1) else none
 
 
-# A function that is clamped, as gpt-oss's at 7 and DeepSeek V4's at 10, gives many experts its largest product to the
-# last bit: 56 or 100, or what a sigmoid leaves of it.  No clamp that is known gives more than this.
-_LARGEST_BOUND, _NEAR = 256, 1e-4
+# Largest limit at which a function is clamped (gpt-oss has 7, DeepSeek V4 10), and how near its bound is the bound.
+_LARGEST_LIMIT, _NEAR = 16, 1e-4
+
+
+@cache
+def _bounds() -> npt.NDArray[np.float64]:
+    """What a gated function that is clamped gives at most, to the last bit, in whichever expert: limit × limit', and
+    that by what the sigmoid leaves of a gate that is clamped before it (of 1.702 times the gate in gpt-oss).
+
+    >>> {56.0, 100.0} <= set(_bounds().tolist()), round(float(np.abs(_bounds() - 48.955318).min()), 4)
+    (True, 0.0)
+    """
+    limits = np.arange(1, _LARGEST_LIMIT + 1)
+    gates = [limits / (1 + np.exp(-slope * limits)) for slope in (1.0, 1.702)]
+    others = np.arange(1, _LARGEST_LIMIT + 2)
+    return np.concatenate([np.outer(each, others).ravel() for each in (limits, *gates)])
 
 
 def _copies_in_down(tables: Mapping[str, ScaleTable], over: int) -> Mask:
@@ -336,7 +362,7 @@ def _copies_in_down(tables: Mapping[str, ScaleTable], over: int) -> Mask:
     if found.sum() < 3:
         return none
     amax = float(table.values[found][0]) * over
-    bound = amax <= _LARGEST_BOUND and abs(amax - round(amax)) <= _NEAR * amax
+    bound = bool((np.abs(_bounds() - amax) <= _NEAR * amax).any())
     return none if bound or are_coarse(table.values[found][:1], over) else found
 
 

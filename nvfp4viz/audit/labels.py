@@ -289,6 +289,12 @@ def _speaks_of_linears(quant: QuantConfig) -> bool:
     return method is None or method.startswith(("modelopt", "compressed-tensors", "quark"))
 
 
+def _means_fused(quant: QuantConfig, name: str) -> bool:
+    """Do the groups' targets match what servers build of this module and its neighbours, such as ``qkv_proj``?"""
+    parent, _, last = name.rpartition(".")
+    return any(not quant.leaves_out(f"{parent}.{built}") for built in TOGETHER.get(last, ()))
+
+
 def _targets(quant: QuantConfig) -> bool:
     """Does the method quantise what its groups' targets match, and nothing else?"""
     return quant.used is not None and (quant.used.method or "").startswith("compressed-tensors")
@@ -310,6 +316,8 @@ def _wrong_linears(
         if lists.is_excluded(linear.name):
             continue
         claim = _claim(checkpoint, linear.name)
+        if claim is None and _means_fused(quant, linear.name):
+            continue
         if linear.format == "FP8":
             wrong = _block_of(claim) if claim else claim is None and fp8_scale(linear) is not None and _targets(quant)
             if wrong and _speaks_of_linears(quant):

@@ -809,7 +809,7 @@ def test_what_counts_as_a_copied_maximum(coarse, experts, kinds, noticed):
     assert filled(coarse, experts, kinds) == (expected if noticed else [])
 
 
-@pytest.mark.parametrize("bound", [7, 10, 56, 100, 55.99963])
+@pytest.mark.parametrize("bound", [7, 10, 49, 56, 100, 55.99963, 48.955318, 24.832679, 99.99546])
 def test_the_bound_of_a_clamped_function_is_no_copied_maximum(bound):
     """gpt-oss's SwiGLU ends at 8 x 7, DeepSeek V4's at 10 x 10: what saturates there is equal, and was measured."""
     tensors = {**base(experts=8), **{name: scalar(value) for name, value in spread(coarse=False).items()}}

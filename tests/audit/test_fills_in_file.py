@@ -81,6 +81,22 @@ def test_a_layer_of_one_measurement_is_judged_by_the_others(id):
         assert fills == {(2, kind) for kind in expected}
 
 
+@pytest.mark.parametrize("id", STATIC)
+def test_what_all_experts_of_a_synchronised_file_share_is_one_measurement(id):
+    """One maximum a layer in gate and up, and one in down: both are 6 in one layer of 16,000."""
+    layout, layers = LAYOUTS[id], 24
+    for some in ((), (2,), (2, 5, 9)):
+        out = {}
+        for k in range(layers):
+            tensors = measured(layout, fine=False)
+            put(layout, tensors, range(EXPERTS), gates(layout), SIX[over(id)] if k in some else (140 + 5 * k) / 32)
+            put(layout, tensors, range(EXPERTS), ("down",), SIX[over(id)] if k in some else (131 + 4 * k) / 32)
+            out |= {name.replace("layers.0", f"layers.{k}"): item for name, item in tensors.items()}
+        report = audit(layout.open(out, **with_section(layout, section_of(layout), num_hidden_layers=layers)))
+        fills = {(item.layer, item.projection) for item in report.findings if item.code == "scale.filled"}
+        assert fills == ({(k, kind) for k in some for kind in layout.kinds} if len(some) > 1 else set())
+
+
 def test_of_ten_thousands_as_of_a_few():
     assert [least_by_chance(among, 1e-8) for among in (3, 4, 40)] == [4, 4, 8]
     # 180 of 23,040 are what to expect, and six standard deviations are 80.
