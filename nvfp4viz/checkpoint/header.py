@@ -22,6 +22,7 @@ from nvfp4viz.checkpoint.dtypes import DTYPES
 from nvfp4viz.checkpoint.problems import ContainerProblem, printable, problem
 from nvfp4viz.checkpoint.sniff import PEEK, looks_like
 from nvfp4viz.checkpoint.table import Ints, TensorEntry, TensorTable
+from nvfp4viz.errors import CheckpointError
 
 __all__ = ["HEADER_LIMIT", "Header", "ReadRange", "TensorEntry", "TensorTable", "read_header"]
 
@@ -80,16 +81,21 @@ def read_header(file: str, size: int, read: ReadRange) -> Header:
     -------
     Header
         Never raises for what the file holds: what is wrong is in ``problems``.
+
+    Raises
+    ------
+    CheckpointError
+        What ``read`` raises; ``source.changed`` where it brings less than the file's size promises.
     """
 
     if size == 0:
         return _failed(file, size, "container.not-safetensors.empty")
     if size < 8:
         return _failed(file, size, "container.not-safetensors.too-short", {"size": size})
-    (length,) = struct.unpack("<Q", read(0, 8))
+    (length,) = struct.unpack("<Q", _whole(file, read, 0, 8))
     if length <= min(HEADER_LIMIT, size - 8):
         try:
-            text = read(8, 8 + length)
+            text = _whole(file, read, 8, 8 + length)
             return _placed(file, size, 8 + length, parse_header(text))
         except strict_json.Refused as refused:
             reason, params = f"container.invalid-header.{refused.reason}", refused.params
@@ -104,6 +110,13 @@ def read_header(file: str, size: int, read: ReadRange) -> Header:
     if kind is not None:
         return _failed(file, size, f"container.not-safetensors.{kind}")
     return _failed(file, size, reason, params)
+
+
+def _whole(file: str, read: ReadRange, begin: int, end: int) -> bytes:
+    data = read(begin, end)
+    if len(data) != end - begin:
+        raise CheckpointError("source.changed", name=printable(file))
+    return data
 
 
 def _failed(file: str, size: int, text: str, params: dict[str, object] | None = None) -> Header:

@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 
 def merge_shards(checkpoint: Checkpoint, shards: list[str], index: Index | None) -> None:
     """Fill ``tensors``, ``unreadable``, ``blind_files`` and ``problems`` of an opened checkpoint."""
+    _merge(checkpoint, shards, index)
+    # What the index places outside the folder is told of with the index, and nobody's loss besides.
+    if index is not None:
+        gone = (name for name in index.outside if name not in checkpoint.tensors)
+        checkpoint.unreadable.update(dict.fromkeys(gone, index.file))
+
+
+def _merge(checkpoint: Checkpoint, shards: list[str], index: Index | None) -> None:
     if index and index.agreed:
         checkpoint.tensors = TensorTable.joined([header.entries for header in checkpoint.files], unique=True)
         for header in checkpoint.files:

@@ -284,7 +284,11 @@ def _expected(
             raise CheckpointError("source.bad-range", name=name)
         return min(int(match[2]) + 1, end) - begin, None if match[3] == "*" else int(match[3])
     if status == 416:
-        return 0, int(match[3]) if match and match[3] != "*" else begin
+        stored = int(match[3]) if match and match[3] != "*" else None
+        # It refuses what lies inside the file, or a file's first bytes without a word on how many there are.
+        if begin < stored if stored is not None else begin == 0:
+            raise CheckpointError("source.bad-range", name=name)
+        return 0, begin if stored is None else stored
     if status == 200:
         # The whole file: welcome where the whole was wanted, or more than there is.
         if begin == 0 and (size is None or size <= end):

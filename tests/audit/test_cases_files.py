@@ -272,6 +272,20 @@ def test_a_layer_of_which_only_the_router_is_left(layer):
     assert [code for code, *_ in found(report) if code.startswith("expert")] == []
 
 
+@pytest.mark.parametrize("name", ["modelopt", "compressed-tensors", "w1/w2/w3", "fused", "stacked", "gpt-oss"])
+@pytest.mark.parametrize("place", ["../other.safetensors", "/etc/passwd", "sub\\other.safetensors"])
+def test_what_an_index_places_outside_the_folder_is_one_finding(name, place):
+    """Its tensors are elsewhere, like a lost shard's: nobody misses experts besides."""
+    layout = LAYOUTS[name]
+    files, shards = dealt(layout, layout.tensors())
+    weight_map = json.loads(files[INDEX])["weight_map"]
+    for lost in shards:
+        moved = {key: place if file == lost else file for key, file in weight_map.items()}
+        kept = {file: data for file, data in files.items() if file != lost}
+        report = report_of({**kept, INDEX: json.dumps({"weight_map": moved}).encode()})
+        assert found(report) == [("container.index-invalid", "error", None, None, None)], lost
+
+
 # ------------------------------------------------------------------------------------------- files outside the index
 
 HTML = b"<!doctype html><html>404</html>"

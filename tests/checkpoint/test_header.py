@@ -272,6 +272,14 @@ def test_a_truncated_file_keeps_what_lies_inside():
     assert (problem.code, problem.params["missing"], problem.tensors) == ("container.truncated", 3, ("b",))
 
 
+@pytest.mark.parametrize("brought", [0, 7, 8, 20])
+def test_a_source_that_brings_less_than_it_promised_is_not_the_file_s_fault(brought):
+    data = file_bytes(base())
+    with pytest.raises(errors.CheckpointError) as caught:
+        read_header("a", len(data), lambda begin, end: data[begin : min(end, brought)])
+    assert caught.value.code == "source.changed"
+
+
 def test_no_wild_length_is_read_or_allocated():
     """100 MB and above are refused on sight; below, never more than the file has."""
     asked = []

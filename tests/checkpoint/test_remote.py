@@ -612,6 +612,19 @@ def test_an_index_cannot_lead_elsewhere(files):
 
 # ------------------------------------------------------------------------------------------------- the hub
 
+
+@pytest.mark.parametrize("told", [{"Content-Range": "bytes */500000"}, {}])
+def test_a_range_that_is_refused_is_no_empty_file(told):
+    """416 of a file's first bytes: only ``bytes */0`` says that there are none."""
+    for file in ("model.safetensors", "model-00001-of-00001.safetensors"):
+        with serve(Site({}, api={f"/{file}": (416, {}, told)})) as site, pytest.raises(CheckpointError) as caught:
+            open_checkpoint(f"{site.address}/{file}")
+        assert caught.value.code == "source.bad-range"
+    with serve(Site({"model.safetensors": b""})) as site, pytest.raises(CheckpointError) as caught:
+        open_checkpoint(f"{site.address}/model.safetensors")
+    assert caught.value.code == "container.not-safetensors.empty"
+
+
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
 
