@@ -53,12 +53,11 @@ def bias_shape_findings(checkpoint: Checkpoint, view: CanonicalView) -> Iterator
     for name in checkpoint.tensors:
         if not name.endswith("bias") or name[-5:-4] not in ("_", "."):
             continue
-        stem = name[:-5]
-        ends = ("_blocks", "") if name[-5] == "_" else (".weight", ".weight_packed")
+        stem, together = name[:-5], name[-5] == "_"
+        ends = ("_blocks", "") if together else (".weight", ".weight_packed")
         weight = next((entry for end in ends if (entry := checkpoint.tensors.get(stem + end)) is not None), None)
-        bias = checkpoint.tensors[name]
-        if weight is not None and not _fits(bias.shape, weight, name[-5] == "_"):
-            found[name[-5] == "_"][name] = weight
+        if weight is not None and not _fits(checkpoint.tensors[name].shape, weight, together):
+            found[together][name] = weight
     for together, every in found.items():
         # Where it fits the weight of another layer, its own weight is the odd one, and has its finding.
         namesakes = _namesakes(checkpoint, every.values())

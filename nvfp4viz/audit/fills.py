@@ -157,7 +157,7 @@ def _fills_of(facts: Facts, layer: _Hits, file: _File) -> dict[str, dict[str, Ma
     ending = "" if over == 2688 else ".fp8"
     out: dict[str, dict[str, Mask]] = {kind: {} for kind in tables}
     for origin, masks in layer.masks.items():
-        one = file.synced and all(_has_no_other(tables[kind], mask) for kind, mask in masks.items())
+        one = file.synced and _is_everywhere(layer, masks)
         agreed = _agreed(layer.alike[origin], proven=origin in file.agreed, one=one)
         for kind, mask in masks.items():
             if not mask.any():
@@ -218,7 +218,7 @@ def _agreed_in_file(layers: list[_Hits], coarse: frozenset[tuple[str, int]], *, 
         for origin, masks in layer.alike.items():
             every, most = _every(masks)
             # What all share is one measurement.
-            one = synced and all(_has_no_other(layer.tables[kind], mask) for kind, mask in masks.items())
+            one = synced and _is_everywhere(layer, masks)
             among[origin] = among.get(origin, 0) + (1 if one else most)
             if every.any() and all(_may_be_measured(layer, kind, coarse) for kind in masks):
                 found[origin] = found.get(origin, 0) + (1 if one else int(every.sum()))
@@ -257,6 +257,11 @@ def _throughout(layers: list[_Hits]) -> frozenset[tuple[str, str]]:
 def _has_no_other(table: ScaleTable, hits: Mask) -> bool:
     """Has every usable number of a projection this fingerprint?"""
     return bool(hits.any()) and np.array_equal(hits, table.good())
+
+
+def _is_everywhere(layer: _Hits, masks: Mapping[str, Mask]) -> bool:
+    """Have all experts of a layer one fingerprint, in each of these projections?"""
+    return all(_has_no_other(layer.tables[kind], mask) for kind, mask in masks.items())
 
 
 def _is_amid(table: ScaleTable, hits: Mask, some: Mask) -> bool:

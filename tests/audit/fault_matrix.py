@@ -127,13 +127,17 @@ def outlier(role: str) -> Callable[[Layout], Built]:
     return build
 
 
+def _stored_amax(layout: Layout, amax: float) -> np.float32:
+    """An activation scale as the layout stores it; of FP8 amax is divided by E4M3's largest number alone."""
+    over = 448 if layout.block == "MXFP4" or layout.scheme == "W4A8" else 2688
+    return layout.stored(np.float32(amax) / np.float32(over))
+
+
 def filled(layout: Layout) -> Built:
     if not layout.with_input:
         return NO_ROLE
-    # FP8 activations divide amax by E4M3's largest number alone.
-    over = np.float32(448 if layout.block == "MXFP4" or layout.scheme == "W4A8" else 2688)
     tensors = layout.tensors()
-    layout.put(tensors, BAD, "down", "input_scale", layout.stored(np.float32(0.5) / over))
+    layout.put(tensors, BAD, "down", "input_scale", _stored_amax(layout, 0.5))
     if layout.arrangement == "fused":
         # The other number of the layer proves how finely it was measured; 0.002 is 1/500, which BF16 holds.
         layout.put(tensors, BAD, "gate_up", "input_scale", np.float32(2.0137e-3))
@@ -147,10 +151,9 @@ def copied(layout: Layout) -> Built:
     if layout.arrangement == "fused":
         return ONE_NUMBER
     tensors = layout.tensors()
-    over = np.float32(448 if layout.block == "MXFP4" or layout.scheme == "W4A8" else 2688)
     for expert in ALL:
-        amax = np.float32(7.3137 + 0.3719 * (expert if expert < 5 else 7))
-        layout.put(tensors, expert, "down", "input_scale", layout.stored(amax / over))
+        amax = 7.3137 + 0.3719 * (expert if expert < 5 else 7)
+        layout.put(tensors, expert, "down", "input_scale", _stored_amax(layout, amax))
     return Case(tensors, [("scale.filled", "warn", "input_scale", 0, "down", ALL[5:])])
 
 
